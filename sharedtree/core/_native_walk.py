@@ -54,17 +54,9 @@ def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
 
 
 def flags_of(rules: Rules) -> int:
-    """The rules that the native walk can follow, as a number."""
-    return _flags(rules[:_NUM_FLAGGED])
-
-
-@functools.cache
-def _flags(flagged: tuple[Any, ...]) -> int:
-    *truths, convention = flagged
-    return sum(bool(truth) << i for i, truth in enumerate(truths)) | _classes_in_native_walk.NUMBERS[convention] << 8
-
-
-_NUM_FLAGGED = Rules._fields.index("convention") + 1
+    """The rules that the native walk can follow, as a number: bits in the order that C has, and the convention."""
+    truths = bool(rules.containers) | bool(rules.arrays) << 1 | bool(rules.values) << 2 | bool(rules.filtered) << 3
+    return truths | _classes_in_native_walk.NUMBERS[rules.convention] << 8
 
 
 def write_natively(pending: list[Any]) -> bool:

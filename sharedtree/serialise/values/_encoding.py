@@ -34,7 +34,7 @@ from ._left_out_values import Key, LeaveOut, put_back
 from ._manifest import FORMAT
 from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry
 from ._paths import path_to
-from ._written_by_name import Named, Problem, fix_for_users, unserialisable
+from ._written_by_name import Named, Problem, problem_at, unserialisable
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 
@@ -108,7 +108,7 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
 
 
 def _num_left_out(tree: Any, entries: Sequence[str], num_before: int) -> int | None:
-    """How many values entries leave out of a tree, beyond some; None if the rest cannot be written, or is whole."""
+    """How many values entries leave out of a tree, beyond some; None if the rest cannot be written either."""
     walk = _Walk(LeaveOut(entries))
     walk.run(tree)
     return None if walk.all_problems() else len(walk.left_out.objects) - num_before
@@ -301,8 +301,7 @@ class _Walk:
         try:
             apart = self._apart(obj, cls)
         except RefusalError as error:
-            fix = fix_for_users([frame.obj for frame in self._frames], obj, error)
-            self.problems.append(Problem(self.path(), error.reason, fix))
+            self.problems.append(problem_at(self.path(), [frame.obj for frame in self._frames], obj, error))
             return None
         if type(apart) is not Apart:
             return apart

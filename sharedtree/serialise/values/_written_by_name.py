@@ -283,6 +283,7 @@ class Problem(NamedTuple):
     path: str
     reason: str
     fix: str
+    is_made_anew: bool = False  # whether a library makes it, so that its user can have another one
 
 
 def _refusal_of(obj: Any, cls: Any) -> RefusalError:
@@ -328,32 +329,32 @@ _PENZAI = (
 )
 
 
-def fix_for_users(holders: Sequence[Any], obj: Any, error: RefusalError) -> str:
-    """The fix of an error for an object, of which the holders, the root first, may be of another's library.
+def problem_at(path: str, holders: Sequence[Any], obj: Any, error: RefusalError) -> Problem:
+    """The refusal of an object, which or the holders of which, the root first, may be of another's library.
 
     Who wrote a class can make it a dataclass, and who wrote a closure can make what it holds a field. Who only uses
     them can save what the model has of its own, its arrays, and put that into a model that the library makes anew.
     """
     state = loaded("flax.training.train_state", "TrainState")
     if state is not None and any(isinstance(holder, state) for holder in holders):
-        return _TRAIN_STATE
+        return Problem(path, error.reason, _TRAIN_STATE)
     variable = loaded("penzai.core.variables", "Parameter")
     if variable is not None and isinstance(obj, variable):
-        return _PENZAI
+        return Problem(path, error.reason, _PENZAI)
     is_function = isinstance(obj, types.FunctionType)
     library = root_of(home_of(obj if is_function else type(obj)))
     # What is said of the classes of libraries that are known is said to their users.
     if not is_in_site_packages(library) or (library in PACKAGES | NAMES_ONLY and not is_function):
-        return error.fix
+        return Problem(path, error.reason, error.fix)
+    fix = f"It is made by `{library}`."
     if not holders:  # nothing is left of the tree without it, and `sharedtree.tree` sees no array in it
-        return (
+        fix = (
             f"It is made by `{library}`, and JAX sees nothing of what it holds. Save the arrays that `{library}` gives "
             "of it, in a dictionary, say, and put them into one that is made anew, as that library's guide says."
         )
-    return f"{MADE_BY} `{library}`."
+    return Problem(path, error.reason, fix, is_made_anew=True)
 
 
-MADE_BY = "It is made by"
 _MOST_LEFT_OUT = 20
 
 
@@ -366,13 +367,13 @@ def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]],
     count = "One object" if len(problems) == 1 else f"{len(problems)} objects"
     lines = [f"{count} in the tree cannot be saved, and nothing was written:"]
     facts: dict[str, list[str]] = {}
-    for path, reason, fix in problems:
+    for path, reason, fix, _ in problems:
         place = f"`{printable(path)}`" if path else "The tree"
         facts.setdefault(fix, []).append(f"{place} is {printable(reason)}.")
     for fix, told in facts.items():
         lines.append(textwrap.indent("\n".join([*told, f"    {printable(fix)}"]), "    "))
     paths = [problem.path for problem in problems]
-    if all(paths) and any(problem.fix.startswith(MADE_BY) for problem in problems):
+    if all(paths) and any(problem.is_made_anew for problem in problems):
         names = [match[1] if (match := _ATTRIBUTE.fullmatch(path)) else path for path in paths]
         ways = [entries for entries in (list(dict.fromkeys(names)), paths) if len(entries) <= _MOST_LEFT_OUT]
         # A name that others have, too, would leave out more than has to be.
