@@ -206,7 +206,7 @@ def fails(*_):
 
 Raises = type("Raises", (), {"__eq__": fails, "__hash__": lambda self: 1})
 ReturnsArray = type("ReturnsArray", (), {"__eq__": lambda self, _: np.array([True, False]), "__hash__": lambda self: 1})
-CopyRaises = type("CopyRaises", (), {"__eq__": lambda *_: True, "__hash__": None, "__deepcopy__": fails})
+CopyRaises = type("CopyRaises", (), {"__eq__": lambda *_: True, "__hash__": None, "__copy__": fails})
 
 REASONS = {
     Raises: "its `==` raised RuntimeError: on purpose",

@@ -25,7 +25,7 @@ from ._library_rows import LIBRARIES, NativeLayout, native_layout_of
 from ._native_or_python import native
 from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, when_registered
 from ._plain_containers import Inherited, NodeType, is_namedtuple
-from ._static_kinds import Looked, cannot_change, is_known_by_address
+from ._static_kinds import Looked, Same, cannot_change, is_known_by_address, objects_with_identity
 from ._static_values import Known, Static, key_of, nothing_known
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_identity, is_traced
@@ -128,59 +128,75 @@ def _role(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
 
 
 class Token:
-    """Stands for a static value in a key. Equal values have one token, as long as a structure has it."""
+    """Stands for a static value in a key. Equal values have one token, as long as a structure has it.
 
-    __slots__ = ("__weakref__", "_key")
+    Attributes:
+        is_exact: Whether any equal value is as good, so that the token serves exact walks, too.
+    """
 
-    def __init__(self, key: Any) -> None:
-        self._key = key
+    __slots__ = ("__weakref__", "is_exact", "key")
+
+    def __init__(self, key: Any, *, is_exact: bool) -> None:
+        self.key = key
+        self.is_exact = is_exact
 
     def complete(self) -> None:
         """Nothing follows from it."""
 
     def is_like(self, other: "Token") -> bool:
         """Whether another one stands for the same value."""
-        return self._key == other._key
+        return self.key == other.key
 
 
 _tokens: Interned[Token] = Interned()
 
 
-_latest: WeakIdentityDict["weakref.ref[Token]"] = WeakIdentityDict()
-"""Of values that can be mutated, the token that each had when it was last met."""
+_Latest = WeakIdentityDict["weakref.ref[Token]"]
+
+_latest: _Latest = WeakIdentityDict()
+_latest_exact: _Latest = WeakIdentityDict()
+"""Of values that can be mutated, the token that each had when it was last met, by any walk or by an exact one."""
 
 
-def _settle(values: list[Any]) -> list[Any]:
+def _settle(values: list[Any], is_exact: bool) -> list[Any]:
     """What stands for each static value of a walk in a key.
 
-    A tuple of its class, if all instances of that are known by address; otherwise its token, in a tuple with None if
-    the value is the same for ever.
+    Args:
+        values: The static values that the walk did not write out.
+        is_exact: Whether the walk is (see `Rules.is_exact`).
+
+    Returns:
+        For each value a tuple of its class, if all instances of that are known by address; otherwise its token, in a
+        tuple with None if the value is the same for ever.
     """
     known = nothing_known()
-    settled: IdentityDict[Looked] = IdentityDict()
+    looked: IdentityDict[Looked] = IdentityDict()
     found: IdentityDict[Any] = IdentityDict()
     for value in values:
         if value not in found:
-            found[value] = _settled(value, known, settled)
+            found[value] = _settled(value, known, looked, is_exact=is_exact)
     return [found[value] for value in values]
 
 
-def _settled(value: Any, known: Known, settled: IdentityDict[Looked]) -> Any:
+def _settled(value: Any, known: Known, looked: IdentityDict[Looked], *, is_exact: bool) -> Any:
     cls = type(value)
     key, is_mutable = key_of(value, known)
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
-    if cannot_change(value, settled):
-        return _tokens.one_like(hash(key), Token(key)), None
-    token = Token(key)
+    objects = tuple(map(Same, objects_with_identity(value)))
+    if cannot_change(value, looked):
+        # An exact walk takes the token if any equal value does, and otherwise the address.
+        return _tokens.one_like(hash(key), Token(key, is_exact=not objects)), None
+    latest = _latest_exact if is_exact else _latest
+    token = Token((key, objects) if is_exact else key, is_exact=is_exact)
     # Of values without a hash there may be many that are to be compared with, and most are as they were.
-    met = _latest.get(value)
-    before = None if met is None else met()
+    reference = latest.get(value)
+    before = None if reference is None else reference()
     if before is not None and before.is_like(token):
         return before
-    token = _tokens.one_like(hash(key), token)
+    token = _tokens.one_like(hash(token.key), token)
     with contextlib.suppress(TypeError):  # it cannot be referred to weakly
-        _latest[value] = weakref.ref(token)
+        latest[value] = weakref.ref(token)
     return token
 
 
@@ -197,9 +213,26 @@ def _compiled(structure: Structure) -> Any:
     the steps are   LEAF    STATIC with the value 3    FIELDS with the numbers 0, 1 and the names "first", "second".
     """
     steps = tuple([_step(op, numbers) for op, numbers in structure.records])
-    made = native.Program(steps, structure.given or None, structure.root, structure.is_noted, structure.updates)
+    is_for_python = structure.is_noted or any(
+        _needs_python(structure, op, numbers) for op, numbers in structure.records
+    )
+    made = native.Program(steps, structure.given or None, structure.root, is_for_python, structure.updates)
     structure.program = made
     return made
+
+
+def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> bool:
+    """Whether an object is written to whose own static objects may have to stay in places that C cannot tell."""
+    if type(op) is not Update or structure.objects:
+        return False
+    leaves = [leaf for child in numbers if type(leaf := structure.records[child - structure.base][0]) is Static]
+    if any(leaf.has_objects for leaf in leaves):
+        return True
+    return op.before is not None and _step(op, numbers)[0] not in _SHAPES_WITH_NAMES
+
+
+_SHAPES_WITH_NAMES: set[int] = set()
+"""Of classes whose static attributes are written by name."""
 
 
 def _step(op: Op, numbers: tuple[int, ...]) -> Step:
@@ -209,18 +242,39 @@ def _step(op: Op, numbers: tuple[int, ...]) -> Step:
         return native.GIVEN, None, None, (), (), op.number, None
     if type(op) is Static:
         # Each tree has its own of what can be mutated.
-        if op.is_mutable:
+        if op.is_copied:
             return _step_calling(lambda _: op.thaw(), ())
         return native.STATIC, None, None, (), (), op.peek(), None
     if type(op) is Update:
-        return (*_step(op.node, numbers)[:-1], op.number)
+        return _step_updating(op, numbers)
     assert type(op) is Node
-    recipe = None if op.aux.is_mutable else native.recipe(op.type, op.aux.peek(), len(numbers))
+    recipe = None if op.aux.is_copied else native.recipe(op.type, op.aux.peek(), len(numbers))
     if recipe is None or (recipe[0] == native.OTHER and not is_registered(op.type)):
         # As the walk in Python does it: with auxiliary data that may be a copy, by any function.
         return _step_calling(lambda children: op.type.put_together(op.aux.thaw(), list(children)), numbers)
     shape, *declared = recipe
     return shape, op.type.cls, (op, numbers), *_content(shape, declared, op, numbers), None
+
+
+def _step_updating(op: Update, numbers: tuple[int, ...]) -> Step:
+    """The step for a node whose content is written into an object, with `KEPT` for what that object keeps."""
+    shape, cls, record, places, names, values, _ = _step(op.node, numbers)
+    if op.before is not None and shape in _SHAPES_WITH_NAMES:
+        *_, names_before, values_before, _ = _step(Node(op.node.type, op.before, op.node.keys), numbers)
+        before = dict(zip(names_before, values_before, strict=False))
+        values = (
+            *[
+                native.KEPT if name in before and _stays(value, before[name]) else value
+                for name, value in zip(names, values, strict=False)
+            ],
+            *values[len(names) :],
+        )
+    return shape, cls, record, places, names, values, op.number
+
+
+def _stays(value: Any, before: Any) -> bool:
+    """Whether an object keeps what it has in the place of a static value, for that did not change."""
+    return bool(objects_with_identity(value)) and Static(value) == Static(before)
 
 
 def _step_calling(make: Callable[[tuple[Any, ...]], Any], numbers: tuple[int, ...]) -> Step:
@@ -287,6 +341,9 @@ def start(entries: dict[bytes, Any]) -> bool:
         {type(None): native.NOTHING, tuple: native.TUPLE, list: native.LIST, dict: native.DICT}
         | {collections.OrderedDict: native.ORDERED_DICT, collections.defaultdict: native.DEFAULT_DICT}
         | {collections.deque: native.DEQUE}
+    )
+    _SHAPES_WITH_NAMES.update(
+        {native.FIELDS, native.NNX_OBJECT, native.MODULE, native.DATACLASS, native.SLOTS, native.NNX_STATE}
     )
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
     (marker,) = [library.marker for library in LIBRARIES if library.marker is not None] or [None]

@@ -51,7 +51,7 @@ Python does not load this. */
 #define MAX_TEXT 4096
 #define MAX_LAYOUTS 4096 /* that are asked for of a class; of a list each length is one */
 
-enum { CONTAINERS = 1, ARRAYS = 2, VALUES = 4, FILTERED = 8 };
+enum { CONTAINERS = 1, ARRAYS = 2, VALUES = 4, FILTERED = 8, EXACT = 16 };
 enum { JAX, EQUINOX, ANY, INHERITED, IN_VARIABLE, OUTSIDE };
 
 /* How a function ends that gives a number. What is LEFT is not for this function, and whoever called it takes back what it
@@ -334,6 +334,13 @@ static void parts_dealloc(PyObject *self)
 
 #define PARTS {Py_tp_dealloc, parts_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_clear, parts_clear}
 
+/* The names that C asks for: `name_aux` is "aux". */
+#define NAMES(X)                                                                                                          \
+    X(unflatten) X(program) X(plans) X(num_leaves) X(dtype) X(committed) X(maxlen) X(default_factory) X(go_on) X(clear)   \
+    X(extend) X(copy) X(is_exact)
+#define DECLARED(name) static PyObject *name_##name;
+NAMES(DECLARED)
+
 /* --- values that are known by address, and are not kept alive ----------------------------------------------------- */
 
 /* What is known of a value, or of all instances of a class, as long as that lives. */
@@ -341,6 +348,7 @@ typedef struct {
     PyTypeObject *type; /* that it had */
     PyObject *token;    /* a weak reference to what stands for it in keys, which may lead back to it; NULL for a class whose
                            instances are the same for ever */
+    int is_exact;       /* whether the token serves exact walks, too: any equal value is as good */
     Py_ssize_t holders; /* a weak reference, and each `Held` */
 } Fact;
 
@@ -397,9 +405,12 @@ static int watch(PyObject *object)
 static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
 {
     PyObject *token = of_token == NULL ? NULL : PyWeakref_NewRef(of_token, NULL);
+    OWNED *exact = token == NULL ? NULL : PyObject_GetAttr(of_token, name_is_exact);
     Fact *fact = pointer_at(&facts, value);
-    if (token == NULL && of_token != NULL)
+    if (of_token != NULL && exact == NULL) {
+        Py_XDECREF(token);
         return FAILED;
+    }
     if (fact == NULL) {
         fact = PyMem_Calloc(1, sizeof *fact);
         if (fact == NULL || set_value(&facts, value, (intptr_t)fact) < 0) {
@@ -410,6 +421,7 @@ static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
         fact->type = type;
     }
     fact->holders++;
+    fact->is_exact = exact == Py_True;
     replace(&fact->token, token); /* which may be another, if the first one is gone */
     return 0;
 }
@@ -564,13 +576,6 @@ static PyObject *raw_value, *variable_trace, *metadata_of, *state_trace, *jax_tr
 
 /* Of modules: the class of what says of which kinds attributes are, and slots. See `libraries/_sharedtree_module.py`. */
 static PyObject *attribute_kinds_type, *kinds_of_attributes, *names_in_kinds, *statics_in_kinds;
-
-/* The names that C asks for: `name_aux` is "aux". */
-#define NAMES(X)                                                                                                          \
-    X(unflatten) X(program) X(plans) X(num_leaves) X(dtype) X(committed) X(maxlen) X(default_factory) X(go_on) X(clear)   \
-    X(extend) X(copy)
-#define DECLARED(name) static PyObject *name_##name;
-NAMES(DECLARED)
 
 static PyObject *empty_tuple;
 static newfunc new_object;
@@ -920,14 +925,16 @@ static int emit_static(Walk *w, PyObject *value, int depth)
         double number = PyFloat_AsDouble(value);
         return emit(w, 'd', &number, sizeof number);
     }
-    if ((type == &PyTuple_Type || type == &PyList_Type) && has_room(w, length_of(value), depth)) {
+    /* A list or a dictionary is one of the user's own, and an exact walk tells it from another with the same content. */
+    int is_own = w->flags & EXACT && (type == &PyList_Type || type == &PyDict_Type);
+    if (!is_own && (type == &PyTuple_Type || type == &PyList_Type) && has_room(w, length_of(value), depth)) {
         Py_ssize_t size = length_of(value);
         TRY(emit_count(w, type == &PyTuple_Type ? '(' : '[', size));
         for (Py_ssize_t i = 0; i < size; i++)
             TRY(emit_static(w, item_at(value, i), depth + 1));
         return DONE;
     }
-    if (type == &PyDict_Type && has_room(w, PyDict_Size(value), depth)) {
+    if (!is_own && type == &PyDict_Type && has_room(w, PyDict_Size(value), depth)) {
         PyObject *key, *item;
         Py_ssize_t at = 0;
         TRY(emit_count(w, '{', PyDict_Size(value)));
@@ -1781,7 +1788,8 @@ static void put_token(Walk *w, size_t i, PyObject *token)
 }
 
 /* What Python says of a pin: (its class,), of which all instances are the same for ever; a token; or (a token, None), of a
-   value that is the same for ever itself. */
+   value that is the same for ever itself. Of such a value, an exact walk writes the token if an equal value is as good, and
+   otherwise leaves the address. */
 static int settle_pin(Walk *w, size_t i, PyObject *found)
 {
     PyObject *value = w->pins.items[i], *first = PyTuple_CheckExact(found) ? PyTuple_GetItem(found, 0) : found;
@@ -1792,6 +1800,10 @@ static int settle_pin(Walk *w, size_t i, PyObject *found)
         TRY(PyList_Append(w->settled, value));
         TRY(PyList_Append(w->settled, first));
         TRY(add_fact_weakly(value, type_of_pin(w, i), first));
+        OWNED *exact = w->flags & EXACT ? PyObject_GetAttr(first, name_is_exact) : Py_NewRef(Py_True);
+        NEED(exact);
+        if (exact != Py_True)
+            return DONE;
     }
     put_token(w, i, first);
     return DONE;
@@ -1805,6 +1817,7 @@ static int settle_known_pin(Walk *w, size_t i)
     if (fact != NULL && fact->token == NULL)
         return DONE;
     fact = fact_of(w->pins.items[i], type);
+    int is_exact = fact != NULL && fact->is_exact; /* read before Python runs */
     OWNED *token = referent(fact == NULL ? NULL : fact->token);
     PyErr_Clear();
     NEED(token);
@@ -1812,7 +1825,8 @@ static int settle_known_pin(Walk *w, size_t i)
         TRY(PyList_Append(w->settled, w->pins.items[i]));
         TRY(PyList_Append(w->settled, token));
     }
-    put_token(w, i, token);
+    if (!(w->flags & EXACT) || is_exact)
+        put_token(w, i, token);
     return DONE;
 }
 
@@ -1835,7 +1849,7 @@ static int settle_pins(Walk *w)
         return DONE;
     if (w->settled == NULL && (w->settled = PyList_New(0)) == NULL)
         return FAILED;
-    found = PyObject_CallFunctionObjArgs(settle, values, NULL);
+    found = PyObject_CallFunctionObjArgs(settle, values, w->flags & EXACT ? Py_True : Py_False, NULL);
     for (Py_ssize_t i = 0; found != NULL && i < PyList_Size(numbers); i++) {
         PyObject *each = PyList_GetItem(found, i);
         NEED(each);
@@ -2472,6 +2486,28 @@ static int read_content(PyObject *object, const Shape *shape, PyObject *slots, P
     return *values == NULL ? FAILED : DONE;
 }
 
+static PyObject *kept; /* stands in new content for a static value that did not change: the object keeps its own */
+
+/* Puts what an object has in the place of each `kept` in its new content. LEFT if it has nothing of that name. */
+static int keep_values(PyObject **held)
+{
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(held[NEW_VALUES]); i++) {
+        if (PyTuple_GetItem(held[NEW_VALUES], i) == kept)
+            PyTuple_SetItem(held[NEW_VALUES], i, Py_NewRef(PyTuple_GetItem(held[OLD_VALUES], i)));
+    }
+    while (held[NEW_ITEMS] != NULL && PyDict_Check(held[NEW_ITEMS]) && PyDict_Next(held[NEW_ITEMS], &at, &name, &value)) {
+        if (value != kept)
+            continue;
+        /* The name is there, so that the dictionary keeps its size. */
+        PyObject *own = PyDict_GetItemWithError(held[OLD_ITEMS], name);
+        NEED(own);
+        TRY(PyDict_SetItem(held[NEW_ITEMS], name, own));
+    }
+    return DONE;
+}
+
 static int prepare(Writing *writing, PyObject *target, PyObject *source)
 {
     PyObject **held = writing->held;
@@ -2485,11 +2521,10 @@ static int prepare(Writing *writing, PyObject *target, PyObject *source)
     held[TARGET] = Py_NewRef(target);
     TRY(read_content(target, writing->shape, writing->slots, &held[HOLDER], &held[OLD_VALUES]));
     TRY(read_content(source, writing->shape, writing->slots, &held[NEW_ITEMS], &held[NEW_VALUES]));
-    if (held[HOLDER] == NULL)
-        return DONE;
     /* It stays as it is when its object is written to. */
-    held[OLD_ITEMS] = writing->shape->copy(held[HOLDER]);
-    return held[OLD_ITEMS] == NULL ? FAILED : DONE;
+    if (held[HOLDER] != NULL && (held[OLD_ITEMS] = writing->shape->copy(held[HOLDER])) == NULL)
+        return FAILED;
+    return keep_values(held);
 }
 
 /* Writes what an object is to hold, or what it held. */
@@ -3202,6 +3237,9 @@ static int set_up(PyObject *module)
             TRY(PyModule_AddObjectRef(module, types[i].name, type));
     }
     references = PyDict_New();
+    kept = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+    NEED(kept);
+    TRY(PyModule_AddObjectRef(module, "KEPT", kept));
     epoch_of_keys = PyList_New(0);
     empty_tuple = PyTuple_New(0);
     OWNED *bases = empty_tuple == NULL ? NULL : PyTuple_Pack(1, &PyTuple_Type);

@@ -45,7 +45,7 @@ _kept: tuple[Structure, ...] = ()  # the latest last
 
 def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
     """Packs a tree as `_walk.walk` does; None if the native walk is not in use or cannot follow these rules."""
-    if native is None or rules.given or rules.updated or rules.is_leaf is not None:
+    if native is None or rules.given or rules.updated or rules.given_copies or rules.is_leaf is not None:
         return None
     if rules.on_static is not None:
         return _checked(tree, tags, rules, prefix)
@@ -56,6 +56,7 @@ def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
 def flags_of(rules: Rules) -> int:
     """The rules that the native walk can follow, as a number: bits in the order that C has, and the convention."""
     truths = bool(rules.containers) | bool(rules.arrays) << 1 | bool(rules.values) << 2 | bool(rules.filtered) << 3
+    truths |= bool(rules.is_exact) << 4
     return truths | _classes_in_native_walk.NUMBERS[rules.convention] << 8
 
 

@@ -32,7 +32,10 @@ def walk(
 def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> Walked:
     """A tree by itself, taken apart. Arguments and errors as for `_walk.walk`."""
     tags = Tags()
-    _, records, root = walk(tree, tags, rules, prefix)
+    found = natively(tree, tags, rules, prefix)
+    if found is not None:
+        return Walked.of(found[1], tags.objects)
+    _, records, root = _walk.walk(tree, tags, rules, prefix)
     return Walked(records, root, tags.objects)
 
 

@@ -1,14 +1,24 @@
 """The kinds of static value: what each is compared by, how it is copied, and whether it stays the same for ever.
 
-Nobody can change what was compared, for whatever in a value can be mutated is copied, and the rest is shared with the
-original. One object in a value is one object in its copy, so a copy takes as long as there are objects, however many
-paths lead to them.
+    kind                                        compared by        in a copy
+    number, text, function, device, lock        `==`               the same object
+    container, dataclass with generated `==`    its parts          a new one, if it is mutable or a part is new
+    class with `==` and a hash                  its `==`           the same object
+    class with `==` and no hash                 its `==`           a new one if that is equal, else the same
+
+A copy is taken so that nobody can change what was compared. It is taken part by part and never by `copy.deepcopy`, for
+a deep copy of a function, a lock or a device is another object, or an error. One object in a value is one object in its
+copy, so a copy takes as long as there are objects, however many paths lead to them.
 """
 
 import collections
+import contextlib
 import copy
+import enum
 import functools
 import struct
+import types
+import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, Protocol
 
@@ -17,8 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ._by_identity import IdentityDict
+from ._by_identity import IdentityDict, IdentitySet, WeakIdentityDict
 from ._class_attributes import dataclass_fields
+from ._interned_objects import Interned
 from ._library_rows import compares_by_parts, parts_of_frozen
 from ._plain_containers import is_namedtuple
 
@@ -32,7 +43,7 @@ class _Facts(tuple[Any, ...]):
 BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented), _Facts})
 """The types whose instances are alike exactly if they have the same type and are equal."""
 
-_IMMUTABLE = BY_VALUE | {float, complex, type, range}
+_IMMUTABLE = BY_VALUE | {float, complex, type, range, types.FunctionType, types.BuiltinFunctionType, types.MethodType}
 _FIXED = (type, np.dtype, jax.sharding.PartitionSpec, jax.sharding.Sharding, jax.sharding.Mesh)  # and all their kinds
 
 
@@ -59,10 +70,10 @@ class _Container(NamedTuple):
     """One kind of container.
 
     Attributes:
-        is_mutable: whether an instance can be changed.
+        is_mutable: Whether an instance can be changed.
         parts: instance → the values that it is compared by, beside its class.
-        copied: (instance, how a part is copied) → a copy.
-        is_ordered: whether the order of the parts counts.
+        copied: (instance, how a part is copied) → a copy of the same class. It calls nothing that a subclass defines.
+        is_ordered: Whether the order of the parts counts.
     """
 
     is_mutable: bool
@@ -71,58 +82,142 @@ class _Container(NamedTuple):
     is_ordered: bool = True
 
 
+_CopyPart = Callable[[Any], Any]
+
+
 def _itself(value: Any, _: Any = None) -> Any:
     return value
 
 
-def _copied_parts(value: Any, each: Callable[[Any], Any]) -> Any:
-    return type(value)([each(part) for part in value])
-
-
 def _items_of(value: dict[Any, Any]) -> list[Any]:
     """The keys and the values, in order, since whoever gets the dictionary can see that too."""
-    return [*value.keys(), *value.values()]
+    return [*dict.keys(value), *dict.values(value)]
 
 
-def _copied_items(value: Any, each: Callable[[Any], Any]) -> Any:
-    return type(value)([(key, each(part)) for key, part in value.items()])
+def _items_in_own_order(value: "collections.OrderedDict[Any, Any]") -> list[Any]:
+    """The keys and the values of an `OrderedDict`, whose order `dict.keys` does not know after `move_to_end`."""
+    keys = list(collections.OrderedDict.__iter__(value))
+    return [*keys, *[dict.__getitem__(value, key) for key in keys]]
 
 
 def _parts_of_array(value: np.ndarray[Any, Any]) -> list[Any]:
-    if value.dtype.hasobject:
-        return [_Facts((value.dtype, value.shape)), *value.ravel().tolist()]
-    return [_Facts((value.dtype, value.shape, value.tobytes()))]
+    array = value.view(np.ndarray)  # `tobytes` of a masked array would leave out what is masked
+    if array.dtype.hasobject:
+        content: list[Any] = [_Facts((array.dtype, array.shape)), *array.ravel().tolist()]
+    else:
+        content = [_Facts((array.dtype, array.shape, array.tobytes()))]
+    # A subclass has its mask or its unit in attributes.
+    return content if type(value) is np.ndarray else [*content, *_items_of(vars(value))]
+
+
+def _copied_tuple(value: Any, copy_part: _CopyPart) -> Any:
+    parts = [copy_part(part) for part in tuple.__iter__(value)]
+    is_same = all(part is copied for part, copied in zip(tuple.__iter__(value), parts, strict=True))
+    return value if is_same else tuple.__new__(type(value), parts)
+
+
+def _copied_slice(value: slice, copy_part: _CopyPart) -> slice:
+    parts = value.start, value.stop, value.step
+    copies = _copied_tuple(parts, copy_part)
+    return value if copies is parts else slice(*copies)
+
+
+def _copied_partial(value: functools.partial[Any], copy_part: _CopyPart) -> functools.partial[Any]:
+    func, args = copy_part(value.func), _copied_tuple(value.args, copy_part)
+    keywords = {name: copy_part(part) for name, part in value.keywords.items()}
+    is_same = func is value.func and args is value.args
+    if is_same and all(part is keywords[name] for name, part in value.keywords.items()):
+        return value
+    return functools.partial(func, *args, **keywords)
+
+
+def _copied_list(value: Any, copy_part: _CopyPart) -> Any:
+    made = list.__new__(type(value))
+    list.extend(made, [copy_part(part) for part in list.__iter__(value)])
+    return made
+
+
+def _copied_dict(value: Any, copy_part: _CopyPart) -> Any:
+    made = dict.__new__(type(value))
+    dict.update(made, {key: copy_part(part) for key, part in dict.items(value)})
+    return made
+
+
+def _copied_ordered_dict(value: Any, copy_part: _CopyPart) -> Any:
+    made = collections.OrderedDict.__new__(type(value))
+    for key in collections.OrderedDict.__iter__(value):
+        collections.OrderedDict.__setitem__(made, key, copy_part(dict.__getitem__(value, key)))
+    return made
+
+
+def _copied_default_dict(value: Any, copy_part: _CopyPart) -> Any:
+    made = collections.defaultdict.__new__(type(value))
+    collections.defaultdict.__init__(made, value.default_factory)
+    dict.update(made, {key: copy_part(part) for key, part in dict.items(value)})
+    return made
+
+
+def _copied_set(value: Any, _: _CopyPart) -> Any:
+    made = set.__new__(type(value))
+    set.update(made, set.__iter__(value))
+    return made
+
+
+def _copied_bytearray(value: Any, _: _CopyPart) -> Any:
+    made = bytearray.__new__(type(value))
+    bytearray.extend(made, bytes(value))
+    return made
+
+
+def _copied_deque(value: Any, copy_part: _CopyPart) -> Any:
+    made = collections.deque.__new__(type(value))
+    collections.deque.__init__(made, [copy_part(part) for part in collections.deque.__iter__(value)], value.maxlen)
+    return made
+
+
+def _copied_array(value: Any, copy_part: _CopyPart) -> Any:
+    made = np.ndarray.copy(value)
+    if made.dtype.hasobject:
+        plain = made.view(np.ndarray)
+        for place in np.ndindex(plain.shape):
+            plain[place] = copy_part(plain[place])
+    return made
+
+
+def _copied_namespace(value: Any, copy_part: _CopyPart) -> Any:
+    made = types.SimpleNamespace.__new__(type(value))
+    vars(made).update({name: copy_part(part) for name, part in vars(value).items()})
+    return made
+
+
+def _copied_mapping_proxy(value: Any, copy_part: _CopyPart) -> Any:
+    return types.MappingProxyType({key: copy_part(part) for key, part in value.items()})
 
 
 _CONTAINERS: dict[type, _Container] = {
-    tuple: _Container(False, _itself, _copied_parts),
-    frozenset: _Container(False, _itself, _itself, is_ordered=False),
-    slice: _Container(
-        False,
-        lambda value: (value.start, value.stop, value.step),
-        lambda value, each: slice(each(value.start), each(value.stop), each(value.step)),
-    ),
+    tuple: _Container(False, lambda value: list(tuple.__iter__(value)), _copied_tuple),
+    frozenset: _Container(False, lambda value: list(frozenset.__iter__(value)), _itself, is_ordered=False),
+    slice: _Container(False, lambda value: (value.start, value.stop, value.step), _copied_slice),
+    # `range(0, 3, 2) == range(0, 4, 2)`, and whoever gets one can see which it is.
+    range: _Container(False, lambda value: (value.start, value.stop, value.step), _itself),
     functools.partial: _Container(
-        False,
-        lambda value: [value.func, value.args, *_items_of(value.keywords)],
-        lambda value, each: functools.partial(each(value.func), *each(value.args), **each(value.keywords)),
+        False, lambda value: [value.func, value.args, *_items_of(value.keywords)], _copied_partial
     ),
-    list: _Container(True, _itself, _copied_parts),
-    collections.OrderedDict: _Container(True, _items_of, _copied_items),
+    list: _Container(True, lambda value: list(list.__iter__(value)), _copied_list),
+    collections.OrderedDict: _Container(True, _items_in_own_order, _copied_ordered_dict),
     collections.defaultdict: _Container(
-        True,
-        lambda value: [value.default_factory, *_items_of(value)],
-        lambda value, each: type(value)(value.default_factory, _copied_items(dict(value), each)),
+        True, lambda value: [value.default_factory, *_items_of(value)], _copied_default_dict
     ),
-    dict: _Container(True, _items_of, _copied_items),
-    set: _Container(True, _itself, _copied_parts, is_ordered=False),
-    bytearray: _Container(True, lambda value: [bytes(value)], lambda value, _: value.copy()),
+    dict: _Container(True, _items_of, _copied_dict),
+    set: _Container(True, lambda value: list(set.__iter__(value)), _copied_set, is_ordered=False),
+    bytearray: _Container(True, lambda value: [bytes(value)], _copied_bytearray),
     collections.deque: _Container(
-        True,
-        lambda value: [value.maxlen, *value],
-        lambda value, each: type(value)([each(part) for part in value], value.maxlen),
+        True, lambda value: [value.maxlen, *collections.deque.__iter__(value)], _copied_deque
     ),
-    np.ndarray: _Container(True, _parts_of_array, lambda value, _: value.copy()),
+    np.ndarray: _Container(True, _parts_of_array, _copied_array),
+    # Whoever has the dictionary behind it can change it.
+    types.MappingProxyType: _Container(True, lambda value: [*value.keys(), *value.values()], _copied_mapping_proxy),
+    types.SimpleNamespace: _Container(True, lambda value: _items_of(vars(value)), _copied_namespace),
 }
 """Subclasses stand before their bases."""
 
@@ -130,12 +225,22 @@ _WITH_SUBCLASSES = tuple([cls for cls in _CONTAINERS if cls is not functools.par
 _MUTABLE = tuple([cls for cls, container in _CONTAINERS.items() if container.is_mutable])
 
 
-def _container_of(value: Any) -> _Container | None:
-    """What kind of container a value is; subclasses of a class are of its kind, but for those of `partial`."""
-    found = _CONTAINERS.get(type(value))
-    if found is None and isinstance(value, _WITH_SUBCLASSES):
-        found = next((container for cls, container in _CONTAINERS.items() if isinstance(value, cls)), None)
-    return found
+def with_new_parts(value: Any, new_part: _CopyPart) -> Any:
+    """Makes a tuple, a list or a dictionary anew if one of its parts is new; otherwise returns it."""
+    base = tuple if isinstance(value, tuple) else type(value)
+    parts = dict.values(value) if base is dict else base.__iter__(value)
+    if all(new_part(part) is part for part in parts):
+        return value
+    return _CONTAINERS[base].copied(value, new_part)
+
+
+def _container_base(cls: type) -> type | None:
+    """The class in `_CONTAINERS` that a class is or derives from; subclasses of `partial` are no containers."""
+    if cls in _CONTAINERS:
+        return cls
+    if not issubclass(cls, _WITH_SUBCLASSES):
+        return None
+    return next(base for base in _WITH_SUBCLASSES if issubclass(cls, base))
 
 
 def _compares_by_field(cls: Any) -> bool:
@@ -162,60 +267,110 @@ def _can_be_mutated(cls: Any) -> bool:
     return issubclass(cls, _MUTABLE) or (_compares_by_field(cls) and not cls.__dataclass_params__.frozen)
 
 
-def copy_of(value: Any, memo: dict[int, Any]) -> Any:
-    """A copy of whatever in a value can be mutated; the rest is shared.
+def copy_of(value: Any, memo: IdentityDict[Any]) -> Any:
+    """Copies whatever in a value can be mutated; the rest is shared. See the table at the top of this file.
 
     Args:
-        value: the value.
-        memo: id → copy, as `copy.deepcopy` has it, of what belongs to one value, which keeps it alive.
+        value: Any static value.
+        memo: The copies made so far. One object has one copy for as long as a memo is used.
+
+    Raises:
+        Incomparable: If an object that has to be copied refuses.
     """
-    if type(value) in _IMMUTABLE:
-        return value
-    if isinstance(value, jax.Array) and not isinstance(value, jax.Ref):
-        return value
-    if id(value) not in memo:  # alive: see above
-        memo[id(value)] = _new_copy(value, memo)  # alive: see above
-    return memo[id(value)]  # alive: see above
-
-
-def _new_copy(original: Any, memo: dict[int, Any]) -> Any:
-    value: Any = original
     cls: Any = type(value)
-    container = _CONTAINERS.get(cls)
-    if container is not None:
-        return container.copied(value, functools.partial(copy_of, memo=memo))
-    if is_namedtuple(cls):
-        return cls(*[copy_of(part, memo) for part in value])
-    if _compares_by_field(cls) and not _can_be_mutated(cls):
-        return value if _has_own_hash(cls) else _copy_of_frozen(value, memo)
-    if compares_by_parts(cls) or (not _can_be_mutated(cls) and _is_hashable(value)):
+    if cls in _IMMUTABLE or (isinstance(value, jax.Array) and not isinstance(value, jax.Ref)):
         return value
-    try:
-        # In a trace, copies of the arrays in it would be tracers.
-        with jax.ensure_compile_time_eval():
-            return copy.deepcopy(value, memo)
-    except Exception as error:  # noqa: BLE001 -- whatever a user's __deepcopy__ raises
-        raise Incomparable(value, f"copying it raised {type(error).__name__}: {error}") from None
+    if value in memo:
+        return memo[value]
+    base = _container_base(cls)
+    if base is not None:
+        copied = _CONTAINERS[base].copied(value, functools.partial(copy_of, memo=memo))
+        if cls is not base and copied is not value:
+            _copy_attributes(value, copied, memo)
+    elif _compares_by_field(cls):
+        copied = value if _has_own_hash(cls) else _copy_of_dataclass(value, memo)
+    elif compares_by_parts(cls) or _is_hashable(value):
+        copied = value
+    else:
+        copied = _copy_of_unhashable(value, memo)
+    memo[value] = copied
+    return copied
 
 
-def _copy_of_frozen(value: Any, memo: dict[int, Any]) -> Any:
-    """Asking whether a frozen dataclass can be hashed would walk all paths below it."""
-    there = [field.name for field in dataclass_fields(type(value)) if hasattr(value, field.name)]
-    copies = {name: copy_of(getattr(value, name), memo) for name in there}
-    if all(_is_alike(getattr(value, name), copies[name]) for name in there):
+def _copy_of_dataclass(value: Any, memo: IdentityDict[Any]) -> Any:
+    """Copies a dataclass with a generated `==`, unless it is frozen and holds nothing that can be mutated.
+
+    Asking whether a frozen one can be hashed would walk all paths below it.
+    """
+    if _can_be_mutated(type(value)):
+        return _copied_by_parts(value, memo)
+    names = [field.name for field in dataclass_fields(type(value)) if hasattr(value, field.name)]
+    copies = {name: copy_of(getattr(value, name), memo) for name in names}
+    if all(getattr(value, name) is copies[name] for name in names):
         return value
     made = copy.copy(value)
-    for name, each in copies.items():
-        object.__setattr__(made, name, each)
+    for name, copied in copies.items():
+        object.__setattr__(made, name, copied)
     return made
 
 
-def _is_alike(value: Any, its_copy: Any) -> bool:
-    """Whether a copy holds the same objects: a tuple of what cannot be mutated is as good as its copy."""
-    if value is its_copy:
-        return True
-    is_tuple = type(value) is tuple and type(its_copy) is tuple
-    return is_tuple and all(a is b for a, b in zip(value, its_copy, strict=True))
+def _copy_of_unhashable(value: Any, memo: IdentityDict[Any]) -> Any:
+    """Copies an object with an `==` of its own and no hash. One that does not equal its copy is kept itself."""
+    trial = IdentityDict(memo.items())
+    if hasattr(value, "__dict__") or _slots_of(type(value)):
+        copied = _copied_by_parts(value, trial)
+    else:
+        copied = _made_by(copy.deepcopy, value)
+    if copied is value or not _is_equal(value, copied):
+        return value
+    for original, its_copy in trial.items():
+        memo[original] = its_copy
+    return copied
+
+
+def _copied_by_parts(value: Any, memo: IdentityDict[Any]) -> Any:
+    """Copies an object by `copy.copy`, and then what is in its `__dict__` and slots part by part."""
+    made = _made_by(copy.copy, value)
+    if made is value or type(made) is not type(value):
+        return value
+    memo[value] = made  # first, for what it holds may lead back to it
+    _copy_attributes(value, made, memo)
+    return made
+
+
+def _made_by(copier: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        # In a trace, copies of the arrays in it would be tracers.
+        with jax.ensure_compile_time_eval():
+            return copier(value)
+    except Exception as error:  # noqa: BLE001 -- whatever a user's `__copy__` raises
+        raise Incomparable(value, f"copying it raised {type(error).__name__}: {error}") from None
+
+
+def _copy_attributes(value: Any, made: Any, memo: IdentityDict[Any]) -> None:
+    """Gives a copy its own copies of what the original has in its `__dict__` and its slots."""
+    for name, part in getattr(value, "__dict__", {}).items():
+        if vars(made).get(name, part) is part:
+            vars(made)[name] = copy_of(part, memo)
+    for slot in _slots_of(type(value)):
+        try:
+            part = slot.__get__(value)
+        except AttributeError:  # never set
+            continue
+        slot.__set__(made, copy_of(part, memo))
+
+
+def _slots_of(cls: type) -> list[Any]:
+    """The descriptors of a class's slots, those of its bases included."""
+    descriptors = [entry for base in cls.__mro__ for entry in vars(base).values()]
+    return [entry for entry in descriptors if type(entry) is types.MemberDescriptorType]
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    try:
+        return bool(value == other)
+    except Exception as error:  # noqa: BLE001 -- whatever a user's `__eq__` raises
+        raise Incomparable(value, f"its `==` raised {type(error).__name__}: {error}") from None
 
 
 class Same:
@@ -234,13 +389,17 @@ class Same:
 
 
 class _ByEquality:
-    """Any other object: same type and `==`. The same object is equal to itself only where it cannot have changed."""
+    """Equal to an object of the same type with which `==` says so, and to the same object.
 
-    __slots__ = ("is_hashable", "obj")
+    The hash is taken once. So an object that changes although it can be hashed stays what it was when it was first
+    compared, as in `jax.jit`.
+    """
 
-    def __init__(self, obj: Any, is_hashable: bool) -> None:
+    __slots__ = ("__weakref__", "_hash", "obj")
+
+    def __init__(self, obj: Any, number: int) -> None:
         self.obj = obj
-        self.is_hashable = is_hashable
+        self._hash = number
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not _ByEquality or type(self.obj) is not type(other.obj):
@@ -248,7 +407,41 @@ class _ByEquality:
         return self.obj is other.obj or bool(self.obj == other.obj)
 
     def __hash__(self) -> int:
-        return hash(self.obj) if self.is_hashable else hash(type(self.obj))
+        return self._hash
+
+    def complete(self) -> None:
+        """Nothing follows from it."""
+
+    def is_like(self, other: "_ByEquality") -> bool:
+        """Whether another one is equal."""
+        return self == other
+
+
+_keys_by_equality: Interned[_ByEquality] = Interned()
+
+_first_keys: WeakIdentityDict["weakref.ref[_ByEquality]"] = WeakIdentityDict()
+"""Of objects with an `==` and a hash of their own, the key that each had first, as long as a structure has that key.
+
+Equal keys are one object, so that the key lives if a structure was there before that has an equal object.
+"""
+
+
+def _by_equality(value: Any) -> _ByEquality:
+    """The key of an object that can be hashed."""
+    reference = _first_keys.get(value)
+    known = None if reference is None else reference()
+    if known is not None:
+        return known
+    number = hash(value)
+    made = _keys_by_equality.one_like(number, _ByEquality(value, number))
+    with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+        _first_keys[value] = weakref.ref(made)
+    return made
+
+
+def _by_equality_of_copy(value: Any) -> _ByEquality:
+    """The key of an object that may change: of a copy, whose hash says nothing."""
+    return _ByEquality(copy_of(value, IdentityDict()), hash(type(value)))
 
 
 def _require_equality(value: Any) -> None:
@@ -279,22 +472,22 @@ def content_of(value: Any, keys: Keys) -> Any:
     cls: Any = type(value)
     if cls is tuple:  # the most frequent by far, for which looking up the row takes too long
         return cls, keys.of_all(value)
-    if cls is float:
-        return cls, struct.pack("d", value)
-    if cls is complex:
-        return cls, struct.pack("dd", value.real, value.imag)
-    container = _container_of(value)
-    if container is not None:
-        if container.is_mutable:
-            keys.is_mutable = True
-        parts = keys.of_all(container.parts(value))
-        return cls, parts if container.is_ordered else frozenset(parts)
+    if cls in _NUMBERS_AND_TEXTS:
+        return cls, _bits_of(value)
+    base = _container_base(cls)
+    if base is not None:
+        return _content_of_container(value, base, keys)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
     if isinstance(value, (Tracer, jax.Ref)):
         return cls, Same(value)
     if isinstance(value, jax.Array):
         return _key_of_jax_array(value)
+    if cls.__eq__ is object.__eq__:
+        if cls.__hash__ is not object.__hash__:
+            _is_hashable(value)  # raises if taking the hash does
+        keys.note_class(value, cls)
+        return cls, Same(value)
     if _compares_by_field(cls):
         compared = [f.name for f in dataclass_fields(cls) if f.compare and hasattr(value, f.name)]  # or was never set
         before = keys.is_mutable
@@ -307,11 +500,39 @@ def content_of(value: Any, keys: Keys) -> Any:
     if compares_by_parts(cls):
         return cls, keys.of_all(_items_of(_attributes_of(value)))
     _require_equality(value)
+    bits = _bits_of(value) if isinstance(value, _NUMBERS_AND_TEXTS) else None  # its `==` takes 0.0 for -0.0
     if _is_hashable(value):
         keys.note_class(value, cls)
-        return cls, _ByEquality(value, is_hashable=True)
+        return cls, bits, _by_equality(value)
     keys.is_mutable = True
-    return cls, _ByEquality(copy_of(value, {}), is_hashable=False)
+    return cls, bits, _by_equality_of_copy(value)
+
+
+_NUMBERS_AND_TEXTS = (float, complex, int, str, bytes)
+
+
+def _bits_of(value: Any) -> Any:
+    """The number or the text that an instance of one of these classes, or of a subclass, is; two zeros may differ."""
+    if isinstance(value, float):
+        return struct.pack("d", value)
+    if isinstance(value, complex):
+        return struct.pack("dd", value.real, value.imag)
+    base = next(base for base in (int, str, bytes) if isinstance(value, base))
+    return base.__pos__(value) if base is int else base.__getitem__(value, slice(None))
+
+
+def _content_of_container(value: Any, base: type, keys: Keys) -> Any:
+    """The content of a container: its parts and, where a subclass has an `==` of its own, what that says."""
+    cls, container = type(value), _CONTAINERS[base]
+    if container.is_mutable:
+        keys.is_mutable = True
+    parts = keys.of_all(container.parts(value))
+    content = parts if container.is_ordered else frozenset(parts)
+    # The `==` of an array is one for each element.
+    if cls is base or cls.__eq__ is base.__eq__ or base is np.ndarray:
+        return cls, content
+    _require_equality(value)
+    return cls, content, _by_equality_of_copy(value)
 
 
 def _key_of_jax_array(value: jax.Array) -> Any:
@@ -359,11 +580,9 @@ def cannot_change(value: Any, known: IdentityDict[Looked] | None = None) -> bool
 def _parts_of(value: Any) -> Iterable[Any] | None:
     """What a value is made of that itself cannot change; None if it can, or nothing is known of it."""
     cls: type = type(value)
-    container = _CONTAINERS.get(cls)
+    container = _CONTAINERS.get(tuple if is_namedtuple(cls) else cls)
     if container is not None:
         return None if container.is_mutable else container.parts(value)
-    if is_namedtuple(cls):
-        return value
     if cls in _IMMUTABLE or is_known_by_address(cls) or issubclass(cls, np.generic):
         return ()
     if _compares_by_field(cls) and not _can_be_mutated(cls):
@@ -380,3 +599,39 @@ def is_known_by_address(cls: type) -> bool:
     if cls is functools.partial:  # which is compared by what is in it
         return False
     return cls is type or cls.__eq__ is object.__eq__ or issubclass(cls, _FIXED)
+
+
+_INTERCHANGEABLE = BY_VALUE | {float, complex, range, types.MethodType, types.BuiltinFunctionType}
+
+
+def objects_with_identity(value: Any) -> list[Any]:
+    """The objects in a static value, or itself, of which an equal one is not as good.
+
+    Whoever holds a model can tell whether a list or a config in it is still the one that was put there, and a class
+    whose `==` looks at a part has more than was compared. Numbers, texts and tuples have nothing else, and functions
+    and devices are equal only if they are one. What such an object holds is not entered.
+
+    Returns:
+        The objects, in the order in which they are met, each once.
+    """
+    found = IdentitySet()
+    entered = IdentitySet()
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        cls: Any = type(part)
+        # A `partial` has the `==` of `object`, but is compared by what is in it.
+        has_no_content = cls.__eq__ is object.__eq__ and cls is not functools.partial
+        if has_no_content or cls in _INTERCHANGEABLE or issubclass(cls, (np.generic, enum.Enum, *_FIXED)):
+            continue
+        if not entered.add(part):
+            continue
+        if cls in (tuple, slice, frozenset) or is_namedtuple(cls):
+            parts: Iterable[Any] | None = _CONTAINERS[cls if cls in _CONTAINERS else tuple].parts(part)
+        else:
+            parts = parts_of_frozen(part)
+        if parts is None:
+            found.add(part)
+        else:
+            stack.extend(reversed(list(parts)))
+    return list(found)

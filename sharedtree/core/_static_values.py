@@ -19,9 +19,19 @@ import types
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from ._by_identity import IdentityDict
 from ._interned_objects import Interned
+from ._plain_containers import is_namedtuple
 from ._printing import shown
-from ._static_kinds import BY_VALUE, cannot_change, content_of, copy_of
+from ._static_kinds import (
+    BY_VALUE,
+    Same,
+    cannot_change,
+    content_of,
+    copy_of,
+    objects_with_identity,
+    with_new_parts,
+)
 
 
 class _Row:
@@ -71,23 +81,27 @@ class Known(NamedTuple):
     Attributes:
         rows: id → the object, kept alive here, and its row.
         copies: see `copy_of`.
-        alive: what the copies are of.
         classes: id → the class that a value had when it was read that stays itself in its key, which keeps it alive.
     """
 
     rows: dict[int, _Known]
-    copies: dict[int, Any]
-    alive: list[Any]
+    copies: IdentityDict[Any]
     classes: dict[int, type]
 
 
 def nothing_known() -> Known:
     """For a new walk, in which no object changes."""
-    return Known({}, {}, [], {})
+    return Known({}, IdentityDict(), {})
 
 
 class _Several:
     """Stands for the class of a value that was of more than one while it was read."""
+
+
+def note_class(known: Known, value: Any, cls: type) -> None:
+    """Notes of which class a value was when it was read, which its key keeps alive."""
+    if known.classes.setdefault(id(value), cls) is not cls:  # alive in the key
+        known.classes[id(value)] = _Several  # as above
 
 
 class _Keys:
@@ -137,8 +151,8 @@ class _Keys:
 
     def note_class(self, value: Any, cls: type) -> None:
         """Notes of which class a value is that stays itself in its key."""
-        if self._known is not None and self._known.classes.setdefault(id(value), cls) is not cls:  # alive in the key
-            self._known.classes[id(value)] = _Several  # as above
+        if self._known is not None:
+            note_class(self._known, value, cls)
 
     def of_all(self, values: Collection[Any]) -> tuple[Any, ...]:
         """What stands for several parts."""
@@ -165,33 +179,65 @@ def key_of(value: Any, known: Known | None = None) -> tuple[Any, bool]:
 class Static:
     """A value that is compared strictly and cannot be changed from outside.
 
+    Two are equal if their values have the same type and content.
+
     Args:
-        value: anything that has `==`; it need not be hashable.
-        known: what other `Static`s of the same walk found out about the objects in it.
+        value: Anything that has `==`; it need not be hashable.
+        known: What other `Static`s of the same walk found out about the objects in it.
+        is_exact: Whether this stands for this very value, as in a tree that is taken apart only to be put together
+            again: it then has the user's own objects, and no copy. The content that is compared is that of now.
+
+    Attributes:
+        objects: Of an exact one, the objects in the value of which an equal one is not as good, each in a `Same`.
 
     Raises:
-        Incomparable: if the value, or something in it, has no usable `==`.
+        Incomparable: If the value, or something in it, has no usable `==`.
 
-    Two `Static`s are equal if their values have the same type and content. Cost: one walk over the containers in
-    `value`, and a copy of those that can be mutated.
+    Cost: one walk over the containers in `value`, and a copy of those that can be mutated.
     """
 
-    __slots__ = ("_hash", "_is_mutable", "_key", "_value")
+    __slots__ = ("_hash", "_is_mutable", "_key", "_value", "objects")
 
-    def __init__(self, value: Any, known: Known | None = None) -> None:
+    def __init__(self, value: Any, known: Known | None = None, *, is_exact: bool = False) -> None:
         self._key, self._is_mutable = key_of(value, known)
         self._value = value
-        if self._is_mutable:
+        self.objects: tuple[Same, ...] = ()
+        if is_exact:
+            objects = objects_with_identity(value)
+            self.objects = tuple([Same(obj) for obj in objects])
+            for obj in objects if known is not None else ():
+                note_class(known, obj, type(obj))
+        elif self._is_mutable:
             known = nothing_known() if known is None else known
-            known.alive.append(value)
             self._value = copy_of(value, known.copies)
             # Another thread may have changed the value before it was copied, and only the copy stays what it is.
             self._key = key_of(self._value, known)[0]
         self._hash = hash(self._key)
 
     def thaw(self) -> Any:
-        """The value: itself if it is immutable, else a copy that the caller owns."""
-        return copy_of(self._value, {}) if self._is_mutable else self._value
+        """The value for a tree that is put together: itself if it is immutable or exact, else a new copy."""
+        return self.copied(IdentityDict()) if self.is_copied else self._value
+
+    def copied(self, memo: IdentityDict[Any]) -> Any:
+        """A copy that the caller owns of whatever can be mutated in the value. See `copy_of`."""
+        return copy_of(self._value, memo) if self._is_mutable else self._value
+
+    def with_copy(self, memo: IdentityDict[Any]) -> "Static":
+        """The same with such a copy in the place of the value."""
+        made = object.__new__(Static)
+        made._key, made._hash, made._is_mutable = self._key, self._hash, self._is_mutable
+        made._value, made.objects = self.copied(memo), self.objects
+        return made
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether there are objects in the value of which an equal one is not as good."""
+        return bool(objects_with_identity(self._value))
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether each tree that is put together has a copy of its own."""
+        return self._is_mutable and not self.objects
 
     @property
     def is_mutable(self) -> bool:
@@ -218,6 +264,31 @@ class Static:
 
     def __reduce__(self) -> Any:
         return Static, (with_names(self._value),)
+
+
+def with_originals(value: Any, given_copies: IdentityDict[Any]) -> Any:
+    """Puts the original in the place of each copy in a value, unless the copy was changed meanwhile.
+
+    Args:
+        value: A static value. Lists, tuples and dictionaries are entered, and made anew if they hold a copy.
+        given_copies: Copy → original.
+    """
+    done: IdentityDict[Any] = IdentityDict()
+
+    def replaced(part: Any) -> Any:
+        if part in done:
+            return done[part]
+        original = given_copies.get(part, part)
+        if original is not part:
+            found = original if Static(original) == Static(part) else part
+        elif type(part) in (tuple, list, dict) or is_namedtuple(type(part)):
+            found = with_new_parts(part, replaced)
+        else:
+            found = part
+        done[part] = found
+        return found
+
+    return replaced(value)
 
 
 def shown_beside(value: Any, other: Any) -> str:

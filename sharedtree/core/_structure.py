@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from ._interned_objects import Interned
 from ._node_types import maker_of, node_type_of_class
 from ._plain_containers import NodeType
+from ._static_kinds import Same
 from ._static_values import Static
 
 Path = tuple[Any, ...]
@@ -84,10 +85,25 @@ class Given(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Operation: put `node` together and write its content into object `number` on the other side of the crossing."""
+    """Operation: put `node` together and write its content into object `number` on the other side of the crossing.
+
+    Attributes:
+        number: Of the object.
+        node: What it is to be.
+        before: The auxiliary data that it had, where the user's own objects in that stay if they are equal to what it
+            is to be; None where there are none, or they are the user's own already.
+    """
 
     number: int
     node: Node
+    before: Static | None = None
+
+    @classmethod
+    def of(cls, number: int, node: Node, received: Any) -> "Update":
+        """The operation for an object whose record was `received`."""
+        is_exact = bool(node.aux.objects)
+        before = received.aux if type(received) is Node and not is_exact and received.aux.has_objects else None
+        return cls(number, node, before)
 
 
 Op = Leaf | Static | Node | Given | Update
@@ -123,6 +139,9 @@ class Structure:
     # that is to be written into objects of the other side; `is_noted`, whether something is noted of its leaves when
     # its tree is put together.
     #
+    # `objects`: of the static values that were taken exactly as they are (`Rules.is_exact`), those for which an equal
+    # one does not do. Two structures that differ in nothing else compare equal record by record, but are two.
+    #
     # No part of it: `pins`, what must live as long as this, for keys that lead to it (see `_native_walk`); `plans`,
     # how transforms deal its leaves, by what they do; `program`, the records as the native `build` runs them, once it
     # has.
@@ -135,6 +154,7 @@ class Structure:
         "maker",
         "noted",
         "num_leaves",
+        "objects",
         "pins",
         "plans",
         "program",
@@ -153,6 +173,7 @@ class Structure:
     is_noted: bool
     maker: Any
     noted: tuple[int, ...]
+    objects: tuple[Same, ...]
     tied_values: tuple[int, ...]
     pins: dict[bytes, tuple[Any, ...]]
     plans: dict[Any, Any]
@@ -178,6 +199,7 @@ class Structure:
         """Whether another one has the same content, that is, whether it is to be this one."""
         same = self.maker is other.maker and self.base == other.base and self.root == other.root
         same = same and self.noted == other.noted and self.tied_values == other.tied_values
+        same = same and self.objects == other.objects
         return same and self.records == other.records
 
     def __copy__(self) -> "Structure":
@@ -205,7 +227,9 @@ def intern(
     structure = Structure()
     structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
     structure.noted, structure.tied_values, structure.program = noted, tied_values, None
-    return _interned.one_like(hash((maker, base, root, noted, tied_values, records)), structure)
+    structure.objects = tuple([obj for static in _statics_in(records) for obj in static.objects])
+    number = hash((maker, base, root, noted, tied_values, structure.objects, records))
+    return _interned.one_like(number, structure)
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -296,11 +320,22 @@ def reached_outside(records: Sequence[Record], root: int, base: int = 0) -> dict
 def statics_of(structure: Structure) -> Iterator[tuple[int, Static]]:
     """The numbers of its static leaves and nodes, each with its static data."""
     for number, (op, _) in enumerate(structure.records, structure.base):
-        node = op.node if type(op) is Update else op
-        if type(node) is Node:
-            yield number, node.aux
-        elif type(node) is Static:
-            yield number, node
+        static = _static_of(op)
+        if static is not None:
+            yield number, static
+
+
+def _static_of(op: Op) -> Static | None:
+    """The static value of a record: a static leaf, or the auxiliary data of a node."""
+    node = op.node if type(op) is Update else op
+    if type(node) is Node:
+        return node.aux
+    return node if type(node) is Static else None
+
+
+def _statics_in(records: Sequence[Record]) -> Iterator[Static]:
+    """The static values of all records that have one."""
+    return (static for op, _ in records if (static := _static_of(op)) is not None)
 
 
 def depth_of(records: Sequence[Record]) -> int:
@@ -311,11 +346,22 @@ def depth_of(records: Sequence[Record]) -> int:
     return max(depths, default=0)
 
 
-def edges(records: Sequence[Record], roots: Sequence[tuple[Path, int]], base: int = 0) -> Iterator[tuple[int, Path]]:
+def edges(
+    records: Sequence[Record],
+    roots: Sequence[tuple[Path, int]],
+    base: int = 0,
+    keys_of: Callable[[int, Node], Path] | None = None,
+) -> Iterator[tuple[int, Path]]:
     """Every way into every record, once each: (number, path), the path going through each parent's first path.
 
     The first pair of a number is its representative path. A walk of the DAG, not of its unfolding: the cost is linear
     in the records even where the number of paths is exponential. Numbers below `base` are yielded and not entered.
+
+    Args:
+        records: The table.
+        roots: Where to begin: paths, and the numbers of records.
+        base: The number of the first record.
+        keys_of: (number of a record, its node) → the keys of its children; those of the node if it is not given.
     """
     seen: set[int] = set()
     stack: list[tuple[int, Path]] = [(number, path) for path, number in reversed(roots)]
@@ -328,5 +374,6 @@ def edges(records: Sequence[Record], roots: Sequence[tuple[Path, int]], base: in
         op, children = records[number - base]
         node = op.node if type(op) is Update else op
         if type(node) is Node:
-            pairs = zip(node.keys, children, strict=True)
+            keys = node.keys if keys_of is None else keys_of(number, node)
+            pairs = zip(keys, children, strict=True)
             stack.extend((child, (*path, key)) for key, child in reversed(tuple(pairs)))

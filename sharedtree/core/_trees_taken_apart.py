@@ -12,6 +12,7 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ._call_arguments import LeafPath
+from ._node_types import is_registered
 from ._structure import LEAF, Node, Path, Record, Structure, Update, canonical, edges, intern, reached_outside
 
 
@@ -57,7 +58,30 @@ class Walked:
 
     def edges(self, path: Path = ()) -> Iterator[tuple[int, Path]]:
         """Every way into every record, once each, the first paths first; `path` stands before them."""
-        return edges(self.records, [(path, self.root)])
+        return edges(self.records, [(path, self.root)], keys_of=self._keys_of)
+
+    def _keys_of(self, number: int, node: Node) -> Path:
+        """The keys of a node's children, by the object if that is at hand.
+
+        Equal auxiliary data need not mean equal keys (a class may take them from anywhere), and a structure that serves
+        two trees has the keys of the first. So the keys in it stand in only for an object that is not at hand, or that
+        has come to have another number of children since.
+        """
+        has_own_keys = not node.type.is_plain and not node.type.fields and is_registered(node.type)
+        if not has_own_keys or not self._has_object(number):
+            return node.keys
+        obj = self.objects[number]
+        if type(obj) is not node.type.cls:
+            return node.keys
+        try:
+            keys = node.type.keys_of(obj)
+        except Exception:  # noqa: BLE001 -- a function may have left the object in any state
+            return node.keys
+        return keys if len(keys) == len(node.keys) else node.keys
+
+    def _has_object(self, number: int) -> bool:
+        objects = self.objects
+        return number in objects if isinstance(objects, Mapping) else number < len(objects)
 
     def child(self, position: int) -> "Walked":
         """One child of the root, as a part of it."""

@@ -15,7 +15,7 @@ from ._errors import CycleError, DepthError, StaticComparisonError
 from ._node_types import is_value_of_variable, node_type_of
 from ._plain_containers import Inherited, NodeType, has_unordered_keys
 from ._static_kinds import Incomparable
-from ._static_values import Known, Static, nothing_known
+from ._static_values import Known, Static, nothing_known, with_originals
 from ._structure import LEAF, Given, Node, Op, Record, Update
 from ._traced_leaves_and_identity import carries_identity, is_traced
 
@@ -66,6 +66,11 @@ class Rules(NamedTuple):
         convention: the one that holds around the root.
         given: objects that are not packed but named by their number on the other side.
         updated: objects whose content is to be written into the object of that number.
+        received: the records of the other side, which these numbers are of.
+        is_exact: static values are those of this very tree, uncopied, for a tree that is put together again from the
+            structure. Otherwise equal ones of another tree may stand for them, so that one trace serves both.
+        given_copies: copies that a function was given of static objects, each with the object, which takes its place
+            again if the function did not change the copy.
         on_static: called with each static value and its path, to object to it.
         is_leaf: nodes and static values for which it is true count as traced leaves.
     """
@@ -75,8 +80,11 @@ class Rules(NamedTuple):
     values: bool = False
     filtered: bool = False
     convention: Inherited = "jax"
+    is_exact: bool = False
     given: IdentityDict[int] | None = None
     updated: IdentityDict[int] | None = None
+    received: Sequence[Record] = ()
+    given_copies: IdentityDict[Any] | None = None
     on_static: Callable[[Any, Callable[[], str]], None] | None = None
     is_leaf: Callable[[Any], bool] | None = None
 
@@ -224,7 +232,8 @@ def walk(
             keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
         op: Op = Node(frame.type, frame.aux, keys)
         if updated is not None and frame.is_object and frame.obj in updated:
-            op = Update(updated[frame.obj], op)
+            number = updated[frame.obj]
+            op = Update.of(number, op, rules.received[number][0])
         return record(frame.obj, op, tuple(frame.done), tag=frame.is_object or rules.values)
 
     number = visit(tree, rules.convention)
@@ -280,7 +289,9 @@ def _static(value: Any, rules: Rules, path: Callable[[], str], known: Known) -> 
     if rules.on_static is not None:
         rules.on_static(value, path)
     try:
-        return Static(value, known)
+        if rules.given_copies is not None:
+            value = with_originals(value, rules.given_copies)
+        return Static(value, known, is_exact=rules.is_exact)
     except RecursionError:
         raise DepthError(
             f"The static value at `{path()}` is nested too deeply to be compared, or contains itself. Keep such data "

@@ -144,11 +144,19 @@ def _has_slots(obj: Any, **expected: Any) -> bool:
 
 
 def parts_of_frozen(value: Any) -> list[Any] | None:
-    """What a `FrozenDict` holds, which the layers of NNX have as a default; None for any other value."""
+    """Lists what a value holds that Flax never changes: a `FrozenDict`, or the names of an object's children.
+
+    Returns:
+        The keys and the values; None for any other value.
+    """
     module = sys.modules.get("flax.core.frozen_dict")
-    if type(value) is not getattr(module, "FrozenDict", None):
+    table = nnx()
+    if table is not None and type(value) is table.mapping:
+        held = getattr(value, MAPPING, None)
+    elif type(value) is getattr(module, "FrozenDict", None):
+        held = getattr(value, "_dict", None)
+    else:
         return None
-    held = getattr(value, "_dict", None)
     return [part for item in held.items() for part in item] if type(held) is dict else None
 
 

@@ -13,12 +13,12 @@ object becomes two.
 import copy
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..core._by_identity import IdentitySet
+from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._static_kinds import copy_of
 from ..core._static_values import with_names
 from ..libraries import _sharedtree_module_assignment as assigning, _sharedtree_module_kinds as kinds
@@ -216,7 +216,12 @@ class Module(kinds.HasKinds):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Of what is static only what can be mutated is copied: a copy of `jax.nn.relu` would be another function.
-        return kinds.copied(self, lambda kind, x: (copy_of if kind == STATIC else copy.deepcopy)(x, memo), memo)
+        copies = cast("dict[Any, Any]", memo).setdefault(_COPIES, IdentityDict[Any]())  # beside the ids of `deepcopy`
+
+        def copied(kind: Any, value: Any) -> Any:
+            return copy_of(value, copies) if kind == STATIC else copy.deepcopy(value, memo)
+
+        return kinds.copied(self, copied, memo)
 
     def __reduce__(self) -> Any:
         if type(self).__getstate__ is not object.__getstate__:
@@ -257,6 +262,9 @@ def _doc_of(value: Any, options: dict[str, Any]) -> "wl.AbstractDoc":
         return wl.TextDoc(f"<function {name}>")
     return wl.pdoc(value, **options)
 
+
+_COPIES = "copies of static values, by sharedtree"
+"""Where the memo of `copy.deepcopy` has what `copy_of` remembers."""
 
 _MARKS = {PARAMETER: "parameter", STATE: "state_field"}
 

@@ -15,7 +15,7 @@ from ..core._node_types import require_registered
 from ..core._printing import shown
 from ..core._structure import Op
 from ..core._trees_taken_apart import Walked
-from ..ties._policy_and_context import walk_alone
+from ..ties._policy_and_context import walk_exactly
 from ..ties._where_functions import StandIns, ask, stand_ins
 from ..tree._partition import rebuilt
 
@@ -58,7 +58,7 @@ def unwrap_shared(tree: Any) -> Any:
     pytree of another; its nodes are at `.pytree`. Instances of subclasses stay as they are.
     """
     require_registered(tree)
-    walked = walk_alone(tree)
+    walked = walk_exactly(tree)
     records = walked.records
     wrappers = _wrappers(walked)
     if not wrappers:

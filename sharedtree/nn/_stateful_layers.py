@@ -12,7 +12,7 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ..core._structure import Node, Op
-from ..ties._policy_and_context import walk_alone
+from ..ties._policy_and_context import walk_exactly
 from ..tree._partition import rebuilt
 from ..tree._replace_nodes import at
 
@@ -53,7 +53,7 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, eqx.nn.S
     @functools.wraps(make_model, updated=())
     def make(*args: P.args, **kwargs: P.kwargs) -> tuple[T, eqx.nn.State]:
         model = make_model(*args, **kwargs)
-        walked = walk_alone(model, _is_index)
+        walked = walk_exactly(model, _is_index)
         indexes: dict[int, eqx.nn.StateIndex[Any]] = {}
         for number in walked.first_paths:
             if _is_index(walked.objects[number]):
@@ -115,6 +115,6 @@ def inference_mode(tree: T, value: bool = True) -> T:
     """
 
     def flags(stand_in: T) -> list[Any]:
-        return [obj.inference for obj in walk_alone(stand_in).objects if hasattr(obj, "inference")]
+        return [obj.inference for obj in walk_exactly(stand_in).objects if hasattr(obj, "inference")]
 
     return at(flags, tree, replace_fn=lambda _: value)

@@ -22,7 +22,7 @@ from ..core._trees_taken_apart import Walked
 from ..libraries._sharedtree_module_kinds import kinds_in
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import are_one_value, how_to_tie
-from ..ties._policy_and_context import walk_alone
+from ..ties._policy_and_context import walk_exactly
 from ..tree._partition import rebuilt
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 def trainable(module: T) -> T:
     """What `Module.parameters` returns."""
-    walked = walk_alone(module)
+    walked = walk_exactly(module)
     kept = _trainable_leaves(walked)
     return rebuilt(walked.root, _ends(walked), lambda number: walked.objects[number] if number in kept else None)
 
@@ -47,7 +47,7 @@ def _ends(tree: Walked) -> Callable[[int], tuple[Op, Sequence[int]]]:
 
 def merged(module: T, parameters: Any) -> T:
     """What `Module.merge` returns."""
-    walked, theirs = walk_alone(module), walk_alone(parameters)
+    walked, theirs = walk_exactly(module), walk_exactly(parameters)
     kept = _trainable_leaves(walked)
     found: dict[int, tuple[int, Path]] = {}
     for number, other, path in _side_by_side(walked, theirs):

@@ -27,7 +27,7 @@ from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path, depth_of
 from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import how_to_sum, is_inexact
-from ..ties._policy_and_context import walk_alone
+from ..ties._policy_and_context import walk_exactly
 from ._wrt import Filter, select_everywhere, selection
 
 MAX_WHOLE = 100_000
@@ -64,7 +64,7 @@ class Parameters(NamedTuple):
             InconsistentSharingError: if it selects one at one of its paths and not at another.
             DepthError: if optax could not flatten the model.
         """
-        walked = walk_alone(model)
+        walked = walk_exactly(model)
         if not make_room(depth := depth_of(walked.records)):  # optax flattens the model as a tree
             raise DepthError(
                 f"The model is nested {depth - 1} deep. Optax has JAX flatten it as a tree, which would overflow the "

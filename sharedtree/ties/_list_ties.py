@@ -15,7 +15,7 @@ from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op
 from ..core._traced_leaves_and_identity import carries_identity
 from ..core._trees_taken_apart import Walked
-from ._policy_and_context import pack_alone
+from ._policy_and_context import walk_exactly
 
 T = TypeVar("T")
 
@@ -39,10 +39,9 @@ class Tie(NamedTuple):
 
 
 def read_tree(tree: Any) -> Walked:
-    """A tree taken apart for work on its ties, of which only the leaves are at hand."""
+    """Takes a tree apart for work on its ties."""
     require_registered(tree)
-    leaves, structure = pack_alone(tree)
-    return Walked.of_leaves(structure, leaves)
+    return walk_exactly(tree)
 
 
 def ties(tree: Any) -> tuple[Tie, ...]:

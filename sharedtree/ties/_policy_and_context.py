@@ -73,8 +73,8 @@ PolicyOption = Policy | PolicyHere | None
 
 
 @functools.cache
-def _rules_of(arrays: bool, containers: bool) -> Rules:
-    return Rules(arrays=arrays, containers=containers)
+def _rules_of(arrays: bool, containers: bool, is_exact: bool = False) -> Rules:
+    return Rules(arrays=arrays, containers=containers, is_exact=is_exact)
 
 
 class Context:
@@ -219,6 +219,23 @@ def pack_alone(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]
 def walk_alone(tree: Any, is_leaf: IsLeaf = None) -> Walked:
     """Walks a whole tree as inside, by itself."""
     return walked(tree, rules_here(is_leaf))
+
+
+def exact_rules_here(is_leaf: IsLeaf = None) -> Rules:
+    """The same for a tree that is put together again from its own static values. See `Rules.is_exact`."""
+    policy = current_policy()
+    rules = _rules_of(policy.arrays, policy.containers, is_exact=True)
+    return rules if is_leaf is None else rules._replace(is_leaf=is_leaf)
+
+
+def pack_exactly(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
+    """Packs a whole tree as inside, by itself, for what is put together again with its own static values."""
+    return pack(tree, Tags(), exact_rules_here(is_leaf))
+
+
+def walk_exactly(tree: Any, is_leaf: IsLeaf = None) -> Walked:
+    """Walks a whole tree as inside, by itself, for what is put together again with its own static values."""
+    return walked(tree, exact_rules_here(is_leaf))
 
 
 def pack_here(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:

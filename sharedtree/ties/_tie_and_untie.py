@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ..core._by_identity import IdentityDict
 from ..core._distinct_leaves import another
 from ..core._errors import SharingMismatchError
 from ..core._node_types import is_value_of_variable
-from ..core._pack_and_unpack import build, unpack
+from ..core._pack_and_unpack import build
 from ..core._sharing import matching, merged
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Record, canonical
@@ -279,4 +280,18 @@ def copy(tree: T) -> T:
     read = read_tree(tree)
     leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in read.leaves.values()]
     hand_on(list(read.leaves.values()), leaves)
-    return unpack(read.structure, leaves)
+    return _built_with_new_statics(read, leaves)
+
+
+def _built_with_new_statics(read: Walked, leaves: Sequence[Any]) -> Any:
+    """Puts a tree together from other leaves, with copies of whatever can be mutated in its static values."""
+    copies, table, rest = IdentityDict[Any](), list[Any](), iter(leaves)
+    for op, children in read.records:
+        if op is LEAF:
+            table.append(next(rest))
+        elif type(op) is Node:
+            table.append(op.type.put_together(op.aux.copied(copies), [table[child] for child in children]))
+        else:
+            assert type(op) is Static
+            table.append(op.copied(copies))
+    return table[read.root]

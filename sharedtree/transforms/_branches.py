@@ -260,4 +260,6 @@ def _written(crossing: Crossing, result: Hand, changed: set[int]) -> Hand:
     noted = frozenset([structure.leaf_numbers[place] for place in structure.noted])
     told = Told(every, frozenset(changed), frozenset())
     of_caller = [numbers.get(number, -1) for number in range(len(structure.records))]
-    return whole(result.leaves, as_kept(structure, of_caller, told, in_place=True, noted=noted))
+    return whole(
+        result.leaves, as_kept(structure, of_caller, told, crossing.call.tree.records, in_place=True, noted=noted)
+    )

@@ -47,19 +47,28 @@ class Crossing:
         title: what it is called in errors.
         policy: what counts as sharing; None for that of the thread.
         writes: whether it can write back what the function changed.
+        calls_each_time: Whether the function is called in each call of the transform. See `rules_of_call`.
 
     Attributes:
         names: of the operands.
         call: the operands, taken apart and dealt.
     """
 
-    def __init__(self, transform: Callable[..., Any], title: str, policy: PolicyOption, *, writes: bool = True) -> None:
+    def __init__(
+        self,
+        transform: Callable[..., Any],
+        title: str,
+        policy: PolicyOption,
+        *,
+        writes: bool = True,
+        calls_each_time: bool = False,
+    ) -> None:
         self.transform = transform
         self.title = title
         self.policy = current_policy(policy)
         self.is_told = policy is not None
         self.writes = writes
-        self.rules = rules_of_call(self.policy, filtered=is_of_equinox(transform))
+        self.rules = rules_of_call(self.policy, filtered=is_of_equinox(transform), is_exact=calls_each_time)
         self.names: Names
         self.call: Call
         self._dealing: Dealing
@@ -212,11 +221,13 @@ class TakingOperands:
             are options of the transform; or, if the adapter takes them as one, arguments of the function.
         writes: whether it can write back what the function changed in its operands; otherwise it is never called in
             place.
+        calls_each_time: Whether the function is called in each call of the transform. See `rules_of_call`.
     """
 
-    def __init__(self, adapter: Callable[..., Any], *, writes: bool = True) -> None:
+    def __init__(self, adapter: Callable[..., Any], *, writes: bool = True, calls_each_time: bool = False) -> None:
         self.adapter = adapter
         self.writes = writes
+        self.calls_each_time = calls_each_time
 
     def applied(self, transform: Callable[..., Any], policy: PolicyOption, options: Mapping[str, Any]) -> Any:
         """The transform with identities preserved.
@@ -238,7 +249,7 @@ class TakingOperands:
                 bound = signature.bind(*operands, **own)
             except TypeError:
                 return transform(*operands, **own)  # says best what is wrong
-            crossing = Crossing(transform, title, chosen, writes=self.writes)
+            crossing = Crossing(transform, title, chosen, writes=self.writes, calls_each_time=self.calls_each_time)
             if crossing.policy.in_place and not self.writes:
                 raise ValueError(
                     f"`{title}` hands back what the function returned, not what it changed, so nothing could be "

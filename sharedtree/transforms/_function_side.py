@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments, LeafPath
 from ..core._jax_internals import as_numpy, current_traces
 from ..core._pack_and_unpack import Rules, build, walked
-from ..core._structure import intern
+from ..core._static_values import Static
+from ..core._structure import Node, Op, Structure, intern, statics_of
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import hand_on, note_one_around
 from ..ties._policy_and_context import Policy
@@ -68,11 +70,14 @@ class Received(NamedTuple):
         tree: its objects are what the function has in hand, and may change.
         arguments: with the static ones.
         call: the caller's side, if it is still under way.
+        given_copies: The copies that the function got of the caller's own static objects, each with the object; None
+            if it got none. See `Rules.given_copies`.
     """
 
     tree: Walked
     arguments: Arguments
     call: Call | None
+    given_copies: IdentityDict[Any] | None = None
 
 
 NOTHING = Received(Walked((), 0), Arguments((), (), {}), None)
@@ -81,10 +86,36 @@ NOTHING = Received(Walked((), 0), Arguments((), (), {}), None)
 def receive(hands: Sequence[Hand], statics: Sequence[Any] = (), bare: Sequence[Any] = ()) -> Received:
     """The arguments that were dealt in these hands; but for static ones, and those that crossed bare."""
     structure, table = hands[0].deal.structure, list[Any]()
-    build(structure, [as_numpy(leaf) for leaf in gathered(hands, bare)], table)
+    leaves = [as_numpy(leaf) for leaf in gathered(hands, bare)]
+    given_copies = None
+    if any(static.is_mutable for _, static in statics_of(structure)) and structure.objects:
+        given_copies = _build_with_copies(structure, leaves, table)
+    else:
+        build(structure, leaves, table)
     first = hands[0].deal
     first.call = call = call_of(first.call)  # all who receive it have one
-    return Received(Walked.of(structure, table), table[structure.root].with_statics(statics), call)
+    return Received(Walked.of(structure, table), table[structure.root].with_statics(statics), call, given_copies)
+
+
+def _build_with_copies(structure: Structure, leaves: Sequence[Any], table: list[Any]) -> IdentityDict[Any]:
+    """Builds arguments with copies of static objects that can be mutated, for the function may do so.
+
+    Returns:
+        Each copy with its original.
+    """
+    copies = IdentityDict[Any]()
+    # One static object in several places has one copy in each of them.
+    records = [(_with_copy(op, copies), children) for op, children in structure.records]
+    build(records, leaves, table)
+    return IdentityDict((copied, original) for original, copied in copies.items() if copied is not original)
+
+
+def _with_copy(op: Op, copies: IdentityDict[Any]) -> Op:
+    if type(op) is Static and op.is_mutable:
+        return op.with_copy(copies)
+    if type(op) is Node and op.aux.is_mutable:
+        return Node(op.type, op.aux.with_copy(copies), op.keys)
+    return op
 
 
 class Inside:
@@ -172,7 +203,7 @@ class Inside:
 
     def forbidding(self, rules: Rules) -> Rules:
         """Rules under which no tracer of this trace may be left in a static leaf."""
-        return rules._replace(on_static=forbid_tracers(self.outer))
+        return rules._replace(on_static=forbid_tracers(self.outer), given_copies=self.received.given_copies)
 
     def check(self, result: Any) -> None:
         """Warns, at the name of the function, of ties that are lost in it."""

@@ -182,7 +182,7 @@ class FunctionTransform(Wrapper):
 
     def rules(self, policy: Policy) -> Rules:
         """How arguments and results are walked."""
-        return rules_of_call(policy, filtered=self.is_filtered)
+        return rules_of_call(policy, filtered=self.is_filtered, is_exact=self.calls_each_time)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a call, with the names that they have in errors."""
@@ -315,6 +315,19 @@ class FunctionTransform(Wrapper):
 
 
 @functools.cache
-def rules_of_call(policy: Policy, *, filtered: bool) -> Rules:
-    """How arguments and results are walked under a policy."""
-    return Rules(arrays=policy.arrays, containers=policy.containers, convention="outside", filtered=filtered)
+def rules_of_call(policy: Policy, *, filtered: bool, is_exact: bool = False) -> Rules:
+    """Chooses how arguments and results are walked.
+
+    Args:
+        policy: What counts as sharing.
+        filtered: Whether only arrays are traced, as under Equinox's transforms.
+        is_exact: Whether the function gets the static values of this very call, as it does where it is called on each
+            call of the transform. A trace that serves many calls has those of the first.
+    """
+    return Rules(
+        arrays=policy.arrays,
+        containers=policy.containers,
+        convention="outside",
+        filtered=filtered,
+        is_exact=is_exact,
+    )

@@ -113,6 +113,7 @@ _VANILLA = {
 class GradTransform(FunctionTransform):
     """A function under `jax.grad`, with identities preserved."""
 
+    calls_each_time = True
     own_options = frozenset({"wrt"})
 
     def check_options(self) -> None:

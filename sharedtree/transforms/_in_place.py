@@ -12,15 +12,17 @@ import collections
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NoReturn
 
-from ..core._by_identity import IdentityDict
+from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
-from ..core._native_walk import write_natively
+from ..core._native_walk import native, write_natively
 from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
 from ..core._plain_containers import Inherited
+from ..core._static_kinds import Incomparable
 from ..core._static_values import Static
 from ..core._structure import Node
+from ..core._traced_leaves_and_identity import is_traced
 from ..core._trees_taken_apart import Walked
 from ._caller_side import Call
 from ._inconsistent_sharing import raise_inconsistent
@@ -49,7 +51,7 @@ def rules_for_state(rules: Rules, received: Walked, is_taken: IsTaken, *, deeply
             given[obj] = number
         elif type(received.records[number][0]) is Node:
             updated[obj] = number
-    return rules._replace(given=given, updated=updated)
+    return rules._replace(given=given, updated=updated, received=received.records)
 
 
 def with_changes(
@@ -148,6 +150,7 @@ class Changes:
                     raise_inconsistent(cut.fates, each, self._title, why)
         if is_written:
             self._raise_parted(target)
+        keep_static_objects(target, content, self._call.tree, number)
         self.pending += target, content
         return target
 
@@ -174,13 +177,67 @@ class Changes:
             write(self.pending)
 
 
+def keep_static_objects(target: Any, content: Any, tree: Walked, number: int) -> None:
+    """Puts the static objects that an object has into its new content, where they are equal to what that has.
+
+    A trace has copies of them, or those of the first model that it was made for.
+
+    Args:
+        target: The caller's object.
+        content: Another object of its class; it is changed.
+        tree: What the caller's side packed.
+        number: Of the object in `tree`.
+    """
+    node = tree.node(number)
+    assert node is not None
+    leaves = [op for child in tree.records[number][1] if type(op := tree.records[child][0]) is Static]
+    statics = [node.aux, *leaves]
+    if any(static.objects for static in statics) or not any(static.has_objects for static in statics):
+        return
+    node_type = node_type_of(content)
+    assert node_type is not None
+    children, aux = node_type.take_apart(content)
+    leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
+    new = IdentitySet([*_parts_of_containers(aux), *leaves])
+    before = _content(target)
+    now = _content(content)
+    places: Iterable[Any] = range(min(len(now), len(before))) if isinstance(now, list) else now.keys() & before.keys()
+    for place in places:
+        if now[place] is not before[place] and now[place] in new and _are_alike(now[place], before[place]):
+            if isinstance(content, (list, dict, collections.deque)):
+                content[place] = before[place]
+            else:
+                object.__setattr__(content, place, before[place])
+
+
+def _parts_of_containers(value: Any) -> Iterable[Any]:
+    """A value, and what tuples, lists and dictionaries in it hold."""
+    stack, entered = [value], IdentitySet()
+    while stack:
+        part = stack.pop()
+        if entered.add(part):
+            yield part
+            if isinstance(part, (tuple, list)):
+                stack.extend(part)
+            elif isinstance(part, dict):
+                stack.extend(part.values())
+
+
+def _are_alike(value: Any, other: Any) -> bool:
+    try:
+        return Static(value) == Static(other)
+    except Incomparable:
+        return False
+
+
 def write(pending: Sequence[Any]) -> None:
     """Writes what is pending, all or nothing, in Python."""
     undo: list[tuple[Any, Any]] = []
     try:
         for target, content in zip(pending[::2], pending[1::2], strict=True):
-            undo.append((target, _content(target)))
-            new = _content(content)
+            before = _content(target)
+            undo.append((target, before))
+            new = _without_kept(_content(content), before)
             gone = [name for name in _carried(target) if name not in new]
             _write(target, new)
             for name in gone:
@@ -189,6 +246,14 @@ def write(pending: Sequence[Any]) -> None:
         for target, before in reversed(undo):
             _write(target, before)
         raise
+
+
+def _without_kept(new: Any, before: Any) -> Any:
+    """Puts what an object has in the place of what C marked as unchanged in its new content."""
+    if native is not None and isinstance(new, dict):
+        for name in [name for name, value in new.items() if value is native.KEPT]:
+            new[name] = before[name]
+    return new
 
 
 def _content(obj: Any) -> Any:

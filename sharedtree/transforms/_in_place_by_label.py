@@ -64,7 +64,7 @@ def dealt_with_state(
             is_moved = fates.all_described(way_of[name]) != came.all_described(ways[number])
             if obj in given and not is_moved:
                 return Given(number)
-            return Update(number, op) if type(op) is Node else None
+            return Update.of(number, op, received.records[number][0]) if type(op) is Node else None
 
         return instead
 

@@ -12,13 +12,13 @@ import equinox as eqx
 import jax
 from jax import tree_util as jtu
 
-from ..core._by_identity import IdentitySet
+from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._jax_internals import api_boundary, current_traces, used_inputs
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
 from ..core._printing import shown
-from ..core._static_kinds import Same
+from ..core._static_kinds import Incomparable, Same, copy_of
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of
@@ -45,9 +45,12 @@ class JitTransform(DonatingTransform):
     def check_options(self) -> None:
         """As the base."""
         options = self.options
+        self._in_shardings, self._out_shardings = options.get("in_shardings"), options.get("out_shardings")
         self.passes_through = not any(options.get(name) is not None for name in _ELSEWHERE)
-        self._in_shardings = options.get("in_shardings")
-        self._out_shardings = options.get("out_shardings")
+        # JAX reads these when the function is wrapped, so whoever changes a dictionary of them later changes nothing.
+        with contextlib.suppress(Incomparable):
+            in_and_out = options.get("in_shardings"), options.get("out_shardings")
+            self._in_shardings, self._out_shardings = copy_of(in_and_out, IdentityDict())
         with contextlib.suppress(Exception):  # the transform says best what is wrong with them
             self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
             self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))

@@ -23,7 +23,7 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
-from ..core._structure import LEAF, Given, Node, Op, Path, Structure, Update, intern
+from ..core._structure import LEAF, Given, Node, Op, Path, Record, Structure, Update, intern
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import is_noted
 from ._caller_side import Call
@@ -273,16 +273,28 @@ def _as_told(crossing: Crossing, carry: Hand, told: Told, position: int) -> Hand
     """The carry as the last iteration left it: the caller's objects where they came back, written if they changed."""
     part, numbers = part_of(carry.deal.structure, position)
     noted = frozenset([record for record, number in enumerate(numbers) if number in told.noted])
-    return whole(carry.leaves, as_kept(part, numbers, told, in_place=crossing.policy.in_place, noted=noted))
+    return whole(
+        carry.leaves,
+        as_kept(part, numbers, told, crossing.call.tree.records, in_place=crossing.policy.in_place, noted=noted),
+    )
 
 
-def as_kept(part: Structure, numbers: Sequence[int], told: Told, *, in_place: bool, noted: frozenset[int]) -> Structure:
+def as_kept(
+    part: Structure,
+    numbers: Sequence[int],
+    told: Told,
+    received: Sequence[Record],
+    *,
+    in_place: bool,
+    noted: frozenset[int],
+) -> Structure:
     """A structure in which the caller's objects stand for themselves.
 
     Args:
         part: of what came out.
         numbers: for each of its records, that of the caller.
         told: which objects came back and which of them were changed, by the caller's numbers.
+        received: the caller's records.
         in_place: whether anything is written.
         noted: the records whose leaves were untied on purpose.
     """
@@ -290,7 +302,7 @@ def as_kept(part: Structure, numbers: Sequence[int], told: Told, *, in_place: bo
     for (op, children), number in zip(part.records, numbers, strict=True):
         new: Op = op
         if in_place and number in told.changed and type(op) is Node:
-            new = Update(number, op)
+            new = Update.of(number, op, received[number][0])
         elif in_place and number in told.kept:
             new, children = Given(number), ()
         records.append((new, children))

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._node_types import is_module, node_type_of
 from ..core._prefix_trees import Branch
+from ..core._static_kinds import Incomparable
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
 from ._argument_names import several
@@ -36,6 +37,7 @@ _UNMAPPED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None b
 class VmapTransform(DonatingTransform):
     """A function under `jax.vmap`, with identities preserved; and how others are wrapped that have the like options."""
 
+    calls_each_time = True
     in_name = "in_axes"
     out_name = "out_axes"
     default_in: Any = 0
@@ -47,6 +49,12 @@ class VmapTransform(DonatingTransform):
     def is_label_of_results(cls, obj: Any) -> bool:
         """Whether an object in the prefix of results is a label."""
         return cls.is_label(obj)
+
+    def check_options(self) -> None:
+        """As the base. JAX makes a tuple of a list of axes when the function is wrapped, and reads the rest later."""
+        if isinstance(self.options.get(self.in_name), list):
+            self.options = {**self.options, self.in_name: tuple(self.options[self.in_name])}
+        super().check_options()
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """As the base."""
@@ -100,7 +108,15 @@ class VmapTransform(DonatingTransform):
             return Dealing(self.transform_name, lambda _: treatments)
         key = Static(tuple([each.prefix for each in treatments]))
         hands = [(label,) for label in labels] if donating is None else ()
-        return Dealing(self.transform_name, lambda _: treatments, key, _ndims if len(labels) > 1 else None, hands)
+        return Dealing(
+            self.transform_name,
+            lambda _: treatments,
+            key,
+            _ndims if len(labels) > 1 else None,
+            hands,
+            # Like JAX, we read options that can be changed on each call, so C cannot know what the next one says.
+            is_of_form=not (key.is_mutable or _can_change(self.options.get(self.out_name))),
+        )
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
         """That of all: as given for positional ones, and the axis 0 for keywords; None if they are not as many."""
@@ -156,6 +172,14 @@ class VmapTransform(DonatingTransform):
         return prefix
 
 
+def _can_change(prefix: Any) -> bool:
+    """Whether an option is, or holds, a list or a dictionary, or something else of which nothing is known."""
+    try:
+        return Static(prefix).is_mutable
+    except Incomparable:
+        return True
+
+
 def _ndim(leaf: Any) -> int:
     """The number of axes; of what is no array JAX itself says what is wrong."""
     return getattr(leaf, "ndim", 0)
@@ -169,6 +193,7 @@ class PmapTransform(VmapTransform):
     """A function under `jax.pmap`, with identities preserved."""
 
     caches_traces = True
+    calls_each_time = False
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Those that `static_broadcasted_argnums` chooses."""

@@ -37,6 +37,9 @@ class Wrapper(Caller, metaclass=_Named):
     """
 
     caches_traces = False
+    """Whether a trace serves many calls, so that a retrace is worth a word."""
+    calls_each_time = False
+    """Whether the function is called in each call of the transform, so that it gets the static objects of that call."""
     only_for_transform: frozenset[str] = frozenset()
     """The options that make no difference to the inner function."""
     shares_alike = False

@@ -17,7 +17,15 @@ from ..core._structure import LEAF, Path, Structure
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import hand_on, recall, remember
 from ..ties._list_ties import are_one_value, how_to_tie
-from ..ties._policy_and_context import IsLeaf, pack_alone, pack_here, unpack_here, walk_alone
+from ..ties._policy_and_context import (
+    IsLeaf,
+    pack_alone,
+    pack_exactly,
+    pack_here,
+    unpack_here,
+    walk_alone,
+    walk_exactly,
+)
 
 T = TypeVar("T")
 
@@ -125,8 +133,8 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[Path, Any]
         ["['a']"]
     """
     require_registered(tree)
-    found, structure = pack_alone(tree, is_leaf)
-    return builtins.list(zip(_leaf_paths(structure), found, strict=True))
+    walked = walk_exactly(tree, is_leaf)
+    return builtins.list(zip(_leaf_paths(walked), walked.leaves.values(), strict=True))
 
 
 def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T:  # noqa: A001
@@ -173,16 +181,17 @@ def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = 
 
 def _mapped(f: Callable[..., Any], tree: Any, rest: tuple[Any, ...], is_leaf: IsLeaf, *, with_paths: bool) -> Any:
     require_registered(tree)
-    found, structure = pack_alone(tree, is_leaf)
+    walked = walk_exactly(tree, is_leaf)
+    structure, found = walked.structure, builtins.list(walked.leaves.values())
     columns = [_aligned(structure, other, f"rest[{i}]", "tree", how_to_tie) for i, other in enumerate(rest)]
-    before = [_leaf_paths(structure)] if with_paths else []
+    before = [_leaf_paths(walked)] if with_paths else []
     return _made_of_columns(f, structure, found, [*before, found, *columns])
 
 
 def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie: Advice) -> T:
     """As `map` over two trees, with errors that call them by these names and say what its caller advises."""
     require_registered(model)
-    found, structure = pack_alone(model)
+    found, structure = pack_exactly(model)
     return _made_of_columns(f, structure, found, [found, _aligned(structure, updates, "updates", "model", how_to_tie)])
 
 
@@ -193,9 +202,9 @@ def _made_of_columns(f: Callable[..., Any], structure: Structure, found: list[An
     return unpack(structure, new)
 
 
-def _leaf_paths(structure: Structure) -> list[Path]:
-    first = Walked.of(structure).first_paths
-    return [first[number] for number in structure.leaf_numbers]
+def _leaf_paths(tree: Walked) -> list[Path]:
+    """The path of the first occurrence of each traced leaf."""
+    return [tree.first_paths[number] for number in tree.leaf_numbers]
 
 
 def _aligned(structure: Structure, other: Any, name: str, like: str, advice: Advice) -> list[Any]:

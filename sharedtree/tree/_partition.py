@@ -13,7 +13,7 @@ from ..core._printing import listed, name_of_class, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record, canonical
 from ..core._trees_taken_apart import Walked
-from ..ties._policy_and_context import IsLeaf, walk_alone
+from ..ties._policy_and_context import IsLeaf, walk_exactly
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
         ([Array([1., 1.], dtype=float32), None], [None, 3])
     """
     require_registered(tree)
-    walked = walk_alone(tree, is_leaf)
+    walked = walk_exactly(tree, is_leaf)
     found = list(labels(filter_spec, walked, _is_filter, "filter_spec"))
 
     left_over = [each for each in found if _is_left_over(each, filter_spec, walked)]
@@ -174,7 +174,7 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
         >>> both["a"] is both["b"], both["c"]
         (True, 3)
     """
-    walked = [walk_alone(tree, is_leaf) for tree in trees]
+    walked = [walk_exactly(tree, is_leaf) for tree in trees]
 
     # A place is what the trees have at one path: pairs of (tree, record), those with None left out.
 

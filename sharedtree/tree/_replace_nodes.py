@@ -27,7 +27,7 @@ from ..core._trees_taken_apart import Walked
 from ..core._warning_source import definition_of_caller, report_untied
 from ..ties._leaf_notes import hand_on, is_tied_value, note, note_tied_values
 from ..ties._list_ties import are_one_value, can_be_tied
-from ..ties._policy_and_context import IsLeaf, current_policy, rules_here
+from ..ties._policy_and_context import IsLeaf, current_policy, exact_rules_here, rules_here
 from ..ties._where_functions import ask, require_where, stand_ins
 from ._partition import rebuilt
 
@@ -84,7 +84,7 @@ def at(
     require_where(where, tree, "    model = sharedtree.tree.at(lambda m: m.head.weight, model, new)")
     require_registered(tree)
     tags = Tags()
-    _, records, root = walk(tree, tags, rules_here(is_leaf))
+    _, records, root = walk(tree, tags, exact_rules_here(is_leaf))
     walked = Walked(records, root, tags.objects)
     targets, is_single = ask(where, stand_ins(records), root)
     if replace_fn is not _NOT_GIVEN:
@@ -139,7 +139,7 @@ class _Edit(NamedTuple):
         table = [*tree.records]
         both = Walked(table, tree.root, tags.objects)
         instead: dict[int, int] = {}
-        whole = rules_here(lambda obj: node_type_of(obj) is None)  # leaves of replacements are taken as they are
+        whole = exact_rules_here(lambda obj: node_type_of(obj) is None)  # leaves of replacements are taken as they are
         for position, (target, replacement) in enumerate(new):
             _, more, number = walk(replacement, tags, whole, f"replace[{position}]")
             table += more

@@ -299,9 +299,8 @@ def rebuilt(tree: Walked, leaf_of: Callable[[int], Any]) -> Any:
 
     So do values without leaves that can be changed, such as `bytearray`s: a structure has one for each path.
     """
-    copies: dict[int, Any] = {}  # id → copy; what was copied is alive in `tree` or in `kept`
+    copies = IdentityDict[Any]()
     table: list[Any] = []
-    kept: list[Any] = []
     for (op, children), original in zip(tree.records, tree.objects, strict=True):
         if op is LEAF:
             table.append(leaf_of(len(table)))
@@ -310,8 +309,7 @@ def rebuilt(tree: Walked, leaf_of: Callable[[int], Any]) -> Any:
         assert type(static) is Static
         value = static.thaw()
         if value is not static.thaw():  # it can be changed, and is copied each time
-            kept.append(op.type.take_apart(original)[1] if type(op) is Node else original)
-            value = copy_of(kept[-1], copies)
+            value = copy_of(op.type.take_apart(original)[1] if type(op) is Node else original, copies)
         table.append(op.type.put_together(value, [table[i] for i in children]) if type(op) is Node else value)
     return table[tree.root]
 

@@ -1,0 +1,436 @@
+"""A static value is the user's object: no retrace of the same model, and the same objects inside and after."""
+
+import copy
+import gc
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sharedtree as st
+from tests.kinds import Free, Noted, made
+from tests.static_values import KINDS, ONLY_IN_AUX, VALUES, LooseHashable, StrictList, own_objects
+from tests.walks import in_python
+
+try:
+    from flax import nnx
+except ImportError:
+    nnx = None
+
+
+class Held(eqx.Module):
+    """A value that is no array in an ordinary field: a static leaf."""
+
+    weight: Any
+    note: Any
+
+
+class Ref:
+    """A hand-written class with the value as its auxiliary data."""
+
+    def __init__(self, weight: Any, note: Any) -> None:
+        self.weight, self.note = weight, note
+
+
+jax.tree_util.register_pytree_node(Ref, lambda m: ((m.weight,), m.note), lambda note, ws: Ref(ws[0], note))
+
+
+class OfDict:
+    """A hand-written class, as tutorials have it: all that is static in a dictionary that is new each time."""
+
+    def __init__(self, weight: Any, note: Any) -> None:
+        self.weight, self.note = weight, note
+
+    def tree_flatten(self) -> Any:
+        return (self.weight,), {"note": self.note, "name": "x"}
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> "OfDict":
+        return cls(children[0], aux["note"])
+
+
+jax.tree_util.register_pytree_node_class(OfDict)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class WithKeys(Ref):
+    """The same with keys."""
+
+    def tree_flatten_with_keys(self) -> Any:
+        return [(jax.tree_util.GetAttrKey("weight"), self.weight)], self.note
+
+    @classmethod
+    def tree_unflatten(cls, note: Any, children: Any) -> "WithKeys":
+        return cls(*children, note)
+
+
+def _nnx(weight: Any, note: Any) -> Any:
+    class Net(nnx.Module):
+        pass
+
+    net = _NETS.setdefault("net", Net)()
+    net.weight = nnx.Param(weight)
+    net.note = note
+    return net
+
+
+_NETS: dict[str, Any] = {}
+
+
+def _module(weight: Any, note: Any) -> Any:
+    return Free(weight=st.parameter(weight), note=note)
+
+
+MODELS = {
+    "static field": lambda w, note: made(Noted, weight=w, note=note),  # Equinox warns of arrays there
+    "field": Held,
+    "auxiliary data": Ref,
+    "new dictionary": OfDict,
+    "with keys": WithKeys,
+    "st.Module": _module,
+    **({} if nnx is None else {"NNX": _nnx}),
+}
+
+CASES = [
+    (kind, how)
+    for kind in KINDS
+    for how in MODELS
+    if kind not in ONLY_IN_AUX or how in ("static field", "auxiliary data", "new dictionary", "with keys")
+]
+
+
+def model(how, kind, weight=None):
+    return MODELS[how](jnp.arange(2.0) if weight is None else weight, KINDS[kind]())
+
+
+def weight_of(m):
+    return m.weight[...] if nnx is not None and isinstance(m.weight, nnx.Variable) else m.weight
+
+
+def are_one(objects, others):
+    objects, others = list(objects), list(others)
+    return len(objects) == len(others) and all(a is b for a, b in zip(objects, others, strict=True))
+
+
+@pytest.mark.parametrize(("kind", "how"), CASES)
+def test_the_same_model_is_traced_once_and_keeps_its_objects(kind, how):
+    m = model(how, kind)
+    twin = model(how, kind)
+    structure = st.tree.structure(m)
+    assert structure is st.tree.structure(m)
+    inside = []
+
+    @st.jit
+    def f(m):
+        inside.append(m.note)
+        return m, weight_of(m).sum()
+
+    for each in (m, m, twin):
+        out, _ = f(each)
+        assert are_one(own_objects(out.note), own_objects(each.note))
+    assert len(inside) == 1
+    assert are_one(own_objects(inside[0]), own_objects(m.note))
+    # Without native code the same.
+    with in_python():
+        assert st.tree.structure(m) is structure
+    assert structure is st.tree.structure(twin)
+
+
+TREE_FUNCTIONS = {
+    "map": lambda m: st.tree.map(lambda x: x + 1, m),
+    "map_with_path": lambda m: st.tree.map_with_path(lambda _, x: x + 1, m),
+    "filter": lambda m: st.tree.filter(m, eqx.is_array),
+    "combine": lambda m: st.tree.combine(*st.tree.partition(m, eqx.is_array)),
+    "untie": st.untie,
+    "retie": lambda m: st.retie(m, like=m),
+    "tie": lambda m: st.tie([m, jnp.arange(2.0)], lambda t: (t[0].weight, t[1]))[0],
+    "at": lambda m: st.tree.at(lambda m: m.weight, m, jnp.zeros(2)),
+    "apply_updates": lambda m: st.apply_updates(m, st.tree.map(jnp.ones_like, m)),
+    "device_put": lambda m: st.device_put(m, jax.devices()[0]),
+}
+
+TRANSFORMS = {
+    "vmap": lambda m: st.vmap(lambda m: m)(m),
+    "vmap of one": lambda m: st.vmap(lambda m, _: m, in_axes=(None, 0), out_axes=None)(m, jnp.arange(2)),
+    "grad": lambda m: st.grad(lambda m: weight_of(m).sum())(m),
+    "value_and_grad": lambda m: st.value_and_grad(lambda m: (weight_of(m).sum(), m), has_aux=True)(m)[0][1],
+    "vjp": lambda m: st.vjp(lambda m: m, m)[0],
+    "jvp": lambda m: st.jvp(lambda m: m, (m,), (st.tree.map(jnp.ones_like, m),))[0],
+    "linearize": lambda m: st.linearize(lambda m: m, m)[0],
+}
+
+
+def check_eager(function, kind, how):
+    if (how, function) in (("NNX", "tie"), ("NNX", "at"), ("field", "filter"), ("field", "grad")):
+        pytest.skip("these choose the variable, or leave out what is no array")
+    call = (TREE_FUNCTIONS | TRANSFORMS)[function]
+    alive = [model(how, kind) for _ in range(2)]
+    kept = [st.tree.structure(each) for each in alive]  # so that equal structures are alive
+    for each in (*alive, alive[0]):
+        out = call(each)
+        assert are_one(own_objects(out.note), own_objects(each.note))
+        if how != "new dictionary" or kind not in ("config in a tuple", "namedtuple", "tuple subclass"):
+            assert kind in VALUES or out.note is each.note
+    assert len(kept) == 2
+
+
+@pytest.mark.parametrize("how", MODELS)
+@pytest.mark.parametrize("function", [*TREE_FUNCTIONS, *TRANSFORMS])
+def test_an_eager_result_has_the_objects_of_its_own_input(function, how):
+    faults = []
+    for kind, each in CASES:
+        if each == how:
+            try:
+                check_eager(function, kind, how)
+            except Exception as error:  # noqa: BLE001 -- all kinds are told at once
+                faults.append(f"{kind}: {type(error).__name__}: {error}".splitlines()[0])
+    assert not faults
+
+
+@pytest.mark.parametrize("how", MODELS)
+def test_a_transform_that_compares_takes_the_same_model(how):
+    faults = []
+    for kind, each in CASES:
+        if each != how or how == "NNX":
+            continue
+        m = model(how, kind)
+        try:
+            out, _ = st.scan(lambda m, _: (m, None), m, length=2)
+            assert are_one(own_objects(out.note), own_objects(m.note))
+            out = st.cond(True, lambda m: m, lambda m: st.tree.map(jnp.zeros_like, m), m)
+            assert are_one(own_objects(out.note), own_objects(m.note))
+            tx = st.optimizer(optax.sgd(0.1))
+            state = tx.init(m)
+            gradient = st.grad(lambda m: weight_of(m).sum())(m)
+            updates, _ = tx.update(gradient, state, m)
+            out = st.apply_updates(m, updates)
+            assert are_one(own_objects(out.note), own_objects(m.note))
+            np.testing.assert_allclose(weight_of(out), np.arange(2.0) - 0.1, rtol=1e-6)
+        except Exception as error:  # noqa: BLE001 -- as above
+            faults.append(f"{kind}: {type(error).__name__}: {error}".splitlines()[0])
+    assert not faults
+
+
+@pytest.mark.parametrize("how", ["st.Module", "NNX", "auxiliary data", "with keys"])
+@pytest.mark.parametrize("transform", ["jit", "grad", "vmap"])
+def test_in_place_leaves_static_objects_as_they_are(how, transform):
+    if how not in MODELS:
+        pytest.skip("Flax is not installed")
+    faults = []
+
+    def f(m):
+        if how == "NNX":
+            m.weight[...] = m.weight[...] + 1
+        else:
+            m.weight = m.weight + 1
+        return weight_of(m).sum()
+
+    for kind, each in CASES:
+        if each != how:
+            continue
+        models = [model(how, kind) for _ in range(2)]
+        notes = [m.note for m in models]
+        try:
+            call = {
+                "jit": lambda: st.jit(f, in_place=True),
+                "grad": lambda: st.grad(f, in_place=True),
+                "vmap": lambda: st.vmap(f, in_place=True),
+            }[transform]()
+            for m, note in zip(models, notes, strict=True):
+                call(m)
+                call(m)
+                assert kind in VALUES or m.note is note
+                np.testing.assert_array_equal(weight_of(m), np.arange(2.0) + 2)
+        except Exception as error:  # noqa: BLE001 -- as above
+            faults.append(f"{kind}: {type(error).__name__}: {error}".splitlines()[0])
+    assert not faults
+
+
+def test_in_place_writes_a_changed_static_value_and_leaves_the_one_beside_it():
+    for config in (lambda: [jax.nn.relu], lambda: LooseHashable(1)):
+        one, two = (Free(n=0, config=config(), weight=jnp.zeros(2)) for _ in range(2))
+        kept = one.config, two.config
+
+        @st.jit(in_place=True)
+        def step(m):
+            m.n += 1
+            m.weight += 1
+
+        for m in (one, two):
+            step(m)
+        assert (one.n, two.n) == (1, 1)
+        assert one.config is kept[0]
+        assert two.config is kept[1]
+
+
+def test_a_class_that_is_compared_by_its_own_equality_has_its_own_trace():
+    """Two lists with equal items, which their class says are different."""
+
+    class Rates(dict):
+        def __eq__(self, other):
+            return dict.__eq__(self, other) and self.scale == other.scale
+
+        __hash__ = None
+
+    class Sizes(tuple):
+        def __eq__(self, other):
+            return tuple.__eq__(self, other) and self.scale == other.scale
+
+        def __hash__(self):
+            return tuple.__hash__(self)
+
+    class Names(frozenset):
+        def __eq__(self, other):
+            return frozenset.__eq__(self, other) and self.scale == other.scale
+
+        def __hash__(self):
+            return frozenset.__hash__(self)
+
+    class Table(np.ndarray):
+        def __array_finalize__(self, obj):
+            self.scale = getattr(obj, "scale", None)
+
+    def of(cls, scale):
+        if cls is Table:
+            value = np.ones(2).view(Table)
+        elif cls is StrictList:
+            return StrictList([1], scale)
+        else:
+            value = cls({"a": 1} if cls is Rates else ["a"])
+        value.scale = scale
+        return value
+
+    for cls in (Rates, Sizes, Names, Table, StrictList):
+
+        @st.jit
+        def f(m):
+            return m.weight * (m.note.name if isinstance(m.note, StrictList) else m.note.scale)
+
+        for scale in (2.0, 3.0, 2.0):
+            np.testing.assert_array_equal(f(Ref(jnp.ones(2), of(cls, scale))), np.full(2, scale))
+    masked = [np.ma.masked_array([1.0, 2.0], mask) for mask in ([True, False], [False, True])]
+    f = st.jit(lambda m: m.weight * float(m.note.sum()))
+    assert [float(f(Ref(jnp.ones(1), each))[0]) for each in masked] == [2.0, 1.0]
+
+
+def test_a_range_is_what_it_was_made_of():
+    f = st.jit(lambda m: m.weight * m.note.stop)
+    assert [float(f(Ref(jnp.ones(1), each))[0]) for each in (range(0, 3, 2), range(0, 4, 2))] == [3.0, 4.0]
+
+
+def test_a_hashable_object_that_changes_keeps_its_trace_in_both_walks():
+    """As in `jax.jit`, which asks for the hash of the same object, and finds it equal to itself."""
+
+    def traces(walk):
+        value, seen = LooseHashable(1), []
+        f = st.jit(lambda m: seen.append(m.note.width) or m.weight)
+        m = Ref(jnp.ones(1), value)
+        with walk():
+            for width in (1, 2, 1):
+                value.width = width
+                f(m)
+        return seen
+
+    class Nothing:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    assert traces(Nothing) == traces(in_python) == [1]
+
+
+class Named:
+    """Its auxiliary data does not say what its children are called."""
+
+    def __init__(self, name, child):
+        self.name, self.child = name, child
+
+
+jax.tree_util.register_pytree_with_keys(
+    Named,
+    lambda m: ([(jax.tree_util.GetAttrKey(m.name), m.child)], None),
+    lambda _, children: Named("?", children[0]),
+    lambda m: ((m.child,), None),
+)
+
+
+def test_paths_are_those_of_the_tree_at_hand():
+    w = jnp.ones(2)
+    paths = [st.ties([Named(name, w), w])[0].paths for name in ("a", "b")]
+    with in_python():
+        paths += [st.ties([Named(name, w), w])[0].paths for name in ("a", "b")]
+    assert paths == [("[0].a", "[1]"), ("[0].b", "[1]")] * 2
+    for name in ("a", "b"):
+        (path, _), *_ = st.tree.leaves_with_path(Named(name, w))
+        assert jax.tree_util.keystr(path) == f".{name}"
+        names = []
+        st.tree.map_with_path(
+            lambda path, x, names=names: names.append(jax.tree_util.keystr(path)) or x, Named(name, w)
+        )
+        assert names == [f".{name}"]
+
+
+def test_options_that_change_are_read_on_each_call():
+    """As `jax.vmap` does."""
+    axes = {"a": 0, "b": None}
+    x = {"a": jnp.arange(2.0), "b": jnp.arange(2.0)}
+
+    def f(x):
+        return x["a"] + x["b"]
+
+    ours, vanilla = st.vmap(f, in_axes=(axes,)), jax.vmap(f, in_axes=(axes,))
+    for b in (None, 0, None):
+        axes["b"] = b
+        np.testing.assert_array_equal(ours(x), vanilla(x))
+    out = {"y": 0}
+    ours, vanilla = (vmap(lambda x: {"y": x}, out_axes=out) for vmap in (st.vmap, jax.vmap))
+    x = jnp.arange(6.0).reshape(2, 3)
+    for axis in (0, 1, 0):
+        out["y"] = axis
+        np.testing.assert_array_equal(ours(x)["y"], vanilla(x)["y"])
+
+
+def test_shardings_that_change_are_read_when_the_function_is_wrapped():
+    """As `jax.jit` does."""
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    x = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    for jit in (jax.jit, st.jit):
+        shardings = {"a": place, "b": place}
+        f = jit(lambda x: x["a"], in_shardings=(shardings,))
+        shardings["b"] = "no sharding"
+        np.testing.assert_array_equal(f(x), np.ones(2))
+    axes = [0]
+    for vmap in (jax.vmap, st.vmap):
+        f = vmap(lambda x: x, in_axes=axes)
+        axes[0] = None
+        np.testing.assert_array_equal(f(jnp.ones(2)), np.ones(2))
+        axes[0] = 0
+
+
+def test_what_was_freed_is_not_mistaken_for_what_is_at_its_address():
+    f = st.jit(lambda m: m.weight * m.note.scale)
+    for i in range(300):
+        note = made(type("Note", (), {}), scale=float(i))
+        assert float(f(Ref(jnp.ones(1), note))[0]) == i
+        del note
+        if i % 50 == 0:
+            gc.collect()
+
+
+def test_copies_are_part_by_part():
+    m = Ref(jnp.ones(2), KINDS["config of configs"]())
+    other = st.copy(m)
+    assert other.note == m.note
+    assert other.note is not m.note
+    assert other.note.widths is not m.note.widths
+    assert are_one(own_objects(other.note), own_objects(m.note))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert copy.copy(m.note) == m.note
