@@ -434,3 +434,59 @@ def test_copies_are_part_by_part():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert copy.copy(m.note) == m.note
+
+
+class Plain:
+    """Has no `==`."""
+
+    def __init__(self, width):
+        self.width = width
+
+
+DIFFERENT_EACH_TIME = {
+    "function": (lambda i: lambda x: x, "Two functions are equal only if they are one"),
+    "object": (lambda i: Plain(i // 100), "`Plain` when two are equal"),
+    "text": (lambda i: f"step {i}", "pass it as an array"),
+    "in a config": (lambda i: KINDS["frozen config"]().__class__(act=lambda x: x), "is another one"),
+}
+
+
+@pytest.mark.parametrize("how", ["static field", "field", "auxiliary data", "st.Module"])
+@pytest.mark.parametrize("kind", DIFFERENT_EACH_TIME)
+def test_a_static_value_that_is_new_on_every_call_is_said_once(kind, how):
+    make, said = DIFFERENT_EACH_TIME[kind]
+
+    @st.jit
+    def f(m):
+        return weight_of(m).sum()
+
+    kept = [MODELS[how](jnp.ones(2), make(i)) for i in range(8)]
+    for m in kept[:3]:
+        f(m)
+    with pytest.warns(st.RetraceWarning, match=said) as record:
+        f(kept[3])
+    for m in kept[4:]:
+        f(m)
+    assert len(record) == 1
+    assert len(str(record[0].message).splitlines()) <= 8
+    assert "traced and compiled each time" in str(record[0].message)
+
+
+def test_a_few_static_values_in_turn_are_not_worth_a_word():
+    f = st.jit(lambda m: weight_of(m).sum())
+    for _ in range(5):
+        for mode in ("train", "eval", "test"):
+            f(Held(jnp.ones(2), mode))
+
+
+def test_the_offered_equality_ends_the_retracing():
+    class Equal(Plain):
+        def __eq__(self, other): return type(other) is type(self) and vars(other) == vars(self)  # fmt: skip
+
+        def __hash__(self): return hash(tuple(vars(self).items()))  # fmt: skip
+
+    traces = []
+    f = st.jit(lambda m: traces.append(1) or weight_of(m).sum())
+    for _ in range(6):
+        f(Held(jnp.ones(2), Equal(3)))
+    assert len(traces) == 1

@@ -162,7 +162,7 @@ class UntiedWarning(_PrintableWarning):
 
 
 class RetraceWarning(_PrintableWarning):
-    """A static number changes on every call, and each change is traced and compiled anew."""
+    """A static value is another one on every call, and each is traced and compiled anew."""
 
 
 class LostChangeWarning(_PrintableWarning):

@@ -233,7 +233,7 @@ def preserve_identities(
     and warns with:
         UntiedWarning: if a tie enters and does not leave, checked when the function is traced; or if a gradient lacks
             what flows through an argument that is not differentiated.
-        RetraceWarning: if a static number changes on every call.
+        RetraceWarning: if a static value is another one on every call.
 
     Cost: each call packs its arguments and unpacks its results, in time proportional to the nodes; the arrays are
     aliased. A traced function is cached by structure, so equal sharing does not retrace and other sharing does. Nor

@@ -1,8 +1,9 @@
 """The traces of a wrapped function: how many there were, and what the last two were made with.
 
-A number that is static and changes on every call has the function traced on every call. That is said once.
+A static value that is another one on every call has the function traced on every call, which is said once.
 """
 
+import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from ...core._errors import RetraceWarning
 from ...core._locks import Lock
 from ...core._printing import shown
 from ...core._static_values import Static
-from ...core._structure import Node, Op, Record
+from ...core._structure import Node, Op, Path, Record
 from ...core._traced_leaves_and_identity import PYTHON_NUMBERS
 from ...core._trees_taken_apart import Walked
 from ...core._warning_source import Definition, warn_about
@@ -51,7 +52,7 @@ class Traces:
         last: the last one.
         before_last: the one before.
 
-    Also counts how often a static number was all that had changed, and warns once.
+    Also counts how often a static value was all that had changed, and warns once.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class Traces:
             if self._warned or before is None:
                 return
         # Not under the lock, since comparing may run a user's `==`, which may call the function.
-        changed = _changed_numbers(before.arguments.records, trace.arguments.records)
+        changed = _changed_statics(before.arguments.records, trace.arguments.records)
         with self._lock:
             for number in changed:
                 self._changes[number] = self._changes.get(number, 0) + 1
@@ -93,26 +94,30 @@ def _described(leaf: Any) -> str:
     return described(leaf, lambda leaf: type(leaf).__name__) + weak
 
 
-def _changed_numbers(last: Sequence[Record], records: Sequence[Record]) -> list[int]:
-    """The records whose static numbers differ; none if anything else differs too."""
+def _changed_statics(last: Sequence[Record], records: Sequence[Record]) -> list[int]:
+    """The records whose static values differ; none if anything else differs too."""
     if len(last) != len(records):
         return []
     changed: list[int] = []
-    for number, ((old, below), (new, below2)) in enumerate(zip(last, records, strict=True)):
-        if old == new and below == below2:
-            continue
-        if below != below2 or not (_is_number_changed(old, new)):
+    for number, ((old, children_before), (new, children)) in enumerate(zip(last, records, strict=True)):
+        if children_before != children:
             return []
-        changed.append(number)
+        if old != new:
+            if not _are_static_in_one_place(old, new):
+                return []
+            changed.append(number)
     return changed
 
 
-def _is_number_changed(old: Any, new: Any) -> bool:
-    if type(old) is Static and type(new) is Static:
-        return type(old.peek()) in PYTHON_NUMBERS and type(old.peek()) is type(new.peek())
-    if type(old) is not Node or type(new) is not Node or old.type.cls is not new.type.cls:
-        return False
-    return bool(_static_fields_that_changed(old, new))
+def _are_static_in_one_place(old: Op, new: Op) -> bool:
+    """Whether two operations are static leaves, or nodes of one class that differ in their auxiliary data."""
+    if type(old) is Node and type(new) is Node:
+        return old.type.cls is new.type.cls
+    return type(old) is Static and type(new) is Static
+
+
+def _is_number(old: Any, new: Any) -> bool:
+    return type(new) in PYTHON_NUMBERS and type(old) is type(new)
 
 
 def _static_fields_that_changed(old: Node, new: Node) -> list[str]:
@@ -129,22 +134,74 @@ def _static_fields_that_changed(old: Node, new: Node) -> list[str]:
 
 
 def _warn(number: int, before: Op, trace: Trace, definition: Definition) -> None:
-    path = trace.arguments.first_paths[number]
-    text = jtu.keystr(path)
     op = trace.arguments.records[number][0]
+    path = trace.arguments.first_paths[number]
+    fields = _static_fields_that_changed(before, op) if type(before) is Node and type(op) is Node else []
+    if fields or (type(op) is Static and type(before) is Static and _is_number(before.peek(), op.peek())):
+        message = _about_a_number(path, op, fields, definition)
+    else:
+        message = _about_another_value(path, before, op, definition)
+    warn_about(definition, message, RetraceWarning)
+
+
+def _about_a_number(path: Path, op: Op, fields: Sequence[str], definition: Definition) -> str:
+    text = jtu.keystr(path)
     if type(op) is Static:
         value, root = f" (now {shown(op.peek())})", str(path[0])
         fix = f"    {root} = sharedtree.tree.at(lambda tree: tree{jtu.keystr(path[1:])}, {root}, jnp.asarray({text}))"
     else:
-        assert type(before) is Node
-        assert type(op) is Node
-        field = _static_fields_that_changed(before, op)[0]
-        value, fix = f", in its static field `{field}`,", f"    {field}: jax.Array  # not: eqx.field(static=True)"
-    warn_about(
-        definition,
+        value, fix = (
+            f", in its static field `{fields[0]}`,",
+            f"    {fields[0]}: jax.Array  # not: eqx.field(static=True)",
+        )
+    return (
         f"The number at `{text}`{value} is static and has changed on each of the last calls of {definition}, so it was "
         "traced and compiled each time. Make it an array, which is traced:\n"
         f"{fix}\n"
-        "or, if it hardly ever changes from now on, ignore this. `sharedtree.explain` says what else is static.",
-        RetraceWarning,
+        "or, if it hardly ever changes from now on, ignore this. `sharedtree.explain` says what else is static."
     )
+
+
+def _about_another_value(path: Path, before: Op, op: Op, definition: Definition) -> str:
+    old, new = _first_difference(_value_of(before), _value_of(op))
+    what = f"The static value at `{jtu.keystr(path)}` (now {shown(new)}"
+    what += f", before {shown(old)})" if shown(old) != shown(new) else ")"
+    begin = (
+        f"{what} is another one on each of the last calls of {definition}, so it was traced and compiled each time. "
+    )
+    if type(new).__eq__ is not object.__eq__:
+        return (
+            f"{begin}If it can have any number of values, pass it as an array, which is traced. If it has a few, "
+            "ignore this. `sharedtree.explain` says what else is static."
+        )
+    if isinstance(new, types.FunctionType):
+        return (
+            f"{begin}Two functions are equal only if they are one. Make it once, before the first call, or name the "
+            "function, and bind what differs with `functools.partial`, which is compared by its parts:\n"
+            "    act = functools.partial(leaky_relu, negative_slope=0.1)  # not: lambda x: leaky_relu(x, 0.1)"
+        )
+    return (
+        f"{begin}Its class has no `==`, so two instances are equal only if they are one. Make it once, before the "
+        f"first call, or say in `{type(new).__name__}` when two are equal:\n"
+        "    def __eq__(self, other): return type(other) is type(self) and vars(other) == vars(self)\n"
+        "    def __hash__(self): return hash(tuple(vars(self).items()))"
+    )
+
+
+def _value_of(op: Op) -> Any:
+    static = op.aux if type(op) is Node else op
+    assert type(static) is Static
+    return static.peek()
+
+
+def _first_difference(old: Any, new: Any) -> tuple[Any, Any]:
+    """The first part in which two static values differ, as far as tuples and dictionaries lead to it."""
+    while True:
+        if isinstance(new, dict) and isinstance(old, dict):
+            old, new = tuple(old.items()), tuple(new.items())
+        if type(new) is not tuple or type(old) is not tuple or len(old) != len(new):
+            return old, new
+        differing = [(a, b) for a, b in zip(old, new, strict=True) if Static(a) != Static(b)]
+        if not differing:
+            return old, new
+        old, new = differing[0]
