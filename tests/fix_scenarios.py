@@ -186,6 +186,21 @@ def _retraced(cls):
     return provoke
 
 
+def _retraced_by(make):
+    f = st.jit(lambda m: m.x)
+
+    def provoke():
+        kept = [Scaled(jnp.ones(2), make()) for _ in range(5)]
+        for m in kept:
+            f(m)
+
+    return provoke
+
+
+class WithoutEquality:
+    """Two of these are equal only if they are one."""
+
+
 class Incomparable:
     __hash__ = object.__hash__
 
@@ -811,6 +826,14 @@ scenarios(
     ),
     a_marked_attribute_that_gets_a_text=lambda: _assigning("text", "text", before=st.parameter(jnp.ones(2))),
     a_static_field_that_changes=lambda: of(_retraced(Static), st.RetraceWarning),
+    a_function_that_is_made_anew=lambda: of(
+        _retraced_by(lambda: lambda x: x),
+        st.RetraceWarning,
+        lambda act: (st.tree.structure(Scaled(jnp.ones(2), act)) and act(-1.0) == -0.1) or 1 / 0,
+        functools=functools,
+        leaky_relu=lambda x, negative_slope: x * negative_slope,
+    ),
+    an_object_that_is_made_anew=lambda: of(_retraced_by(WithoutEquality), st.RetraceWarning),
     ties_of_the_first_only=lambda: again(lambda a, b: st.assert_same_sharing(a, b), MISMATCH, b=double(tied())),
     ties_of_the_second_only=lambda: again(lambda a, b: st.assert_same_sharing(a, b), MISMATCH, a=double(tied())),
     a_static_value_that_cannot_be_compared=lambda: of(

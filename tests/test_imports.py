@@ -3,7 +3,6 @@
 import ast
 import functools
 import pathlib
-import re
 import sys
 
 import pytest
@@ -57,24 +56,6 @@ def imports_of(path):
 def test_every_file_has_its_place():
     assert {name_of(path).split(".")[0] for path in files()} == set(ORDER)
     assert len(ORDER) <= 14
-
-
-def test_the_house_does_not_grow():
-    """A ratchet: what makes it smaller lowers these numbers, and what makes it larger has a reason."""
-    lines = {name_of(path): len(path.read_text().splitlines()) for path in files()}
-    assert len(lines) <= 195
-    assert sum(lines.values()) <= 37_700
-    assert not [name for name, count in lines.items() if count > 410]
-
-
-DOORS = [path for path in ROOT.rglob("__init__.py") if path.parent.name != "checks" and path.parent != ROOT]
-
-
-@pytest.mark.parametrize("door", DOORS, ids=lambda path: path.parent.name)
-def test_a_room_says_what_comes_in_and_out(door):
-    said = ast.get_docstring(ast.parse(door.read_text())).lower()
-    assert len([line for line in said.splitlines() if line.strip()]) <= 6
-    assert re.search(r"\bin comes? .*\bout\s+(go|goes|come) .*\bnever\b", said, re.DOTALL)
 
 
 def test_no_two_files_have_one_name():

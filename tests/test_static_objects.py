@@ -216,6 +216,7 @@ def test_a_transform_that_compares_takes_the_same_model(how):
     assert not faults
 
 
+@pytest.mark.filterwarnings("ignore::sharedtree.RetraceWarning")  # each kind is traced anew
 @pytest.mark.parametrize("how", ["st.Module", "NNX", "auxiliary data", "with keys"])
 @pytest.mark.parametrize("transform", ["jit", "grad", "vmap"])
 def test_in_place_leaves_static_objects_as_they_are(how, transform):
@@ -414,6 +415,7 @@ def test_shardings_that_change_are_read_when_the_function_is_wrapped():
         axes[0] = 0
 
 
+@pytest.mark.filterwarnings("ignore::sharedtree.RetraceWarning")
 def test_what_was_freed_is_not_mistaken_for_what_is_at_its_address():
     f = st.jit(lambda m: m.weight * m.note.scale)
     for i in range(300):

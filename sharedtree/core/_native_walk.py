@@ -33,6 +33,9 @@ MAX_KEPT = 256
 MAX_KEPT_RECORDS = 100_000
 """How many structures are kept, and how many records they have together."""
 
+MAX_KEPT_EXACT = 8
+"""How many structures are kept that have the static objects of a user."""
+
 _entries: dict[bytes, weakref.ref[Structure]] = {}
 
 _native_or_python.start(lambda: _classes_in_native_walk.start(_entries))
@@ -41,6 +44,7 @@ native: Any = _native_or_python.native
 
 _lock = Lock()
 _kept: tuple[Structure, ...] = ()  # the latest last
+_kept_exact: tuple[Structure, ...] = ()  # likewise
 
 
 def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
@@ -130,8 +134,11 @@ def _remember(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
         # that.
         structure.pins[key] = pins
         _entries[key] = entry
-    if len(structure.records) <= MAX_KEPT_RECORDS and all(_is_there_anyway(pin) for pin in pins):
-        _keep(structure)
+    if len(structure.records) <= MAX_KEPT_RECORDS:
+        if structure.objects:
+            _keep_exact(structure)
+        elif all(_is_there_anyway(pin) for pin in pins):
+            _keep(structure)
 
 
 def _keep(structure: Structure) -> None:
@@ -146,11 +153,21 @@ def _keep(structure: Structure) -> None:
     _kept = tuple(reversed(kept))
 
 
+def _keep_exact(structure: Structure) -> None:
+    """Keeps a structure that has a user's own static objects, of which no cache of JAX's has any.
+
+    Without this, each eager function would walk a model with a config in Python. So the static objects of the latest
+    few models may outlive these, until all garbage is collected.
+    """
+    global _kept_exact  # noqa: PLW0603 -- as above
+    _kept_exact = (*[other for other in _kept_exact if other is not structure], structure)[-MAX_KEPT_EXACT:]
+
+
 def _let_go(phase: str, info: dict[str, int]) -> None:
     """Called by the garbage collector."""
-    global _kept  # noqa: PLW0603 -- as above
+    global _kept, _kept_exact  # noqa: PLW0603 -- as above
     if phase == "start" and info["generation"] == 2:
-        _kept = ()
+        _kept = _kept_exact = ()
 
 
 if native is not None:

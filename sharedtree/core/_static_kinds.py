@@ -107,7 +107,7 @@ def _parts_of_array(value: np.ndarray[Any, Any]) -> list[Any]:
     else:
         content = [_Facts((array.dtype, array.shape, array.tobytes()))]
     # A subclass has its mask or its unit in attributes.
-    return content if type(value) is np.ndarray else [*content, *_items_of(vars(value))]
+    return content if type(value) is np.ndarray else [*content, *_items_of(getattr(value, "__dict__", {}))]
 
 
 def _copied_tuple(value: Any, copy_part: _CopyPart) -> Any:

@@ -51,8 +51,8 @@ class VmapTransform(DonatingTransform):
         return cls.is_label(obj)
 
     def check_options(self) -> None:
-        """As the base. JAX makes a tuple of a list of axes when the function is wrapped, and reads the rest later."""
-        if isinstance(self.options.get(self.in_name), list):
+        """Copies a list of axes, as `jax.vmap` does when a function is wrapped. All else is read on each call."""
+        if self.transform is jax.vmap and isinstance(self.options.get(self.in_name), list):
             self.options = {**self.options, self.in_name: tuple(self.options[self.in_name])}
         super().check_options()
 
