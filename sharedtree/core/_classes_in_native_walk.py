@@ -223,10 +223,10 @@ def _compiled(structure: Structure) -> Any:
 
 def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> bool:
     """Whether an object is written to whose own static objects may have to stay in places that C cannot tell."""
-    if type(op) is not Update or structure.objects:
+    if type(op) is not Update:
         return False
     leaves = [leaf for child in numbers if type(leaf := structure.records[child - structure.base][0]) is Static]
-    if any(leaf.has_objects for leaf in leaves):
+    if any(leaf.has_objects and not leaf.objects for leaf in leaves):
         return True
     return op.before is not None and _step(op, numbers)[0] not in _SHAPES_WITH_NAMES
 

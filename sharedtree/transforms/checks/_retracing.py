@@ -3,6 +3,7 @@
 A static value that is another one on every call has the function traced on every call, which is said once.
 """
 
+import dataclasses
 import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from ...core._call_arguments import Arguments
+from ...core._class_attributes import dataclass_fields
 from ...core._comparison import described
 from ...core._errors import RetraceWarning
 from ...core._locks import Lock
@@ -59,7 +61,7 @@ class Traces:
         self.count = 0
         self.last: Trace | None = None
         self.before_last: Trace | None = None
-        self._changes: dict[int, int] = {}
+        self._seen: dict[int, list[Op]] = {}
         self._warned = False
         self._lock = Lock()
 
@@ -71,13 +73,18 @@ class Traces:
             self.before_last, self.last = before, _ = self.last, trace
             if self._warned or before is None:
                 return
+        records = trace.arguments.records
         # Not under the lock, since comparing may run a user's `==`, which may call the function.
-        changed = _changed_statics(before.arguments.records, trace.arguments.records)
+        changed = _changed_statics(before.arguments.records, records)
+        # A value that comes again was traced again for another reason, such as the shape of an array.
+        new = [number for number in changed if records[number][0] not in self._seen.get(number, ())]
         with self._lock:
-            for number in changed:
-                self._changes[number] = self._changes.get(number, 0) + 1
-            often = [number for number in changed if self._changes[number] >= _ENOUGH]
+            for number in new:
+                self._seen.setdefault(number, [before.arguments.records[number][0]]).append(records[number][0])
+            often = [number for number in new if len(self._seen[number]) > _ENOUGH]
             self._warned = bool(often)
+            if self._warned:
+                self._seen.clear()
         if often:
             _warn(often[0], before.arguments.records[often[0]][0], trace, names.definition)
 
@@ -110,10 +117,21 @@ def _changed_statics(last: Sequence[Record], records: Sequence[Record]) -> list[
 
 
 def _are_static_in_one_place(old: Op, new: Op) -> bool:
-    """Whether two operations are static leaves, or nodes of one class that differ in their auxiliary data."""
-    if type(old) is Node and type(new) is Node:
-        return old.type.cls is new.type.cls
-    return type(old) is Static and type(new) is Static
+    """Whether two operations are static leaves of one type, or nodes of one class that differ in a static value.
+
+    Auxiliary data also says which attributes and children there are. Where that differs, it is no value.
+    """
+    if type(old) is Static and type(new) is Static:
+        return type(old.peek()) is type(new.peek())
+    if type(old) is not Node or type(new) is not Node or old.type.cls is not new.type.cls or new.type.is_plain:
+        return False
+    one, other = _first_difference(old.aux.peek(), new.aux.peek())
+    return type(one) is type(other) and type(other) is not tuple and not _is_of_package(type(other))
+
+
+def _is_of_package(cls: type) -> bool:
+    """Whether a class is one of ours, as the one that says of which kinds a `Module`'s attributes are."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _is_number(old: Any, new: Any) -> bool:
@@ -195,10 +213,13 @@ def _value_of(op: Op) -> Any:
 
 
 def _first_difference(old: Any, new: Any) -> tuple[Any, Any]:
-    """The first part in which two static values differ, as far as tuples and dictionaries lead to it."""
+    """The first part in which two static values differ, as far as tuples, dictionaries and dataclasses lead to it."""
     while True:
         if isinstance(new, dict) and isinstance(old, dict):
             old, new = tuple(old.items()), tuple(new.items())
+        elif type(old) is type(new) and dataclasses.is_dataclass(new) and type(new).__eq__ is not object.__eq__:
+            names = [field.name for field in dataclass_fields(type(new))]
+            old, new = (tuple([getattr(each, name, None) for name in names]) for each in (old, new))
         if type(new) is not tuple or type(old) is not tuple or len(old) != len(new):
             return old, new
         differing = [(a, b) for a, b in zip(old, new, strict=True) if Static(a) != Static(b)]
