@@ -90,7 +90,7 @@ def assert_built_alike(structure, leaves):
 
 def with_records(records):
     """What the native part asks of a structure."""
-    return types.SimpleNamespace(records=records, given=(), root=0, is_noted=False, updates=False, program=None)
+    return types.SimpleNamespace(base=0, records=records, given=(), root=0, is_noted=False, updates=False, program=None)
 
 
 def knows(tree, rules=_walk.DEFAULT_RULES):
