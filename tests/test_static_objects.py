@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings, strategies as hst
 
 import sharedtree as st
 from tests.kinds import Free, Noted, made
@@ -492,3 +493,36 @@ def test_the_offered_equality_ends_the_retracing():
     for _ in range(6):
         f(Held(jnp.ones(2), Equal(3)))
     assert len(traces) == 1
+
+
+def change(value, step):
+    """Changes a value that can be changed, in a part that some `==` look at and others do not."""
+    if isinstance(value, list):
+        value.append(step)
+    elif isinstance(value, dict):
+        value["step"] = step
+    elif isinstance(value, (set, bytearray)):
+        value.clear()
+    elif isinstance(value, np.ndarray):
+        value[0] = step
+    elif hasattr(value, "width") and not hasattr(type(value), "__dataclass_fields__"):
+        value.width = step
+    elif isinstance(value, KINDS["config"]().__class__ | KINDS["labelled"]().__class__):
+        value.act, value.width = step, step
+
+
+@settings(deadline=None)
+@given(hst.lists(hst.tuples(hst.sampled_from(list(KINDS)), hst.integers(0, 3)), min_size=1, max_size=4), hst.data())
+def test_the_two_walks_agree_while_static_values_change(chosen, data):
+    """On which models are one, which are kept apart, and what each path is called."""
+    models = [Ref(jnp.ones(2), KINDS[kind]()) for kind, _ in chosen for _ in range(2)]
+    models += [Named(name, m) for name, m in zip("abcdefgh", models, strict=False)]
+    kept = []
+    for step in range(3):
+        natively = [st.tree.structure(m) for m in models]
+        ties = [st.ties([m, m]) for m in models]
+        with in_python():
+            assert [st.tree.structure(m) for m in models] == natively
+            assert [st.ties([m, m]) for m in models] == ties
+        kept.append(natively)
+        change(data.draw(hst.sampled_from(models[: 2 * len(chosen)])).note, step)
