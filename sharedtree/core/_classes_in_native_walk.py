@@ -180,10 +180,10 @@ def _settle(values: list[Any], is_exact: bool) -> list[Any]:
 
 def _settled(value: Any, known: Known, looked: IdentityDict[Looked], *, is_exact: bool) -> Any:
     cls = type(value)
-    key, is_mutable = key_of(value, known)
+    key, is_mutable, may_have_objects = key_of(value, known)
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
-    objects = tuple(map(Same, objects_with_identity(value)))
+    objects = tuple(map(Same, objects_with_identity(value) if may_have_objects else ()))
     if cannot_change(value, looked):
         # An exact walk takes the token if any equal value does, and otherwise the address.
         return _tokens.one_like(hash(key), Token(key, is_exact=not objects)), None

@@ -59,8 +59,7 @@ def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
 
 def flags_of(rules: Rules) -> int:
     """The rules that the native walk can follow, as a number: bits in the order that C has, and the convention."""
-    truths = bool(rules.containers) | bool(rules.arrays) << 1 | bool(rules.values) << 2 | bool(rules.filtered) << 3
-    truths |= bool(rules.is_exact) << 4
+    truths = rules.containers | rules.arrays << 1 | rules.values << 2 | rules.filtered << 3 | rules.is_exact << 4
     return truths | _classes_in_native_walk.NUMBERS[rules.convention] << 8
 
 

@@ -35,6 +35,7 @@ class NodeType(NamedTuple):
         keys_of: instance → one key entry a child, as in JAX's key paths.
         fields: for classes that are read field by field, the names of all fields; their auxiliary data is (names of
             the traced fields that are there, pairs of names and values of the static ones).
+        names_children: Whether an instance may call its children other than its class and its auxiliary data say.
     """
 
     cls: type
@@ -45,6 +46,7 @@ class NodeType(NamedTuple):
     put_together: Callable[[Any, Sequence[Any]], Any]
     keys_of: Callable[[Any], Keys]
     fields: tuple[str, ...] = ()
+    names_children: bool = False
 
     @property
     def carries_identity(self) -> bool:

@@ -457,6 +457,7 @@ class Keys(Protocol):
     """Makes the key of a value, part by part. See `_static_values`."""
 
     is_mutable: bool
+    may_have_objects: bool
 
     def of_all(self, values: Collection[Any], /) -> tuple[Any, ...]: ...  # noqa: D102
 
@@ -472,6 +473,11 @@ def content_of(value: Any, keys: Keys) -> Any:
     cls: Any = type(value)
     if cls is tuple:  # the most frequent by far, for which looking up the row takes too long
         return cls, keys.of_all(value)
+    if cls.__eq__ is object.__eq__ and cls is not functools.partial:  # which has parts
+        if cls.__hash__ is not object.__hash__:
+            _is_hashable(value)  # raises if taking the hash does
+        keys.note_class(value, cls)
+        return cls, Same(value)
     if cls in _NUMBERS_AND_TEXTS:
         return cls, _bits_of(value)
     base = _container_base(cls)
@@ -479,15 +485,11 @@ def content_of(value: Any, keys: Keys) -> Any:
         return _content_of_container(value, base, keys)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
+    keys.may_have_objects = True
     if isinstance(value, (Tracer, jax.Ref)):
         return cls, Same(value)
     if isinstance(value, jax.Array):
         return _key_of_jax_array(value)
-    if cls.__eq__ is object.__eq__:
-        if cls.__hash__ is not object.__hash__:
-            _is_hashable(value)  # raises if taking the hash does
-        keys.note_class(value, cls)
-        return cls, Same(value)
     if _compares_by_field(cls):
         compared = [f.name for f in dataclass_fields(cls) if f.compare and hasattr(value, f.name)]  # or was never set
         before = keys.is_mutable
@@ -524,6 +526,8 @@ def _bits_of(value: Any) -> Any:
 def _content_of_container(value: Any, base: type, keys: Keys) -> Any:
     """The content of a container: its parts and, where a subclass has an `==` of its own, what that says."""
     cls, container = type(value), _CONTAINERS[base]
+    if container.is_mutable or (cls is not base and not is_namedtuple(cls)) or cls is functools.partial:
+        keys.may_have_objects = True
     if container.is_mutable:
         keys.is_mutable = True
     parts = keys.of_all(container.parts(value))
@@ -615,18 +619,28 @@ def objects_with_identity(value: Any) -> list[Any]:
         The objects, in the order in which they are met, each once.
     """
     found = IdentitySet()
-    entered = IdentitySet()
+    entered: IdentitySet | None = None
+    num_met = 0
     stack = [value]
     while stack:
         part = stack.pop()
         cls: Any = type(part)
+        if cls in _INTERCHANGEABLE:
+            continue
+        # Of a small value, it takes longer to note what was entered than to enter it again.
+        num_met += 1
+        if num_met == _MANY:
+            entered = IdentitySet()
+        if entered is not None and not entered.add(part):
+            continue
+        if cls is tuple:
+            stack.extend(reversed(part))
+            continue
         # A `partial` has the `==` of `object`, but is compared by what is in it.
         has_no_content = cls.__eq__ is object.__eq__ and cls is not functools.partial
-        if has_no_content or cls in _INTERCHANGEABLE or issubclass(cls, (np.generic, enum.Enum, *_FIXED)):
+        if has_no_content or issubclass(cls, (np.generic, enum.Enum, *_FIXED)):
             continue
-        if not entered.add(part):
-            continue
-        if cls in (tuple, slice, frozenset) or is_namedtuple(cls):
+        if cls in (slice, frozenset) or is_namedtuple(cls):
             parts: Iterable[Any] | None = _CONTAINERS[cls if cls in _CONTAINERS else tuple].parts(part)
         else:
             parts = parts_of_frozen(part)
@@ -635,3 +649,6 @@ def objects_with_identity(value: Any) -> list[Any]:
         else:
             stack.extend(reversed(list(parts)))
     return list(found)
+
+
+_MANY = 200

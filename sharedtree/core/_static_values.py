@@ -67,11 +67,20 @@ class _TooManyPartsError(Exception):
 
 
 class _Known(NamedTuple):
-    """Of one object: itself, its row, whether anything in it can be mutated; its parts by paths, few or too many."""
+    """What is known of one object.
+
+    Attributes:
+        value: The object.
+        row: What it is made of.
+        is_mutable: Whether anything in it can be mutated.
+        may_have_objects: See `_Keys`.
+        num_parts: The number of its parts, counted by paths, or one more than a nested key may have.
+    """
 
     value: Any
     row: _Row
     is_mutable: bool
+    may_have_objects: bool
     num_parts: int
 
 
@@ -113,12 +122,14 @@ class _Keys:
 
     Attributes:
         is_mutable: whether anything was met that can be mutated, and not only by those who never do.
+        may_have_objects: Whether anything was met that `objects_with_identity` may list.
     """
 
-    __slots__ = ("_is_nested", "_known", "_left", "is_mutable")
+    __slots__ = ("_is_nested", "_known", "_left", "is_mutable", "may_have_objects")
 
     def __init__(self, known: Known | None, is_nested: bool) -> None:
         self.is_mutable = False
+        self.may_have_objects = False
         self._known = known
         self._is_nested = is_nested
         self._left = _MAX_NESTED
@@ -137,16 +148,20 @@ class _Keys:
         else:
             self._left -= found.num_parts
         self.is_mutable |= found.is_mutable
+        self.may_have_objects |= found.may_have_objects
         return found.row
 
     def _new_row(self, value: Any) -> _Known:
         assert self._known is not None
-        before, left, self.is_mutable = self.is_mutable, self._left, False
+        before, left = (self.is_mutable, self.may_have_objects), self._left
+        self.is_mutable = self.may_have_objects = False
         row = _Row(content_of(value, self))
         row = _rows.one_like(hash(row), row)
-        made = _Known(value, row, self.is_mutable, min(left - self._left, _MAX_NESTED + 1))
+        num_parts = min(left - self._left, _MAX_NESTED + 1)
+        made = _Known(value, row, self.is_mutable, self.may_have_objects, num_parts)
         self._known.rows[id(value)] = made  # alive in the entry
-        self.is_mutable |= before
+        self.is_mutable |= before[0]
+        self.may_have_objects |= before[1]
         return made
 
     def note_class(self, value: Any, cls: type) -> None:
@@ -162,18 +177,22 @@ class _Keys:
         return tuple([self.of(value) for value in values])
 
 
-def key_of(value: Any, known: Known | None = None) -> tuple[Any, bool]:
-    """The key of a value, and whether anything in it can be mutated, and not only by those who never do.
+def key_of(value: Any, known: Known | None = None) -> tuple[Any, bool, bool]:
+    """Makes the key of a value.
+
+    Returns:
+        The key; whether anything in the value can be mutated, and not only by those who never do; and whether
+        `objects_with_identity` may list anything in it.
 
     Raises:
         Incomparable: if the value, or something in it, has no usable `==`.
     """
     keys = _Keys(known, is_nested=True)
     try:
-        return keys.of(value), keys.is_mutable
+        return keys.of(value), keys.is_mutable, keys.may_have_objects
     except _TooManyPartsError:
         keys = _Keys(nothing_known() if known is None else known, is_nested=False)
-        return keys.of(value), keys.is_mutable
+        return keys.of(value), keys.is_mutable, keys.may_have_objects
 
 
 class Static:
@@ -196,18 +215,18 @@ class Static:
     Cost: one walk over the containers in `value`, and a copy of those that can be mutated.
     """
 
-    __slots__ = ("_hash", "_is_mutable", "_key", "_value", "objects")
+    __slots__ = ("_hash", "_is_mutable", "_key", "_may_have_objects", "_value", "objects")
 
     def __init__(self, value: Any, known: Known | None = None, *, is_exact: bool = False) -> None:
-        self._key, self._is_mutable = key_of(value, known)
+        self._key, self._is_mutable, self._may_have_objects = key_of(value, known)
         self._value = value
         self.objects: tuple[Same, ...] = ()
-        if is_exact:
+        if is_exact and self._may_have_objects:
             objects = objects_with_identity(value)
             self.objects = tuple([Same(obj) for obj in objects])
             for obj in objects if known is not None else ():
                 note_class(known, obj, type(obj))
-        elif self._is_mutable:
+        elif self._is_mutable and not is_exact:
             known = nothing_known() if known is None else known
             self._value = copy_of(value, known.copies)
             # Another thread may have changed the value before it was copied, and only the copy stays what it is.
@@ -225,14 +244,15 @@ class Static:
     def with_copy(self, memo: IdentityDict[Any]) -> "Static":
         """The same with such a copy in the place of the value."""
         made = object.__new__(Static)
-        made._key, made._hash, made._is_mutable = self._key, self._hash, self._is_mutable
+        made._key, made._hash = self._key, self._hash
+        made._is_mutable, made._may_have_objects = self._is_mutable, self._may_have_objects
         made._value, made.objects = self.copied(memo), self.objects
         return made
 
     @property
     def has_objects(self) -> bool:
         """Whether there are objects in the value of which an equal one is not as good."""
-        return bool(objects_with_identity(self._value))
+        return self._may_have_objects and bool(objects_with_identity(self._value))
 
     @property
     def is_copied(self) -> bool:

@@ -227,7 +227,7 @@ def intern(
     structure = Structure()
     structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
     structure.noted, structure.tied_values, structure.program = noted, tied_values, None
-    structure.objects = tuple([obj for static in _statics_in(records) for obj in static.objects])
+    structure.objects = _objects_in(records)
     number = hash((maker, base, root, noted, tied_values, structure.objects, records))
     return _interned.one_like(number, structure)
 
@@ -333,9 +333,19 @@ def _static_of(op: Op) -> Static | None:
     return node if type(node) is Static else None
 
 
-def _statics_in(records: Sequence[Record]) -> Iterator[Static]:
-    """The static values of all records that have one."""
-    return (static for op, _ in records if (static := _static_of(op)) is not None)
+def _objects_in(records: Sequence[Record]) -> tuple[Same, ...]:
+    """The user's own static objects, of all exact static values, in order."""
+    found: list[Same] = []
+    # Written out, for each trace comes here several times.
+    for op, _ in records:
+        kind = type(op)
+        if kind is Node:
+            found += op.aux.objects
+        elif kind is Static:
+            found += op.objects
+        elif kind is Update:
+            found += op.node.aux.objects
+    return tuple(found)
 
 
 def depth_of(records: Sequence[Record]) -> int:
@@ -361,7 +371,8 @@ def edges(
         records: The table.
         roots: Where to begin: paths, and the numbers of records.
         base: The number of the first record.
-        keys_of: (number of a record, its node) → the keys of its children; those of the node if it is not given.
+        keys_of: (number of a record, its node) → the keys of its children. Asked only of nodes whose class does not say
+            what they are; those of the node if it is not given.
     """
     seen: set[int] = set()
     stack: list[tuple[int, Path]] = [(number, path) for path, number in reversed(roots)]
@@ -374,6 +385,6 @@ def edges(
         op, children = records[number - base]
         node = op.node if type(op) is Update else op
         if type(node) is Node:
-            keys = node.keys if keys_of is None else keys_of(number, node)
+            keys = keys_of(number, node) if keys_of is not None and node.type.names_children else node.keys
             pairs = zip(keys, children, strict=True)
             stack.extend((child, (*path, key)) for key, child in reversed(tuple(pairs)))

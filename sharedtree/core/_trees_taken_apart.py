@@ -12,7 +12,6 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ._call_arguments import LeafPath
-from ._node_types import is_registered
 from ._structure import LEAF, Node, Path, Record, Structure, Update, canonical, edges, intern, reached_outside
 
 
@@ -67,8 +66,7 @@ class Walked:
         two trees has the keys of the first. So the keys in it stand in only for an object that is not at hand, or that
         has come to have another number of children since.
         """
-        has_own_keys = not node.type.is_plain and not node.type.fields and is_registered(node.type)
-        if not has_own_keys or not self._has_object(number):
+        if not self._has_object(number):
             return node.keys
         obj = self.objects[number]
         if type(obj) is not node.type.cls:

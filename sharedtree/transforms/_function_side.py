@@ -88,7 +88,7 @@ def receive(hands: Sequence[Hand], statics: Sequence[Any] = (), bare: Sequence[A
     structure, table = hands[0].deal.structure, list[Any]()
     leaves = [as_numpy(leaf) for leaf in gathered(hands, bare)]
     given_copies = None
-    if any(static.is_mutable for _, static in statics_of(structure)) and structure.objects:
+    if structure.objects and any(static.is_mutable for _, static in statics_of(structure)):
         given_copies = _build_with_copies(structure, leaves, table)
     else:
         build(structure, leaves, table)

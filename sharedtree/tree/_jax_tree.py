@@ -181,10 +181,14 @@ def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = 
 
 def _mapped(f: Callable[..., Any], tree: Any, rest: tuple[Any, ...], is_leaf: IsLeaf, *, with_paths: bool) -> Any:
     require_registered(tree)
-    walked = walk_exactly(tree, is_leaf)
-    structure, found = walked.structure, builtins.list(walked.leaves.values())
+    if with_paths:
+        walked = walk_exactly(tree, is_leaf)
+        found, structure = builtins.list(walked.leaves.values()), walked.structure
+        before = [_leaf_paths(walked)]
+    else:
+        found, structure = pack_exactly(tree, is_leaf)
+        before = []
     columns = [_aligned(structure, other, f"rest[{i}]", "tree", how_to_tie) for i, other in enumerate(rest)]
-    before = [_leaf_paths(walked)] if with_paths else []
     return _made_of_columns(f, structure, found, [*before, found, *columns])
 
 
