@@ -29,6 +29,11 @@ class Selecting(eqx.Module):
         return True
 
 
+class Tree(eqx.Module):
+    a: jax.Array
+    b: jax.Array | None
+
+
 class Scaled(eqx.Module):
     x: jax.Array
     k: int
@@ -857,6 +862,29 @@ scenarios(
     an_optimizer_by_name=lambda: of(lambda: st.optimizer("adam"), TypeError, lambda tx: tx.init(tied())),
     a_where_that_computes=lambda: of(
         lambda: st.tree.at(lambda m: [m.embed.weight, m.head.weight.T], tied(), [0, 0]), MISMATCH, where=None
+    ),
+    a_where_that_looks_at_leaves=lambda: again(
+        lambda model, where: st.tree.at(where, model, replace_fn=lambda x: x),
+        MISMATCH,
+        where=lambda m: [leaf for leaf in jax.tree.leaves(m) if isinstance(leaf, jax.Array)],
+    ),
+    a_none_that_cannot_be_told=lambda: of(
+        lambda model: st.tree.at(lambda m: m.b if m.b is None else m.a, model, 0),
+        MISMATCH,
+        lambda model, new: model.b is new or 1 / 0,
+        model=Tree(jnp.ones(2), None),
+    ),
+    a_replacement_of_no_node=lambda: of(
+        lambda model, where: st.tree.at(where, model, replace_fn=lambda x: 2 * x),
+        MISMATCH,
+        lambda model, before: model is before or 1 / 0,
+        where=lambda m: [],
+        replace_fn=lambda x: 2 * x,
+        model=(unchanged := tied()),
+        before=unchanged,
+    ),
+    an_untie_of_no_node=lambda: of(
+        lambda model: st.untie(model, lambda m: []), MISMATCH, lambda model: st.ties(model) and 1 / 0
     ),
     a_tie_in_the_wrong_order=lambda: of(
         lambda model: st.tie(lambda m: (m.embed, m.head), model),
