@@ -1,5 +1,6 @@
 """One scenario for each message of the library that offers code, but for those about files."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import inspect
@@ -657,6 +658,27 @@ def _cycle():
     return loop
 
 
+def _flattened_by_two_threads(model):
+    """Flattens in another thread while a flatten function runs in this one."""
+    context = st.Context()
+
+    def flatten():
+        with context:
+            st.tree.flatten(model)
+
+    class Flattening:
+        pass
+
+    def parts(_):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(flatten).result()
+        return (), None
+
+    st.register_node(Flattening, parts, lambda *_: Flattening())
+    with context:
+        st.tree.flatten([Flattening()])
+
+
 def _flattened():
     with st.Context():
         return [st.tree.flatten({name: [jnp.ones(2)]}) for name in "ab"]
@@ -779,6 +801,11 @@ scenarios(
         lambda flattened: st.tree.unflatten(*reversed(flattened[1])),
         st.errors.ContextMismatchError,
         flattened=_flattened(),
+    ),
+    one_context_in_two_threads=lambda: of(
+        _flattened_by_two_threads,
+        st.errors.ContextMismatchError,
+        lambda leaves, structure, model: st.ties(st.tree.unflatten(structure, leaves)) == st.ties(model) or 1 / 0,
     ),
     a_cycle=lambda: of(lambda: st.Dag(_cycle()), st.errors.CycleError, Callable=Callable),
     a_node_and_a_part_of_it_replaced=lambda: of(

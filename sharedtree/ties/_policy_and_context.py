@@ -280,7 +280,7 @@ class Context:
 def current_policy(given: PolicyOption = None) -> Policy:
     """The policy of the innermost Context of this thread or task, or the default one, as far as none was given."""
     if given is None:
-        context = _innermost()
+        context = _innermost() if _entered.get() else None  # mostly there is none
         return DEFAULT if context is None else context.policy
     return given if isinstance(given, Policy) else _with_in_place(current_policy(), given.in_place)
 
