@@ -1,5 +1,6 @@
 """One scenario for each message of the library that offers code, but for those about files."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import inspect
@@ -27,6 +28,11 @@ class Selecting(eqx.Module):
 
     def __call__(self, leaf):
         return True
+
+
+class Tree(eqx.Module):
+    a: jax.Array
+    b: jax.Array | None
 
 
 class Scaled(eqx.Module):
@@ -667,6 +673,27 @@ def _cycle():
     return loop
 
 
+def _flattened_by_two_threads(model):
+    """Flattens in another thread while a flatten function runs in this one."""
+    context = st.Context()
+
+    def flatten():
+        with context:
+            st.tree.flatten(model)
+
+    class Flattening:
+        pass
+
+    def parts(_):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(flatten).result()
+        return (), None
+
+    st.register_node(Flattening, parts, lambda *_: Flattening())
+    with context:
+        st.tree.flatten([Flattening()])
+
+
 def _flattened():
     with st.Context():
         return [st.tree.flatten({name: [jnp.ones(2)]}) for name in "ab"]
@@ -790,6 +817,11 @@ scenarios(
         st.errors.ContextMismatchError,
         flattened=_flattened(),
     ),
+    one_context_in_two_threads=lambda: of(
+        _flattened_by_two_threads,
+        st.errors.ContextMismatchError,
+        lambda leaves, structure, model: st.ties(st.tree.unflatten(structure, leaves)) == st.ties(model) or 1 / 0,
+    ),
     a_cycle=lambda: of(lambda: st.Dag(_cycle()), st.errors.CycleError, Callable=Callable),
     a_node_and_a_part_of_it_replaced=lambda: of(
         lambda model, inner, outer: st.tree.at(lambda m: (m.embed, m.embed.weight), model, (outer, inner)),
@@ -880,6 +912,29 @@ scenarios(
     an_optimizer_by_name=lambda: of(lambda: st.optimizer("adam"), TypeError, lambda tx: tx.init(tied())),
     a_where_that_computes=lambda: of(
         lambda: st.tree.at(lambda m: [m.embed.weight, m.head.weight.T], tied(), [0, 0]), MISMATCH, where=None
+    ),
+    a_where_that_looks_at_leaves=lambda: again(
+        lambda model, where: st.tree.at(where, model, replace_fn=lambda x: x),
+        MISMATCH,
+        where=lambda m: [leaf for leaf in jax.tree.leaves(m) if isinstance(leaf, jax.Array)],
+    ),
+    a_none_that_cannot_be_told=lambda: of(
+        lambda model: st.tree.at(lambda m: m.b if m.b is None else m.a, model, 0),
+        MISMATCH,
+        lambda model, new: model.b is new or 1 / 0,
+        model=Tree(jnp.ones(2), None),
+    ),
+    a_replacement_of_no_node=lambda: of(
+        lambda model, where: st.tree.at(where, model, replace_fn=lambda x: 2 * x),
+        MISMATCH,
+        lambda model, before: model is before or 1 / 0,
+        where=lambda m: [],
+        replace_fn=lambda x: 2 * x,
+        model=(unchanged := tied()),
+        before=unchanged,
+    ),
+    an_untie_of_no_node=lambda: of(
+        lambda model: st.untie(model, lambda m: []), MISMATCH, lambda model: st.ties(model) and 1 / 0
     ),
     a_tie_in_the_wrong_order=lambda: of(
         lambda model: st.tie(lambda m: (m.embed, m.head), model),

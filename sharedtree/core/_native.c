@@ -3038,7 +3038,7 @@ static PyObject *native_count_contexts(PyObject *Py_UNUSED(module), PyObject *ch
     if (more == -1 && PyErr_Occurred())
         return NULL;
     num_contexts += more;
-    return none();
+    return PyLong_FromSsize_t(num_contexts);
 }
 
 /* The policy of a call, and how its wrapper is called under that; NULL if that is not known yet. Both are new references. */
@@ -3194,7 +3194,7 @@ static PyMethodDef methods[] = {
     {"look_again", native_look_again, METH_NOARGS, "Asks again of classes of which no instance was a node."},
     {"hand_parts", native_hand_parts, METH_O, "A hand -> (its leaves, its deal)."},
     {"hand_of", (PyCFunction)(void (*)(void))native_hand_of, METH_FASTCALL, "(deal, leaves) -> a hand."},
-    {"count_contexts", native_count_contexts, METH_O, "So many `Context`s more are entered."},
+    {"count_contexts", native_count_contexts, METH_O, "So many `Context`s more are entered. Returns how many are, in all threads."},
     {"call", (PyCFunction)(void (*)(void))native_call, METH_FASTCALL,
      "(what it needs to know, args, kwargs) -> what the wrapper returns, or `DEFERRED`, or what is to be finished."},
     {"write_back", native_write_back, METH_O, "Writes contents into objects, in turn, all or nothing; False if it cannot."},

@@ -1,8 +1,8 @@
 """Models that were written with `equinox.nn.Shared`, turned into models with ties.
 
 `Shared(pytree, where, get)` keeps `pytree` with a placeholder at each node that `where` names. Called, it puts there
-what `get` finds elsewhere in `pytree`. Both functions choose nodes and look at no values, so they can be asked on a
-stand-in. What `where` names is then another path to what `get` names, which is a tie.
+what `get` finds elsewhere in `pytree`. Both functions choose nodes and look at no values, so they can be asked as any
+`where` is. What `where` names is then another path to what `get` names, which is a tie.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from ..core._printing import shown
 from ..core._structure import Op
 from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import walk_exactly
-from ..ties._where_functions import StandIns, ask, stand_ins
+from ..ties._where_functions import WhereTree
 from ..tree._partition import rebuilt
 
 
@@ -54,8 +54,8 @@ def unwrap_shared(tree: Any) -> Any:
         >>> [tie.paths for tie in st.ties(model)]
         [("['layers'][0].weight", "['layers'][1].weight")]
 
-    Limitations: `where` and `get` are called on a stand-in without values, so they cannot call a `Shared` inside the
-    pytree of another; its nodes are at `.pytree`. Instances of subclasses stay as they are.
+    Limitations: `where` and `get` are called on stand-ins without values, too, so they cannot call a `Shared` inside
+    the pytree of another; its nodes are at `.pytree`. Instances of subclasses stay as they are.
     """
     require_registered(tree)
     walked = walk_exactly(tree)
@@ -66,15 +66,15 @@ def unwrap_shared(tree: Any) -> Any:
             f"`unwrap_shared` found no `equinox.nn.Shared` in {shown(tree)}. If what is to be one object is two there, "
             "tie it:\n    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
-    table = stand_ins(records)
+    asked = WhereTree(walked)
     instead: dict[int, int] = {}
     for number, path in wrappers.items():
         pytree, *functions = records[number][1]
         where, get = [walked.objects[function] for function in functions]
         if not callable(where) or not callable(get):
             raise _filtered(path)
-        targets, is_one = ask(where, table, pytree)
-        sources, is_found_whole = _sources(get, table, pytree, path)
+        targets, is_one = asked.named_by(where, root=pytree)
+        sources, is_found_whole = _sources(get, asked, pytree, path)
         if is_found_whole and not is_one:  # a sequence of nodes that the pytree itself holds
             sources = records[sources[0]][1]
         if len(sources) != len(targets):
@@ -97,12 +97,12 @@ def _wrappers(tree: Walked) -> dict[int, str]:
     return {n: tree.text(n) for n, node in nodes.items() if node is not None and node.type.cls is eqx.nn.Shared}
 
 
-def _sources(get: Callable[[Any], Any], table: StandIns, pytree: int, path: str) -> tuple[Sequence[int], bool]:
+def _sources(get: Callable[[Any], Any], asked: WhereTree, pytree: int, path: str) -> tuple[Sequence[int], bool]:
     """The records that `get` returns, and whether it returned just one."""
     try:
-        return ask(get, table, pytree, "get")
+        return asked.named_by(get, "get", root=pytree)
     except SharingMismatchError as error:
-        fact, _, _ = str(error).partition(". Return nodes")
+        fact, _, _ = str(error).partition(".\n")
         raise SharingMismatchError(
             f"The `equinox.nn.Shared`{_at(path)} cannot be unwrapped, for its {fact}.\n"
             "What it computes, such as a transpose, is another array, and a tie is one object. Either keep the "

@@ -104,7 +104,7 @@ def inference_mode(tree: T, value: bool = True) -> T:
     Raises:
         SharingMismatchError: if an `inference` attribute is static or computed, and so not part of the tree.
 
-    Cost: two walks over the nodes.
+    Cost: a few walks over the nodes.
 
     Example:
         >>> import equinox as eqx, sharedtree as st
@@ -114,7 +114,7 @@ def inference_mode(tree: T, value: bool = True) -> T:
         (True, True)
     """
 
-    def flags(stand_in: T) -> list[Any]:
-        return [obj.inference for obj in walk_exactly(stand_in).objects if hasattr(obj, "inference")]
+    def flags(model: T) -> list[Any]:
+        return [obj.inference for obj in walk_exactly(model).objects if hasattr(obj, "inference")]
 
-    return at(flags, tree, replace_fn=lambda _: value)
+    return at(flags, tree, [value] * len(flags(tree)))

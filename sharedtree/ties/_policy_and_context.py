@@ -1,21 +1,35 @@
-"""`Policy`, what to do about sharing, and `Context`, the thread-local scope that several packs and unpacks share.
+"""`Policy`, what to do about sharing, and `Context`, a scope that several packs and unpacks share.
 
 A pack tags each object with a number; an unpack makes one instance a number. Ordinarily each call of
 `sharedtree.tree.flatten` starts afresh. Inside a `Context` they go on counting, so that an object which occurs in two
 trees, flattened one after the other, is one object again when both are unflattened.
+
+Which Contexts are entered is an immutable tuple of entries in a context variable, so a task has the entries of whoever
+began it. A block may end anywhere: in the consumer of a generator, in the thread whose collector closes one, or after
+others that began later. So its end resets nothing to what was there before. It marks its own entry as ended, wherever
+that is seen, and whoever reads skips those that have ended.
+
+with a:                         (a)
+    task = create_task(...)     (a)         the task sees (a), too
+    with b:                     (a, b)
+leaving `a`                     (ended)     as does the task from now on
 """
 
+import contextvars
 import dataclasses
 import functools
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from ..core._errors import ContextMismatchError
 from ..core._native_walk import native
 from ..core._pack_and_unpack import Rules, Tags, pack, unpack, walked
 from ..core._structure import Structure
 from ..core._trees_taken_apart import Walked
+
+ResultType = TypeVar("ResultType")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +73,7 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyHere:
-    """The policy of the thread at each call, but in place or not, whatever that one says.
+    """The policy of the thread or task at each call, but in place or not, whatever that one says.
 
     Attributes:
         in_place: as in `Policy`.
@@ -69,7 +83,7 @@ class PolicyHere:
 
 
 PolicyOption = Policy | PolicyHere | None
-"""What counts as sharing, as it was said when a function was wrapped. None stands for the policy of the thread."""
+"""What counts as sharing, as it was said when a function was wrapped. None stands for the policy at each call."""
 
 
 @functools.cache
@@ -77,12 +91,69 @@ def _rules_of(arrays: bool, containers: bool, is_exact: bool = False) -> Rules:
     return Rules(arrays=arrays, containers=containers, is_exact=is_exact)
 
 
+# So that C need not ask for the policy as long as there is no `Context` in any thread: adds to its count of entered
+# Contexts, and returns it.
+_count: Callable[[int], int] = (lambda _: 0) if native is None else native.count_contexts
+
+
+class _Entry:
+    """A Context that was entered and not left.
+
+    Args:
+        context: the Context.
+        frame: the address of the frame in which it was entered.
+    """
+
+    # What has ended holds nothing: a task that outlives the block keeps its entry, and must not keep all leaves.
+    __slots__ = ("context", "frame")
+
+    context: "Context | None"
+
+    def __init__(self, context: "Context", frame: int) -> None:
+        self.frame = frame
+        # Counted before it can be seen, and taken off after it has ended: to count too many costs time only.
+        self.context = None
+        _count(1)
+        self.context = context
+
+    def end(self) -> None:
+        self.context = None
+        _count(-1)
+
+    def __del__(self, count: Callable[[int], int] = _count) -> None:
+        # The Context is garbage, too, so nobody can leave it any more.
+        if self.context is not None:
+            count(-1)
+
+
+# A thread begins with no entries. With `-X thread_inherit_context`, the default of Python 3.14 without the GIL, it has
+# those of the thread that starts it, as it has every other context variable. That is then what the program asks for:
+# nothing tells such a thread from a call of `asyncio.to_thread`, which is to have them.
+_entered: contextvars.ContextVar[tuple[_Entry, ...]] = contextvars.ContextVar("sharedtree.Context", default=())
+
+
+def _not_ended() -> tuple[_Entry, ...]:
+    return tuple([entry for entry in _entered.get() if entry.context is not None])
+
+
+def _innermost() -> "Context | None":
+    for entry in reversed(_entered.get()):
+        context = entry.context  # read once, for another thread may end it
+        if context is not None:
+            return context
+    return None
+
+
 class Context:
     """A scope in which flattens share their tags and unflattens share their instances.
 
-    Contexts belong to the thread that entered them and nest: the innermost counts. What is flattened in one Context is
-    unflattened, in the same order, in the same or in another one; a Context that has begun to unflatten the trees of
-    one does not accept those of a second.
+    Contexts nest: the innermost counts. What is flattened in one Context is unflattened, in the same order, in the same
+    or in another one; a Context that has begun to unflatten the trees of one does not accept those of a second.
+
+    A scope belongs to a thread or to an asyncio task. A task that begins inside it, or a call of `asyncio.to_thread`,
+    is in it until the block ends; a new thread and the threads of a pool are not. A generator has no scope of its own:
+    a Context that it entered and has not left is also that of whoever consumes it. There, give the policy to the
+    transform: `st.jit(f, policy=...)`. A block may end in another thread or task than it began in, or out of order.
 
     Args:
         policy: the policy inside the scope, also of transforms that were given none of their own. Default: that of
@@ -90,7 +161,7 @@ class Context:
 
     Raises:
         ContextMismatchError: on unflattening a structure whose earlier trees were not unflattened in this Context, or
-            that was made by another Context than those were.
+            that was made by another Context than those were; or if two threads use one Context at the same time.
 
     Example:
         >>> import sharedtree as st
@@ -116,17 +187,75 @@ class Context:
         self._table: list[Any] = []
         self._mark = object()
         self._maker: object | None = None
+        self._entries: dict[_Entry, None] = {}  # those that have not ended, the latest last
+        self._user: dict[str, int] = {}  # the thread that packs or unpacks here, if one does
 
     def __enter__(self) -> Self:
-        _count(1)  # before it is there, as in `__exit__` after it is gone: to count too many costs time only
-        _active.stack.append(self)
+        entry = _Entry(self, id(sys._getframe(1)))  # for who keeps the frame alive, see `_claimed_entry`
+        self._entries[entry] = None
+        _entered.set((*_not_ended(), entry))
         return self
 
     def __exit__(self, *_: object) -> None:
-        _active.stack.pop()
-        _count(-1)
+        self._claimed_entry(id(sys._getframe(1))).end()  # for who keeps the frame alive, see `_claimed_entry`
+        # Who holds a copy of the tuple skips what has ended; here it can go.
+        _entered.set(_not_ended())
+
+    def _claimed_entry(self, frame: int) -> _Entry:
+        """Takes out the entry that ends.
+
+        That is the one that was made in the same frame, by the same `with`. If the Context was entered by another
+        function, such as that of an `ExitStack`, it is the innermost one here, or else the latest anywhere.
+
+        Args:
+            frame: the address of the frame in which the Context is left.
+
+        Raises:
+            RuntimeError: if there is none.
+        """
+        # The frame of a `with` lives until its block ends, so no other block that has not ended has its address. That
+        # of a function that entered the Context and returned is dead, and another may have its address: then one entry
+        # of this Context is taken for another one, which is what would be done without an address, too.
+        entries = list(reversed(self._entries.copy()))
+        same_frame = [entry for entry in entries if entry.frame == frame]
+        here = [entry for entry in reversed(_entered.get()) if entry.context is self]
+        # No lock, for the collector may close a generator, and so come here, at any time. To take an entry out of a
+        # dictionary is one step, so only one can do it.
+        for entry in [*same_frame, *here, *entries]:
+            if self._entries.pop(entry, "taken") != "taken":
+                return entry
+        raise RuntimeError("A `sharedtree.Context` is left more often than it was entered.")
+
+    def _alone(self, step: Callable[[], ResultType]) -> ResultType:
+        """Packs or unpacks, while no other thread does.
+
+        Raises:
+            ContextMismatchError: if one does.
+        """
+        # A lock would be held while flatten functions of users run, which may wait for anything.
+        thread = threading.get_ident()
+        if self._user.get("thread") == thread:  # a flatten function flattens
+            return step()
+        if self._user.setdefault("thread", thread) != thread:
+            raise ContextMismatchError(
+                "Two threads flatten or unflatten in one Context at the same time.\n"
+                "The order in which trees are flattened, and are to be unflattened, would be left to chance. "
+                "Give each thread a Context of its own:\n"
+                "    with sharedtree.Context():\n"
+                "        leaves, structure = sharedtree.tree.flatten(model)"
+            )
+        try:
+            return step()
+        finally:
+            self._user.clear()
 
     def _pack(self, tree: Any, rules: Rules) -> tuple[list[Any], Structure]:
+        return self._alone(lambda: self._packed(tree, rules))
+
+    def _unpack(self, structure: Structure, leaves: Any) -> Any:
+        return self._alone(lambda: self._unpacked(structure, leaves))
+
+    def _packed(self, tree: Any, rules: Rules) -> tuple[list[Any], Structure]:
         before = len(self._tags.objects)
         try:
             return pack(tree, self._tags, rules, maker=self._mark)
@@ -134,7 +263,7 @@ class Context:
             self._tags.forget(before)
             raise
 
-    def _unpack(self, structure: Structure, leaves: Any) -> Any:
+    def _unpacked(self, structure: Structure, leaves: Any) -> Any:
         if structure.base == 0:
             self._table, self._maker = [], structure.maker
         if self._maker is not structure.maker or structure.base != len(self._table):
@@ -148,22 +277,11 @@ class Context:
         return unpack(structure, leaves, self._table)
 
 
-class _Active(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[Context] = []
-
-
-_active = _Active()
-
-
-# So that C need not ask for the policy as long as there is no `Context` in any thread.
-_count: Callable[[int], None] = (lambda _: None) if native is None else native.count_contexts
-
-
 def current_policy(given: PolicyOption = None) -> Policy:
-    """The policy of the innermost Context of this thread, or the default one, as far as none was given."""
+    """The policy of the innermost Context of this thread or task, or the default one, as far as none was given."""
     if given is None:
-        return _active.stack[-1].policy if _active.stack else DEFAULT
+        context = _innermost() if _entered.get() else None  # mostly there is none
+        return DEFAULT if context is None else context.policy
     return given if isinstance(given, Policy) else _with_in_place(current_policy(), given.in_place)
 
 
@@ -206,7 +324,7 @@ IsLeaf = Callable[[Any], bool] | None
 
 
 def rules_here(is_leaf: IsLeaf = None) -> Rules:
-    """How to walk a whole tree as inside under the policy of this thread."""
+    """How to walk a whole tree as inside under the policy of this thread or task."""
     rules = current_policy().rules
     return rules if is_leaf is None else rules._replace(is_leaf=is_leaf)
 
@@ -239,16 +357,18 @@ def walk_exactly(tree: Any, is_leaf: IsLeaf = None) -> Walked:
 
 
 def pack_here(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
-    """Packs a whole tree as inside, in the innermost Context of this thread if there is one."""
-    return _active.stack[-1]._pack(tree, rules_here(is_leaf)) if _active.stack else pack_alone(tree, is_leaf)
+    """Packs a whole tree as inside, in the innermost Context of this thread or task if there is one."""
+    context = _innermost()
+    return pack_alone(tree, is_leaf) if context is None else context._pack(tree, rules_here(is_leaf))
 
 
 def unpack_here(structure: Structure, leaves: Any) -> Any:
     """The inverse of `pack_here`."""
     if structure.maker is None:
         return unpack(structure, leaves)
-    if not _active.stack:
+    context = _innermost()
+    if context is None:
         if structure.base == 0:
             return unpack(structure, leaves)
-        return Context()._unpack(structure, leaves)
-    return _active.stack[-1]._unpack(structure, leaves)
+        context = Context()
+    return context._unpack(structure, leaves)

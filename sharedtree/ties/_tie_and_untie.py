@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from ..core._by_identity import IdentityDict
 from ..core._distinct_leaves import another
 from ..core._errors import SharingMismatchError
-from ..core._node_types import is_value_of_variable
+from ..core._node_types import is_value_of_variable, require_registered
 from ..core._pack_and_unpack import build
 from ..core._sharing import matching, merged
 from ..core._static_values import Static
@@ -16,8 +16,9 @@ from ..core._trees_taken_apart import Walked
 from ._interchangeable import require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
+from ._policy_and_context import walk_exactly
 from ._ties_that_are_missing import kind_of
-from ._where_functions import ask, require_where, stand_ins
+from ._where_functions import WhereTree, require_where
 
 T = TypeVar("T")
 
@@ -28,14 +29,15 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     Args:
         tree: the tree; it is not changed.
         where: takes the tree and returns the nodes to make one, as a sequence. The first is kept, wherever the others
-            were. It is called on a stand-in without values.
+            were. It is called on the tree and on a stand-in whose leaves have no values, and must name the same nodes,
+            so it cannot look at leaves.
 
     Returns:
         A new tree with new nodes, whose arrays are the same objects as those of `tree`.
 
     Raises:
         SharingMismatchError: if the nodes differ in class, statics, shape or dtype, if one is the array in a variable
-            of Flax NNX, or if `where` returns fewer than two, or what is not in the tree.
+            of Flax NNX, or if `where` returns fewer than two, or what is not in the tree, or depends on leaves.
         TypeError: if `where` is no function, as when the two are in the wrong order.
 
     Cost: two walks over the nodes. Nothing is copied.
@@ -47,14 +49,15 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
         (True, Array([0., 0.], dtype=float32))
     """
     require_where(where, tree, "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))")
-    read = read_tree(tree)
-    targets, is_single = ask(where, stand_ins(read.records), read.root)
+    require_registered(tree)
+    read = walk_exactly(tree)
+    targets, is_single = WhereTree(read).named_by(where)
     op, children = read.records[targets[0]] if is_single else (LEAF, ())
     if type(op) is Node and op.type.is_plain:  # a sequence of nodes that the tree itself holds
         targets = list(children)
     if len(targets) < 2:
         raise SharingMismatchError(
-            f"`where` returned {len(targets)} node, and a tie needs two or more:\n"
+            f"`where` returned {'1 node' if targets else '0 nodes'}, and a tie needs two or more:\n"
             "    sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
     _require_no_values(read, targets)
@@ -115,15 +118,17 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
 
     Args:
         tree: the tree; it is not changed.
-        where: takes a twin of the tree in which nothing is tied and returns the nodes to part from their ties, one or
-            a sequence; what is tied within such a node stays so. Default: every tie is undone.
+        where: takes the tree and returns the nodes to part from their ties, one or a sequence; what is tied within
+            such a node stays so. To learn which of the paths of a tie is meant, it is called on a twin of the tree in
+            which nothing is tied and leaves have no values, too. It must name the same nodes there, so it cannot look
+            at leaves. Default: every tie is undone.
 
     Returns:
         A new tree with new nodes. Arrays that part are copied, the others are the same objects. The first path of
         a tie keeps its array.
 
     Raises:
-        SharingMismatchError: if `where` returns what is not in the tree.
+        SharingMismatchError: if `where` returns what is not in the tree, or nothing, or depends on leaves.
 
     Cost: the number of paths, which for nested ties is more than that of nodes; and the bytes of the copies.
 
@@ -138,9 +143,20 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     """
     if where is not None:
         require_where(where, tree, "    model = sharedtree.untie(model, lambda m: m.head.weight)")
-    read = read_tree(tree)
+    require_registered(tree)
+    read = walk_exactly(tree)
     twin, origin = _unfolded(read)
-    targets = set(range(len(twin)) if where is None else ask(where, stand_ins(twin), len(twin) - 1)[0])
+    if where is None:
+        targets = set(range(len(twin)))
+    else:
+        unfolded = Walked(twin, len(twin) - 1, [read.objects[number] for number in origin])
+        targets = set(WhereTree(unfolded).named_by(where).records)
+        if not targets:
+            raise SharingMismatchError(
+                "`where` returned no node, so no tie would be undone.\n"
+                "Return the nodes that get an object of their own, or undo every tie:\n"
+                "    model = sharedtree.untie(model)"
+            )
     owner: list[int | None] = [None] * len(twin)  # the innermost target around each record of the twin
     for number in range(len(twin) - 1, -1, -1):
         if number in targets:

@@ -28,7 +28,7 @@ from ..core._warning_source import definition_of_caller, report_untied
 from ..ties._leaf_notes import hand_on, is_tied_value, note, note_tied_values
 from ..ties._list_ties import are_one_value, can_be_tied
 from ..ties._policy_and_context import IsLeaf, current_policy, exact_rules_here, rules_here
-from ..ties._where_functions import ask, require_where, stand_ins
+from ..ties._where_functions import WhereTree, require_where
 from ._partition import rebuilt
 
 T = TypeVar("T")
@@ -50,19 +50,22 @@ def at(
     if it has the same class, statics, shape and dtype.
 
     Args:
-        where: takes the tree and returns the node to replace, or a sequence of nodes. It is called on a stand-in
-            without values. A `None` can be replaced without further ado.
+        where: takes the tree and returns the node to replace, or a sequence of nodes. It is called on the tree and on
+            stand-ins whose leaves have no values, and must name the same places, so it cannot look at leaves. In a
+            stand-in a `None` is a `None`; one that is returned is replaced at its own path only.
         tree: the tree; it is not changed.
         replace: the replacement, or a sequence of as many as `where` returned.
         replace_fn: instead of `replace`: takes what is there and returns the replacement. Called once for each node.
-        is_leaf: nodes for which it is true count as leaves.
+        is_leaf: nodes for which it is true count as leaves. With `lambda x: x is None` each `None` has a stand-in, as
+            a leaf has, so a `where` that looks for `None` does not find it.
 
     Returns:
         A tree of new nodes, apart from the replacements; all other arrays are the same objects.
 
     Raises:
         InconsistentSharingError: if `replace` has two different replacements for one tied node.
-        SharingMismatchError: if `where` returns what is not in the tree, or a node and a part of that node.
+        SharingMismatchError: if `where` returns what is not in the tree, a node and a part of that node, or nothing
+            for `replace_fn`; if it depends on leaves; or if it cannot be told which `None` it means.
         TypeError: if `where` is no function, as when it and the tree are in the wrong order.
         ValueError: if not exactly one of `replace` and `replace_fn` is given, or their numbers differ.
 
@@ -86,8 +89,10 @@ def at(
     tags = Tags()
     _, records, root = walk(tree, tags, exact_rules_here(is_leaf))
     walked = Walked(records, root, tags.objects)
-    targets, is_single = ask(where, stand_ins(records), root)
+    targets, is_single = WhereTree(walked).named_by(where, none_fix=_fix_for_none)
     if replace_fn is not _NOT_GIVEN:
+        if not targets:
+            raise _nothing_to_replace()
         targets = builtins.list(dict.fromkeys(targets))
         new = [replace_fn(tags.objects[target]) for target in targets]
     else:
@@ -103,6 +108,18 @@ def at(
     for tie in lost:
         _say(tie)
     return result
+
+
+def _fix_for_none(path: str) -> str:
+    return f"    model = sharedtree.tree.at(lambda m: m{path}, model, new, is_leaf=lambda x: x is None)"
+
+
+def _nothing_to_replace() -> SharingMismatchError:
+    return SharingMismatchError(
+        "`where` returned no node, so there is nothing that `replace_fn` could be called with.\n"
+        "Most often it looks for the wrong thing. If a tree may have no such node, ask first:\n"
+        "    model = sharedtree.tree.at(where, model, replace_fn=replace_fn) if where(model) else model"
+    )
 
 
 def _hand_on_tied_values(tree: Walked, targets: Sequence[int], new: Sequence[Any]) -> None:
