@@ -521,6 +521,21 @@ def in_place_without_in_specs(path):
     return of(lambda: mapped(loss)(model), ValueError, after, jax=jax)
 
 
+def _two_places(call):
+    """A scenario in which rules by name send a tied array to a place and to none."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    rule = lambda path, leaf: place if "embed" in jax.tree_util.keystr(path) else None
+    names = {"rule": rule, "shardings": Net(Leaf(place), Leaf(None)), "net": (model := untied_arrays())}
+    return again(call, INCONSISTENT, are_alternatives=True, **names, model=model, result=model)
+
+
+@scenario
+def axes_that_differ_at_a_tie(path):
+    call = lambda net: st.vmap(loss, in_axes=(Net(Leaf(0), Leaf(1)),))(net)
+    return again(call, st.UntiedWarning, net=untied_arrays())
+
+
 @scenario
 def a_reference_in_a_branch_in_place(path):
     count = jax.new_ref(jnp.zeros(()))
@@ -658,6 +673,12 @@ def _flattened():
 
 
 scenarios(
+    two_places_of_an_argument=lambda: _two_places(
+        lambda net, shardings: st.jit(lambda net: loss(net), in_shardings=(shardings,))(net)
+    ),
+    two_places_of_a_result=lambda: _two_places(
+        lambda result, shardings: st.jit(lambda: st.tree.map(jnp.sin, result), out_shardings=shardings)()
+    ),
     an_optimizer_as_an_argument=lambda: of(
         lambda f: st.jit(f)(tied(), ADAM), TypeError, lambda f: f(tied(), ADAM), f=lambda model, tx: tx.init(model)
     ),

@@ -119,6 +119,7 @@ def report_untied(
     paths: Sequence[str],
     *,
     verb: str = "lost",
+    count: int = 1,
 ) -> None:
     """Says that a tie was lost; every `UntiedWarning` and `UntiedError` comes from here.
 
@@ -128,14 +129,16 @@ def report_untied(
         what: sentences that name the paths and say what became of them.
         fixes: lines, with the code indented by four spaces.
         paths: for programs that catch the error.
-        verb: what became of the tie, in the first sentence.
+        verb: what became of the ties, in the first sentence.
+        count: how many ties it happened to.
 
     Raises:
         UntiedError: if the policy says so.
     """
     if on_untie == "ignore":
         return
-    message = f"A tie was {verb} in {definition}. {what}\n{fixes}"
+    ties = "A tie was" if count == 1 else f"{count} ties were"
+    message = f"{ties} {verb} in {definition}. {what}\n{fixes}"
     if on_untie == "error":
         raise UntiedError(message, paths)
     warn_about(definition, message, UntiedWarning)

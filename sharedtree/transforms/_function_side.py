@@ -29,6 +29,7 @@ from ._meet_of_trees import Words, fitted
 from .checks._outer_policy import report_lost_changes, report_tied_values, traced_under
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
+from .checks._ties_cut_by_labels import report_cut_ties
 from .checks._ties_lost_in_calls import SeenArguments, report_lost_ties
 from .checks._tracer_leaks import forbid_tracers
 
@@ -151,6 +152,7 @@ class Inside:
             call.was_traced = True
             require_separate(call.arguments, call.tree, terms.names)
             report_tied_values(call.tree, terms.names, terms.title, terms.policy)
+            report_cut_ties(call, terms.names, terms.title, terms.policy)
             numbers = tree.leaf_numbers
             hand_on([call.objects[n] for n in numbers], [tree.objects[n] for n in numbers])
         if terms.policy.containers:

@@ -311,39 +311,84 @@ def _agree(left: _Argument, right: _Argument) -> Agree:
 def are_copies(pairs: Sequence[tuple[Any, Any]]) -> bool:
     """Whether each two leaves look like copies of one: equal in value, as far as that is cheap to tell.
 
-    Compared are the first megabyte of each leaf's first shard. Leaves of which all are constant (zeros, say) tell
-    nothing. What is traced, deleted or on other machines is not equal to anything.
+    At most a megabyte of each leaf is compared: the beginning of its first shard or, of two that are sharded
+    differently, the beginning of the whole array. Leaves of which all are constant (zeros, say) tell nothing. What is
+    traced, deleted or on other machines is not equal to anything.
     """
     are_constant = True
     with jax.ensure_compile_time_eval():  # a function is being traced
         for one, two in pairs:
-            here, there = _beginning(one), _beginning(two)
-            if here is None or there is None or kind_of(one) != kind_of(two) or here.shape != there.shape:
+            if kind_of(one) != kind_of(two):
                 return False
-            if here.tobytes() != there.tobytes():
+            here, there = _beginnings(one, two)
+            if here is None or there is None or here.tobytes() != there.tobytes():
                 return False
             first = here.ravel()[:1].tobytes()
             are_constant = are_constant and here.tobytes() == first * here.size
     return not are_constant
 
 
-def _beginning(leaf: Any) -> np.ndarray[Any, Any] | None:
-    """The first elements of a leaf; None if they cannot be had."""
+_HostArray = np.ndarray[Any, Any]
+
+
+def _beginnings(one: Any, two: Any) -> tuple[_HostArray | None, _HostArray | None]:
+    """The first elements of two leaves of one kind, from the same places; None for what cannot be had."""
+    here, there = _data(one), _data(two)
+    if here is None or there is None:
+        return None, None
+    if isinstance(here, jax.Array) and isinstance(there, jax.Array) and _are_sharded_alike(here, there):
+        here, there = here.addressable_shards[0].data, there.addressable_shards[0].data
+    slices = _beginning_of(here)
+    return _on_host(here, slices), _on_host(there, slices)
+
+
+def _data(leaf: Any) -> Any:
+    """The array whose bytes are the value of a leaf; None if they cannot be had."""
     if not carries_identity(leaf):
         return np.asarray(leaf)
     if isinstance(leaf, Tracer) or not isinstance(leaf, (jax.Array, np.ndarray)) or isinstance(leaf, jax.Ref):
         return None
-    data: Any = leaf
-    if isinstance(leaf, jax.Array):
-        if leaf.is_deleted() or not leaf.is_fully_addressable:
-            return None
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            data = jax.random.key_data(leaf)
-        data = data.addressable_shards[0].data
-    while data.nbytes > _MOST_BYTES and data.ndim:
-        row = data.nbytes // data.shape[0]
-        if row <= _MOST_BYTES:
-            data = data[: _MOST_BYTES // row]
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    if leaf.is_deleted() or not leaf.is_fully_addressable:
+        return None
+    return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+
+
+def _are_sharded_alike(one: jax.Array, two: jax.Array) -> bool:
+    """Whether the first shards of two arrays of one shape are of the same place."""
+    (here, *_), (there, *_) = one.addressable_shards, two.addressable_shards
+    return here.index == there.index
+
+
+def _beginning_of(data: Any) -> tuple[slice, ...]:
+    """At most a megabyte from the beginning of an array, as a slice along each axis."""
+    slices: list[slice] = []
+    num_bytes = data.nbytes
+    for size in data.shape:
+        if num_bytes <= _MOST_BYTES:
             break
-        data = data[0]
-    return np.asarray(data)
+        row = num_bytes // size
+        count = max(_MOST_BYTES // row, 1)
+        slices.append(slice(0, count))
+        num_bytes = row * count
+    return (*slices, *[slice(0, size) for size in data.shape[len(slices) :]])
+
+
+def _on_host(data: Any, slices: tuple[slice, ...]) -> _HostArray:
+    """A part of an array, put together from its shards, of which no more than that part is copied."""
+    if not isinstance(data, jax.Array) or len(data.sharding.device_set) == 1 or data.is_fully_replicated:
+        whole = data.addressable_shards[0].data if isinstance(data, jax.Array) else data
+        return np.asarray(whole[slices] if slices and whole.nbytes > _MOST_BYTES else whole)
+    part = np.empty([each.stop for each in slices], data.dtype)
+    for shard in data.addressable_shards:
+        if shard.replica_id == 0:
+            starts = [index.start or 0 for index in shard.index]
+            # Where the shard and the part overlap, as slices of the one and of the other.
+            sizes = zip(starts, shard.data.shape, slices, strict=True)
+            overlap = [slice(0, max(min(start + size, own.stop) - start, 0)) for start, size, own in sizes]
+            if all(each.stop for each in overlap):
+                there = [slice(s, s + each.stop) for s, each in zip(starts, overlap, strict=True)]
+                is_whole = shard.data.shape == tuple([each.stop for each in overlap])
+                part[tuple(there)] = np.asarray(shard.data if is_whole else shard.data[tuple(overlap)])
+    return part
