@@ -537,6 +537,14 @@ def axes_that_differ_at_a_tie(path):
 
 
 @scenario
+def a_layer_that_is_stacked_with_itself(path):
+    stack = lambda *leaves: jnp.stack(leaves)
+    tree, *rest = [Net(Leaf(jnp.ones(2) * i), layer) for i, layer in enumerate([Leaf(jnp.ones(2))] * 3)]
+    call = lambda tree, rest: st.tree.map(stack, tree, *rest)
+    return again(call, st.UntiedWarning, are_alternatives=True, tree=tree, rest=rest, f=stack)
+
+
+@scenario
 def a_reference_in_a_branch_in_place(path):
     count = jax.new_ref(jnp.zeros(()))
     model = Mutable(a=count, b=count, c=jnp.zeros(()))
