@@ -197,9 +197,9 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
 
 def _put_together(structure: Structure, found: list[Any], new: list[Any]) -> Any:
     """A tree with new leaves, which inherit what was noted of the old ones."""
-    new = with_identity(new, structure)
-    hand_on(found, new)
-    return unpack(structure, new)
+    leaves = with_identity(new, structure)
+    hand_on(found, leaves)
+    return unpack(structure, leaves)
 
 
 def _leaf_paths(structure: Structure) -> list[Path]:
