@@ -124,17 +124,73 @@ def own_class():
 
 def lost(provoke, category=st.UntiedWarning, after=lambda model: st.jit(lambda net: model)(tied()), **more):
     """A tie was lost, and there are many ways to keep it."""
-    names = {"f": lambda x: 2 * x, "where": lambda net: net.head.weight, "updates": tied(), "device": jax.devices()[0]}
+    names = {"f": lambda x: 2 * x, "where": lambda net: net.head.weight, "updates": tied()}
     return of(provoke, category, after, **{**names, **more})
 
 
-def lost_in_a_function(on_untie, category):
-    def provoke():
-        with st.Context(st.Policy(on_untie=on_untie)):
-            # Another function each time, which has not been traced before.
-            st.jit(lambda net: double(net))(tied())
+LOSING = {
+    "tree_map": double,
+    "tree_map_with_path": lambda net: jax.tree.map_with_path(lambda path, x: 2 * x, net),
+    "apply_updates": lambda net: optax.apply_updates(net, net),
+    "apply_updates_of_equinox": lambda net: eqx.apply_updates(net, net),
+    "replacement": lambda net: eqx.tree_at(lambda net: net.head.weight, net, replace_fn=lambda x: x + 1),
+    "replacement_by_value": lambda net: eqx.tree_at(lambda net: net.head.weight, net, net.head.weight + 1),
+    "average": lambda net: optax.incremental_update(net, net, 0.1),
+    "hand": lambda net: Net(Leaf(net.embed.weight + 1), Leaf(net.head.weight + 1)),
+    "evaluation": lambda net: optax.contrib.schedule_free_eval_params(schedule_free_state(net), net),
+    "update": lambda net: optax.sgd(0.1).update(net, optax.sgd(0.1).init(net))[0],
+}
 
-    return lost(provoke, category)
+
+def schedule_free_state(net):
+    return optax.contrib.schedule_free(optax.sgd(0.1), 0.1).init(net)
+
+
+def lost_in_a_function(name, category=st.UntiedWarning):
+    model = untied_arrays()
+    more = {"target": tied(), "step_size": 0.1, "optimizer": optax.sgd(0.1), "model": model}
+    more |= {"f": (lambda path, x: 2 * x) if name == "tree_map_with_path" else lambda x: 2 * x, "updates": model}
+    more |= {"state": schedule_free_state(model), "new": jnp.zeros((2, 2)), "before": model}
+
+    def provoke():
+        with st.Context(st.Policy(on_untie="warn" if category is st.UntiedWarning else "error")):
+            # Another function each time, which has not been traced before.
+            st.jit(lambda net: LOSING[name](net))(model)
+
+    return lost(provoke, category, **more)
+
+
+def losing(name):
+    return lambda: lost_in_a_function(name)
+
+
+@scenario
+def lost_in_a_training_state(path):
+    from flax.training.train_state import TrainState
+
+    weight = jnp.arange(1.0, 3.0)
+    tx = st.optimizer(optax.sgd(0.1))
+    made = TrainState.create(apply_fn=None, params={"embed": weight, "head": weight}, tx=tx)
+    grads = {"embed": weight, "head": weight}
+    step = lambda state: state.apply_gradients(grads=grads)
+    after = lambda state: assert_one(state.params["embed"], state.params["head"])
+    names = {"state": made, "grads": grads, "model": made.params}
+    return of(lambda: st.jit(lambda state: step(state))(made), st.UntiedWarning, after, **names)
+
+
+@scenario
+def a_target_that_begins_as_the_model(path):
+    @st.jit
+    def step(state):
+        return Net(st.tree.map(lambda x: x + 1, state.embed), state.head)
+
+    def after(params, target):
+        step(Net(params, target))
+        assert_one(target.embed.weight, target.head[0].weight)
+
+    shared = jnp.ones(2)
+    params = Net(Leaf(shared), [Leaf(shared), Leaf(jnp.zeros(2))])
+    return of(lambda: step(Net(params, params)), st.UntiedWarning, after, params=params)
 
 
 @scenario
@@ -143,12 +199,13 @@ def lost_between_calls(path):
     return lost(lambda: [f(net) for net in (tied(), jax.tree.map(jnp.copy, tied()))])
 
 
-def lost_in_front_of_an_optimizer(model):
+def lost_in_front_of_an_optimizer(model, around=lambda f: f):
     tx, loose = st.optimizer(optax.sgd(0.1)), jax.tree.map(jnp.copy, model)
     state = tx.init(model)
     after = lambda step, model, state: tx.update(step(model), state, model)
     names = {"model": model, "updates": model, "before": model, "step": lambda net: net, "optimizer": tx}
-    return lost(lambda: tx.update(loose, state, loose), after=after, **names)
+    names["state"] = state
+    return lost(lambda: around(tx.update)(loose, state, loose), after=after, **names)
 
 
 def gradients_that_were_not_joined(model, loss, gradients, gradient):
@@ -542,6 +599,29 @@ def in_place_without_in_specs(path):
     return of(lambda: mapped(loss)(model), ValueError, after, jax=jax)
 
 
+def _two_places(call):
+    """A scenario in which rules by name send a tied array to a place and to none."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    rule = lambda path, leaf: place if "embed" in jax.tree_util.keystr(path) else None
+    names = {"rule": rule, "shardings": Net(Leaf(place), Leaf(None)), "net": (model := untied_arrays())}
+    return again(call, INCONSISTENT, are_alternatives=True, **names, model=model, result=model)
+
+
+@scenario
+def axes_that_differ_at_a_tie(path):
+    call = lambda net: st.vmap(loss, in_axes=(Net(Leaf(0), Leaf(1)),))(net)
+    return again(call, st.UntiedWarning, net=untied_arrays())
+
+
+@scenario
+def a_layer_that_is_stacked_with_itself(path):
+    stack = lambda *leaves: jnp.stack(leaves)
+    tree, *rest = [Net(Leaf(jnp.ones(2) * i), layer) for i, layer in enumerate([Leaf(jnp.ones(2))] * 3)]
+    call = lambda tree, rest: st.tree.map(stack, tree, *rest)
+    return again(call, st.UntiedWarning, are_alternatives=True, tree=tree, rest=rest, f=stack)
+
+
 @scenario
 def a_reference_in_a_branch_in_place(path):
     count = jax.new_ref(jnp.zeros(()))
@@ -700,6 +780,12 @@ def _flattened():
 
 
 scenarios(
+    two_places_of_an_argument=lambda: _two_places(
+        lambda net, shardings: st.jit(lambda net: loss(net), in_shardings=(shardings,))(net)
+    ),
+    two_places_of_a_result=lambda: _two_places(
+        lambda result, shardings: st.jit(lambda: st.tree.map(jnp.sin, result), out_shardings=shardings)()
+    ),
     an_optimizer_as_an_argument=lambda: of(
         lambda f: st.jit(f)(tied(), ADAM), TypeError, lambda f: f(tied(), ADAM), f=lambda model, tx: tx.init(model)
     ),
@@ -788,8 +874,9 @@ scenarios(
         leaf=jnp.ones((2, 2)),
         cotangent=jnp.array(1.0),
     ),
-    lost_in_a_function=lambda: lost_in_a_function("warn", st.UntiedWarning),
-    lost_in_a_function_as_an_error=lambda: lost_in_a_function("error", st.errors.UntiedError),
+    lost_under_a_vanilla_jit=lambda: lost_in_front_of_an_optimizer(tied(), jax.jit),
+    lost_in_a_function_as_an_error=lambda: lost_in_a_function("tree_map", st.errors.UntiedError),
+    **{f"lost_by_{name}": losing(name) for name in LOSING},
     gradients_by_path=lambda: gradients_that_were_not_joined(tied(), loss, (tied(), tied()), jax.grad(loss)(tied())),
     the_state_of_an_untied_model=lambda: of(
         lambda model: ADAM.update(model, optax.adam(0.1).init(tied()), model),

@@ -4,6 +4,7 @@ A process has as many devices as it had when JAX started. The oracle is vanilla 
 on a model with one copy of the weight, written by hand.
 """
 
+import contextlib
 import functools
 import re
 
@@ -458,6 +459,143 @@ def test_device_put_and_constraints_inside_a_module(mesh):
     result = f(net)
     assert result.embed is result.head
     assert result.embed.is_fully_replicated
+
+
+def test_specifications_that_differ_within_one_module_are_cut_and_said(mesh):
+    model = Net(jnp.arange(64.0).reshape(8, 8), None)
+    model = Net(model.embed, model.embed)
+    f = lambda net: net.embed + net.head.T
+    options = {"mesh": mesh, "in_specs": (Net(P("x"), P(None, "x"), None),), "out_specs": P("x")}
+    with pytest.warns(st.UntiedWarning, match=r"(?s)cut in.*`net.embed`: in_specs.*`net.head`: in_specs") as caught:
+        result = st.shard_map(f, **options)(model)
+    assert len(caught) == 1
+    np.testing.assert_array_equal(result, jax.shard_map(f, **options)(Net(model.embed + 0, model.head + 0)))
+    st.shard_map(f, **options)(st.untie(model))
+
+
+RULES = (("x",), ("x", None), (("x",),), (None, "x"), (), (None, None), None)
+"""Specifications that a rule may answer; some of them are one place written in several ways. None is no sharding."""
+
+BY_RULES = {
+    "in_shardings": lambda model, rules: st.jit(lambda m: st.tree.map(lambda x: x + 1, m), in_shardings=(rules,))(
+        model
+    ),
+    "out_shardings": lambda model, rules: st.jit(lambda m: st.tree.map(lambda x: x + 1, m), out_shardings=rules)(model),
+    "in place": lambda model, rules: st.jit(
+        lambda m: st.tree.map(lambda x: x + 1, m), out_shardings=rules, in_place=True
+    )(model),
+    "device_put": lambda model, rules: st.tree.map(lambda x: x + 1, st.device_put(model, rules)),
+    "with_sharding_constraint": lambda model, rules: st.jit(
+        lambda m: st.tree.map(lambda x: x + 1, st.with_sharding_constraint(m, rules))
+    )(model),
+}
+
+
+def place_of(answer):
+    """What a specification says of an array with two axes: which one is split, if one is; None if nothing is said."""
+    return None if answer is None else tuple(i for i, axis in enumerate(answer) if axis in ("x", ("x",)))
+
+
+@pytest.mark.parametrize("name", BY_RULES)
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(data=hs.data())
+def test_rules_by_name_keep_a_tie_or_are_refused(name, data):
+    """The oracle is written by hand: whether all paths of each array have one place."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    arrays = [jnp.arange(64.0).reshape(8, 8) + 100 * i for i in range(3)]
+    which = data.draw(hs.lists(hs.sampled_from(range(3)), min_size=2, max_size=5))
+    rule = hs.sampled_from([each for each in RULES if each is not None or name != "with_sharding_constraint"])
+    answers = data.draw(hs.lists(rule, min_size=len(which), max_size=len(which)))
+    if data.draw(hs.booleans()):  # otherwise, rules seldom agree
+        first = {own: place_of(answer) for own, answer in reversed(list(zip(which, answers, strict=True)))}
+        written = {own: [each for each in RULES if place_of(each) == place] for own, place in first.items()}
+        answers = [data.draw(hs.sampled_from(written[own])) for own in which]
+    half = len(which) // 2
+    build = lambda leaves: Pair(leaves[:half], Pair(leaves[half:], None))
+    model = build([arrays[own] for own in which])
+    rules = build([None if answer is None else NamedSharding(mesh, P(*answer)) for answer in answers])
+    places = {}
+    for own, answer in zip(which, answers, strict=True):
+        places.setdefault(own, set()).add(place_of(answer))
+    if any(len(own) > 1 for own in places.values()):
+        error = conflict(lambda: BY_RULES[name](model, rules))
+        assert len(set(error.treatments)) > 1
+        return
+    result = BY_RULES[name](model, rules)
+    leaves = jax.tree.leaves(result)
+    for i, own in enumerate(which):
+        np.testing.assert_array_equal(leaves[i], arrays[own] + 1)
+        assert all((leaves[i] is leaves[j]) == (own == other) for j, other in enumerate(which))
+        if name in ("out_shardings", "in place") and answers[i] is not None:
+            assert leaves[i].sharding.is_equivalent_to(NamedSharding(mesh, P(*answers[i])), 2)
+
+
+def test_the_error_of_two_places_names_both_and_its_fixes_run(mesh):
+    model = Net(jnp.arange(64.0).reshape(8, 8), None)
+    model = Net(model.embed, model.embed)
+    rule = lambda path, leaf: sharded(mesh, P("x") if "embed" in jax.tree_util.keystr(path) else P(None, "x"))
+    rules = jax.tree_util.tree_map_with_path(rule, Net(1, 2))
+    double = lambda net: st.tree.map(lambda x: 2 * x, net)
+    calls = {
+        "net": lambda model, shardings: st.jit(double, in_shardings=(shardings,))(model),
+        "result": lambda model, shardings: st.jit(double, out_shardings=shardings)(model),
+        "tree": st.device_put,
+    }
+    for root, call in calls.items():
+        error = conflict(lambda call=call: call(model, rules))
+        assert error.paths == (f"{root}.embed", f"{root}.head")
+        assert [text.partition(" ")[2] for text in error.treatments] == [str(P("x")), str(P(None, "x"))]
+        assert len(str(error).splitlines()) <= 8
+        (fix,) = [line for line in str(error).splitlines() if line.startswith("    shardings = ")]
+        names = {"sharedtree": st, "equinox": eqx, "rule": rule, "model": model}
+        exec(fix.strip(), names)
+        moved = call(model, names["shardings"])
+        assert moved.embed is moved.head
+        if root == "net":
+            exec("net = sharedtree.untie(net)", names | (own := {"net": model, "sharedtree": st}), own)
+            assert call(own["net"], rules).head.sharding.is_equivalent_to(sharded(mesh, P(None, "x")), 2)
+    apart = st.jit(lambda net: st.untie(net), out_shardings=rules)(model)
+    assert [leaf.sharding.spec for leaf in (apart.embed, apart.head)] == [P("x"), P(None, "x")]
+
+
+def test_arrays_in_two_arguments_or_results_stay_soft(mesh):
+    """A target network starts as the model's arrays, and each is put where its own rules say."""
+    rows, columns, w = sharded(mesh), sharded(mesh, P(None, "x")), jnp.arange(64.0).reshape(8, 8)
+    add = lambda a, b: (a.embed + b.embed, (a, b))
+    f = st.jit(add, in_shardings=(Net(rows, rows, None), Net(columns, columns, None)))
+    total, (a, b) = f(Net(w, w), Net(w, w))
+    np.testing.assert_array_equal(total, 2 * w)
+    assert a.embed is a.head
+    assert b.embed is b.head
+    parted = st.jit(lambda net: (net, net), out_shardings=(rows, columns))(Net(w, w))
+    assert [net.embed.sharding.spec for net in parted] == [P("x"), P(None, "x")]
+    assert all(net.embed is net.head for net in parted)
+
+
+@pytest.mark.parametrize("answers", [(P("x"), P(None, "x")), (P("x"), P()), (P(), P(None, "x")), (P("x"), None)])
+@pytest.mark.parametrize("of", ["floats", "keys", "large", "NumPy"])
+def test_copies_that_vanilla_placed_differently_have_lost_their_tie(mesh, answers, of):
+    """And what differs in value, or tells nothing, has not."""
+    base = {
+        "floats": lambda: jnp.arange(64.0).reshape(8, 8),
+        "NumPy": lambda: np.arange(64.0, dtype=np.float32).reshape(8, 8),
+        "keys": lambda: jax.random.split(jax.random.key(0), (8, 8)),
+        "large": lambda: jnp.arange(2**20, dtype=jnp.float32).reshape(2**7, 2**13),
+    }[of]
+    use = st.jit(lambda net: jax.tree.map(lambda x: x.shape, net) and 1)
+    w = base()
+    use(Net(w, w))
+    place = lambda leaf, spec: leaf if spec is None else jax.device_put(leaf, sharded(mesh, spec))
+    for other in (base(), base()[::-1]):
+        loose = Net(place(base(), answers[0]), place(other, answers[1]))
+        is_lost = other[0, 0] == w[0, 0]
+        with pytest.warns(st.UntiedWarning, match="earlier call") if is_lost else contextlib.nullcontext():
+            use(loose)
+        use = st.jit(lambda net: jax.tree.map(lambda x: x.shape, net) and 1)
+        use(Net(w, w))
+    zeros = jnp.zeros((8, 8))
+    use(Net(zeros, zeros))
+    use(Net(place(zeros, answers[0]), place(zeros + 0, answers[1])))
 
 
 def test_a_function_with_shardings_is_traced_once_and_as_it_is_called(explicit):

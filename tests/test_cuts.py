@@ -145,14 +145,55 @@ def test_axes_that_differ_at_an_array(transform):
         return Pair(a.first + 2 * b.second, (3 * a.second * b.first).sum())
 
     for in_axes in ((0, None), (0, 1), (Pair(0, 1), Pair(1, None)), (Pair(None, 0), 0), (None, 1)):
-        ours, theirs = transform(f, in_axes=in_axes)(a, b), vanilla(f, in_axes=in_axes)(twin(a), twin(b))
-        assert eqx.tree_equal(ours, theirs), in_axes
+        is_within = any(isinstance(axes, Pair) for axes in in_axes)
+        # Between arguments a tie is cut in silence; within one module it is said.
+        with pytest.warns(st.UntiedWarning, match="cut in") if is_within else contextlib.nullcontext():
+            ours = transform(f, in_axes=in_axes)(a, b)
+        assert eqx.tree_equal(ours, vanilla(f, in_axes=in_axes)(twin(a), twin(b))), in_axes
 
 
-def test_axes_that_differ_within_one_module():
+def axes_of_one_module(container):
     w = jnp.arange(4.0).reshape(2, 2)
-    out = st.vmap(lambda m: m.first - m.second, in_axes=(Pair(0, 1),))(Pair(w, w))
-    np.testing.assert_array_equal(out, w - w.T)
+    subtract = lambda m: m.first - m.second if container is Pair else m["first"] - m["second"]
+    made = (lambda a, b: Pair(a, b)) if container is Pair else lambda a, b: {"first": a, "second": b}
+    call = lambda model, **options: st.vmap(subtract, in_axes=(made(0, 1),), **options)(model)
+    return w, made(w, w), call
+
+
+@pytest.mark.parametrize("container", [Pair, dict])
+def test_axes_that_differ_within_one_module_are_cut_and_said(container):
+    w, model, call = axes_of_one_module(container)
+    policy = {"on_untie": "warn", "containers": container is dict}
+    with pytest.warns(st.UntiedWarning, match=r"cut in `.*subtract|cut in `.*lambda") as caught:
+        np.testing.assert_array_equal(call(model, policy=st.Policy(**policy)), w - w.T)
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    one, two = ("`m.first`", "`m.second`") if container is Pair else ("`m['first']`", "`m['second']`")
+    assert f"{one}: in_axes 0" in text
+    assert f"{two}: in_axes 1" in text
+    assert len(text.splitlines()) <= 8
+    # What is no tie, or was said not to be one, is mapped in silence.
+    for quiet in (st.untie(model), copy_dag(twin(model))):
+        np.testing.assert_array_equal(call(quiet, policy=st.Policy(**policy)), w - w.T)
+    np.testing.assert_array_equal(call(model, policy=st.Policy(**{**policy, "on_untie": "ignore"})), w - w.T)
+    with pytest.raises(st.errors.UntiedError) as error:
+        call(model, policy=st.Policy(**{**policy, "on_untie": "error"}))
+    assert error.value.paths == (one.strip("`"), two.strip("`"))
+    if container is dict:  # under the usual policy, arrays in a dict are values
+        np.testing.assert_array_equal(call(model), w - w.T)
+
+
+def test_many_arrays_with_two_axes_are_one_warning_for_a_trace():
+    w, v = jnp.arange(4.0).reshape(2, 2), jnp.ones((2, 2))
+    model, axes = Pair(Pair(w, v), Pair(w, v)), Pair(Pair(0, 0), Pair(1, 1))
+    call = st.jit(lambda m: st.vmap(lambda m: m.first.first + m.second.second, in_axes=(axes,))(m))
+    with pytest.warns(st.UntiedWarning, match=r"2 ties were cut") as caught:
+        [call(model) for _ in range(3)]
+    assert len(caught) == 1
+
+
+def test_containers_of_one_module_have_one_axis():
+    w = jnp.arange(4.0).reshape(2, 2)
     shared = [w]
     for axes in (Pair([0], [1]), Pair(0, 1)):
         error = conflict(lambda: st.vmap(lambda m: m.first[0] - m.second[0], in_axes=(axes,))(Pair(shared, shared)))

@@ -97,7 +97,7 @@ def test_code_is_told_from_lists():
     text = f"Says:\n    `a.b`: one\n    {HOLE}\nFix:\n    {HOLE} = untie({HOLE})\nor\n    with x:\n        y\n    z"
     assert blocks_of(text) == [f"    {HOLE} = untie({HOLE})", "    with x:\n        y", "    z"]
     assert {fix.file for fix in fixes()} >= {
-        "ties/_ties_that_are_missing.py",
+        "ties/_what_loses_ties.py",
         "ties/_list_ties.py",
         "optim/_unique_parameters.py",
     }

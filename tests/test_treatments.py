@@ -126,7 +126,8 @@ def test_shardings_inside_a_module_and_of_results():
         in_shardings=(prefix,),
         out_shardings=prefix,
     )
-    for model in (tied, loose, Pair(w + 3, w + 4)):
+    assert conflict(lambda: f(tied)).paths == ("m.first", "m.second")
+    for model in (loose, Pair(w + 3, w + 4)):
         result = f(model)
         assert (result.first.sharding, result.second.sharding) == (one, other)
         assert traces == [False]
@@ -145,7 +146,9 @@ def test_shardings_inside_a_module_and_of_results():
     assert (a.first.sharding, b.first.sharding) == (one, other)
     a, b = st.jit(twice, out_shardings=(one, one))(tied)
     assert a is b
-    parted = st.jit(lambda m: Pair(*[m.first + 1] * 2), out_shardings=prefix)(loose)
+    made_tied = st.jit(lambda m: Pair(*[m.first + 1] * 2), out_shardings=prefix)
+    assert conflict(lambda: made_tied(loose)).paths == ("result.first", "result.second")
+    parted = st.jit(lambda m: st.untie(Pair(*[m.first + 1] * 2)), out_shardings=prefix)(loose)
     assert (parted.first.sharding, parted.second.sharding) == (one, other)
 
 

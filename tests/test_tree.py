@@ -175,6 +175,67 @@ def test_what_was_added_up_is_told_what_keeps_ties(which):
         assert len(caught.value.paths) == 2
 
 
+def stack(*leaves):
+    return jnp.stack(leaves)
+
+
+def blocks_of(shared, count=3):
+    return [Pair(jnp.full(2, float(i)), shared) for i in range(count)]
+
+
+STACKED = {
+    "a layer in all": (lambda layer: blocks_of(layer), ".second"),
+    "a layer in some": (lambda layer: [*blocks_of(layer, 2), Pair(jnp.ones(2), copy_dag(layer))], ".second"),
+    "the very operands": (lambda layer: [layer] * 3, ""),
+    "in containers": (lambda layer: [{"own": jnp.ones(2), "net": [layer]} for _ in range(2)], "['net'][0]"),
+    "the largest": (lambda layer: blocks_of(Pair(layer, layer)), ".second"),
+}
+
+
+@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize("how", [stack, lambda *leaves: jnp.concatenate(leaves)], ids=["stack", "concatenate"])
+def test_a_shared_module_that_is_stacked_with_itself_is_said(name, how):
+    build, path = STACKED[name]
+    blocks = build(Pair(jnp.arange(2.0), jnp.ones(3)))
+    with pytest.warns(st.UntiedWarning, match="has stacked with itself") as caught:
+        stacked = st.tree.map(how, *blocks)
+    (warning,) = caught
+    assert all(f"`{place}{path}`" in str(warning.message) for place in ("tree", "rest[0]"))
+    assert warning.filename == __file__
+    assert len(str(warning.message).splitlines()) <= 8
+    for ours, theirs in zip(jtu.tree_leaves(stacked), jtu.tree_leaves(jax.tree.map(how, *blocks)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    with st.Context(st.Policy(on_untie="error")), pytest.raises(st.errors.UntiedError) as error:
+        st.tree.map(how, *blocks)
+    assert error.value.paths[:2] == (f"tree{path}", f"rest[0]{path}")
+    with st.Context(st.Policy(on_untie="ignore")):
+        st.tree.map(how, *blocks)
+    st.tree.map(how, *st.untie(blocks))
+    with pytest.warns(st.UntiedWarning, match="cannot|has stacked") as caught:
+        st.jit(lambda blocks: st.tree.map(how, *blocks))(blocks)
+    assert len(caught) == 1
+
+
+def test_what_is_not_stacked_or_shared_is_mapped_in_silence():
+    layer = Pair(jnp.arange(2.0), jnp.ones(3))
+    blocks = blocks_of(layer)
+    for f in (
+        lambda *leaves: sum(leaves) / 3,  # a mean of models that share a layer shares it as well
+        lambda one, two, _: jnp.where(one[0] > 0, one, two),
+        lambda *leaves: jnp.linalg.norm(leaves[0] - leaves[1]),
+        lambda *leaves: leaves,
+    ):
+        st.tree.map(f, *blocks)
+    w = jnp.ones(2)
+    for alike in ([Pair(w, w), Pair(w, w)], [{"a": w}, {"a": w}], [Pair([w], 1), Pair([w], 1)]):  # arrays alias
+        st.tree.map(stack, *alike)
+    container = [w]
+    st.tree.map(stack, Pair(container, 1), Pair(container, 1))
+    nothing = Pair(None, jnp.tanh)
+    st.tree.map(stack, *blocks_of(nothing))
+    st.tree.map(stack, *[Pair(jnp.ones(2), copy_dag(layer)) for _ in range(3)])
+
+
 def test_a_deque_is_a_container_here_although_a_leaf_for_jax():
     w = jnp.ones(2)
     queue = collections.deque([w, [w]], maxlen=3)

@@ -16,6 +16,7 @@
   gone, NumPy arrays stay what they are.
 - `typed_scalar_types`: a rule is given objects of these classes for Python numbers. Where the name is gone, numbers are
   expected to stay what they are, and a test fails if they do not.
+- `_line_info` of a tracer: where the operation that made it was called. Without it, warnings name no line.
 - `traceback_util`: JAX takes its own frames out of the traceback of an error that leaves it, and those of what was
   registered there. Where its names are gone, the frames show.
 """
@@ -26,7 +27,7 @@ import inspect
 import pathlib
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -89,6 +90,24 @@ def with_enclosing(trace: Any) -> tuple[Any, ...]:
         traces.append(trace)
         trace = getattr(trace, "parent_trace", None)
     return tuple(traces)
+
+
+class Frame(NamedTuple):
+    """A call on the way to an operation."""
+
+    filename: str
+    function: str
+    lineno: int
+
+
+def frames_of(leaf: Any) -> list[Frame]:
+    """The calls on the way to the operation that made a tracer, the innermost first; none where JAX does not say."""
+    while isinstance(leaf, Tracer):
+        traceback = getattr(getattr(leaf, "_line_info", None), "traceback", None)
+        if traceback is not None:
+            return [Frame(each.file_name, each.function_name, each.line_num) for each in traceback.frames]
+        leaf = getattr(leaf, "primal", None)  # what is differentiated stands around what was computed
+    return []
 
 
 def belongs_to(tracer: Tracer, traces: Iterable[Any]) -> bool:

@@ -12,9 +12,11 @@ each code object, so a notebook cell that is run again, which defines its functi
 import functools
 import inspect
 import sys
+import threading
 import types
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from ._by_identity import WeakIdentityDict
@@ -119,6 +121,8 @@ def report_untied(
     paths: Sequence[str],
     *,
     verb: str = "lost",
+    count: int = 1,
+    may_wait: bool = False,
 ) -> None:
     """Says that a tie was lost; every `UntiedWarning` and `UntiedError` comes from here.
 
@@ -128,14 +132,50 @@ def report_untied(
         what: sentences that name the paths and say what became of them.
         fixes: lines, with the code indented by four spaces.
         paths: for programs that catch the error.
-        verb: what became of the tie, in the first sentence.
+        verb: what became of the ties, in the first sentence.
+        count: how many ties it happened to.
+        may_wait: whether the end of a trace that is under way says it, unless that has to say the same.
 
     Raises:
         UntiedError: if the policy says so.
     """
     if on_untie == "ignore":
         return
-    message = f"A tie was {verb} in {definition}. {what}\n{fixes}"
+    ties = "A tie was" if count == 1 else f"{count} ties were"
+    message = f"{ties} {verb} in {definition}. {what}\n{fixes}"
     if on_untie == "error":
         raise UntiedError(message, paths)
-    warn_about(definition, message, UntiedWarning)
+    if may_wait and _waiting.lists:
+        _waiting.lists[-1].append((definition, message))
+    else:
+        warn_about(definition, message, UntiedWarning)
+
+
+class _Waiting(threading.local):
+    def __init__(self) -> None:
+        self.lists: list[list[tuple[Definition, str]]] = []  # one for each trace that is under way
+
+
+_waiting = _Waiting()  # a trace runs in one thread
+
+
+@contextmanager
+def letting_wait() -> Iterator[list[tuple[Definition, str]]]:
+    """Collects the warnings inside the block that may wait. They are given at once if the block raises."""
+    waiting: list[tuple[Definition, str]] = []
+    _waiting.lists.append(waiting)
+    try:
+        yield waiting
+    except BaseException:
+        _waiting.lists.pop()
+        give(waiting)
+        raise
+    else:
+        _waiting.lists.pop()
+
+
+def give(waiting: list[tuple[Definition, str]]) -> None:
+    """Gives warnings that have waited."""
+    while waiting:
+        definition, message = waiting.pop(0)
+        warn_about(definition, message, UntiedWarning)

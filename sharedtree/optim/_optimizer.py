@@ -19,7 +19,7 @@ from ..core._recursion_limit import keeps_limit
 from ..libraries._optax import has_labels, with_labels
 from ..ties._list_ties import is_inexact
 from ..tree._jax_tree import map as _map, map_updates
-from ._ties_seen_by_init import InitialTies
+from ._ties_seen_by_init import InitialTies, note_in_state
 from ._unique_parameters import Models, holds_several_models
 from ._wrt import OF_OPTIMIZER, filter_of, require_nothing_left
 
@@ -115,7 +115,7 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
     @keeps_limit
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         model = updates if params is None else params
-        initial_ties.check(model, state)
+        missing = initial_ties.check(model, state)
         models = Models.of(model, selected)
         for name, value in extra.items():
             extra[name] = _translated(value, models, name, params)
@@ -125,7 +125,10 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
             None if params is None else models.cut(params, "params"),
             **extra,
         )
-        return models.whole(new_updates), models.whole(new_state)
+        made = models.whole(new_updates), models.whole(new_state)
+        if missing:
+            note_in_state(model, made[1], missing)
+        return made
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -8,6 +8,8 @@ From the outside such a step looks right, and every update trains two weights wh
 from collections.abc import Sequence
 from typing import Any
 
+from jax.core import Tracer
+
 from ..core._locks import Lock
 from ..core._printing import listed
 from ..core._sharing import Rooted
@@ -16,30 +18,28 @@ from ..core._structure import LEAF, Node, Path, Record, Structure, intern
 from ..core._trees_taken_apart import Walked
 from ..core._warning_source import definition_of_caller, report_untied
 from ..ties._leaf_notes import note
-from ..ties._policy_and_context import current_policy, walk_alone
-from ..ties._ties_that_are_missing import LostLeaf, lost_leaf_ties, maximal, named, unsettled
+from ..ties._policy_and_context import Policy, current_policy, walk_alone
+from ..ties._ties_that_are_missing import Lost, LostLeaf, at, lost_leaf_ties, maximal, named, unsettled
+from ..ties._what_loses_ties import Advice
 
 _MOST = 16  # sharings that one optimizer remembers; a program has one, or a few in turn
 
 _IN_MODULES = (
-    "`jax.jit` and `equinox.filter_jit` around the whole step take a tied model apart; its counterpart does not:\n"
-    "    step = sharedtree.jit(step)\n"
+    "`jax.jit` and `equinox.filter_jit` around the whole step take a tied model apart; its counterpart does not:",
+    "    step = sharedtree.jit(step)",
 )
 
 _IN_CONTAINERS = (
-    "To transforms, arrays in lists and dicts are values, so that a tied one is several in a step under `jax.jit`, and "
-    "also under `sharedtree.jit` if nothing else is said. Under this policy it is one, which each transform needs:\n"
-    "    step = sharedtree.jit(step, policy=sharedtree.Policy(containers=True))\n"
+    "To transforms, arrays in lists and dicts are values, also in a step under `sharedtree.jit`. Under this policy, "
+    "which each transform needs, a tied one is one:",
+    "    step = sharedtree.jit(step, policy=sharedtree.Policy(containers=True))",
 )
 
-_EAGERLY = (
-    "In an eager loop, these functions keep ties:\n"
-    "    model = sharedtree.apply_updates(model, updates)\n"
-    "To put the ties back, each with the value at its first path:\n"
-    "    model = sharedtree.retie(model, like=before)\n"
-    "To say that it is meant, and to begin anew without ties:\n"
-    "    model = sharedtree.untie(model)\n"
-    "    state = optimizer.init(model)"
+_EAGERLY = "In an eager loop, this keeps ties:", "    model = sharedtree.apply_updates(model, updates)"
+
+_MEANT = (
+    "To say that it is meant, and to begin anew without ties:",
+    "    model = sharedtree.untie(model)\n    state = optimizer.init(model)",
 )
 
 
@@ -60,12 +60,15 @@ class InitialTies:
         with self._lock:
             self._seen = _with(self._seen, shape)
 
-    def check(self, model: Any, state: Any) -> None:
+    def check(self, model: Any, state: Any) -> list[LostLeaf]:
         """Reports, once, what is untied in a model that was tied in one of those, or is in the optimizer's state.
 
         Args:
             model: the parameters, or a gradient.
             state: of the optimizer.
+
+        Returns:
+            What the model has lost, reported now, before, or meant; nothing where that was known and nothing is traced.
 
         Raises:
             UntiedError: under `Policy(on_untie="error")`.
@@ -74,27 +77,40 @@ class InitialTies:
         """
         policy = current_policy()
         if policy.on_untie == "ignore":
-            return
+            return []
         walked = walk_alone(model)
         plain = _without_values(walked)
-        if plain in self._reported:
-            return
+        is_known = plain in self._reported
+        if is_known and not any(isinstance(leaf, Tracer) for leaf in walked.leaves.values()):
+            return []
         missing, when = self._missing(plain), "when the optimizer was initialised"
         if not missing:
             missing, when = _tied_in_state(plain, walk_alone(state)), "in the optimizer's state"
-        losses = maximal(unsettled(missing, walked.objects))
-        for lost in losses:
-            names = named("model", lost.paths)
-            many = "two objects" if len(names) == 2 else "several objects"
-            what = f"{listed(names)} are {many} in the parameters of an update, but were one {when}."
-            what += " An optimizer then updates each of them by itself."
-            in_containers = all(part in walked.outside for tie in lost.ties for part in tie.parts)
-            fixes = (_IN_CONTAINERS if in_containers else _IN_MODULES) + _EAGERLY
-            report_untied(policy.on_untie, definition_of_caller(), what, fixes, names)
-            note(walked.objects[part] for tie in lost.ties for part in tie.parts)
-        if losses:
-            with self._lock:
-                self._reported = _with(self._reported, plain)
+        if not missing or is_known:
+            return missing
+        lost = unsettled(missing, walked.objects)
+        if lost:
+            self._report(maximal(lost), walked, when, policy)
+            note(walked.objects[part] for tie in lost for part in tie.parts)
+        # What was meant, or was reported elsewhere, is not said of later models either.
+        with self._lock:
+            self._reported = _with(self._reported, plain)
+        return missing
+
+    def _report(self, losses: Sequence[Lost], walked: Walked, when: str, policy: Policy) -> None:
+        names = [named("model", lost.paths) for lost in losses]
+        which = "; ".join(map(listed, names[:3])) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+        are = "two objects" if len(names) == 1 and len(names[0]) == 2 else "several objects"
+        what = f"{which} are {are} in the parameters of an update, but were one {when}. Each is updated by itself."
+        ties = [tie for lost in losses for tie in lost.ties]
+        in_containers = all(part in walked.outside for tie in ties for part in tie.parts)
+        is_traced = any(isinstance(walked.objects[part], Tracer) for tie in ties for part in tie.parts)
+        around = _IN_CONTAINERS if in_containers else _IN_MODULES
+        advice = Advice(None, [around, _MEANT if is_traced else _EAGERLY])
+        paths = [path for own in names for path in own]
+        report_untied(
+            policy.on_untie, definition_of_caller(), what, advice.text, paths, count=len(losses), may_wait=True
+        )
 
     def _missing(self, now: Structure) -> list[LostLeaf]:
         """What is lost if the model's sharing is one that `init` saw minus ties, and is not itself one of these."""
@@ -109,6 +125,23 @@ class InitialTies:
                 return []
             missing = min(missing or lost, lost, key=len)
         return missing
+
+
+def note_in_state(model: Any, state: Any, missing: Sequence[LostLeaf]) -> None:
+    """Notes that the slots of a state have lost their ties because the model has: that need not be said as well.
+
+    Args:
+        model: the parameters, or a gradient.
+        state: that the update of these has made.
+        missing: the ties that the model has lost.
+    """
+    plain, walked = _without_values(walk_alone(model)), walk_alone(state)
+    numbers: dict[Any, int] = {}
+    wanted = _trees(plain.records, numbers)[plain.root]
+    paths = dict.fromkeys(path for tie in missing for path in tie.paths)
+    for number, tree in enumerate(_trees(walked.records, numbers)):
+        if tree == wanted and walked.holds_leaf[number]:
+            note(walked.objects[at(walked, number, path)] for path in paths)
 
 
 def _with(shapes: tuple[Structure, ...], shape: Structure) -> tuple[Structure, ...]:

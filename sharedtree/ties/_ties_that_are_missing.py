@@ -19,21 +19,6 @@ from ..core._structure import LEAF, Node, Path, Record
 from ..core._traced_leaves_and_identity import carries_identity
 from ._leaf_notes import is_noted
 
-KEEPING = (
-    "Functions that see trees, not DAGs, do that: `jax.tree.map`, `jax.device_put`, `optax.apply_updates`, "
-    "`equinox.tree_at`. Those that keep ties:\n"
-    "    model = sharedtree.tree.map(f, model)\n"
-    "    model = sharedtree.tree.at(where, model, new)\n"
-    "    model = sharedtree.apply_updates(model, updates)\n"
-    "    model = sharedtree.device_put(model, device)\n"
-    "To put the ties of a model back, each with the value at its first path:\n"
-    "    model = sharedtree.retie(model, like=before)\n"
-    "To say that it is meant, of the model that should have no ties:\n"
-    "    model = sharedtree.untie(model)\n"
-    "Gradients are taken with `sharedtree.grad`, which sums over the paths; one path's alone is not the gradient."
-)
-"""The fixes wherever a model has lost its ties."""
-
 
 class Kind(NamedTuple):
     """The type of a traced leaf, as far as it tells one model from another."""
@@ -167,3 +152,12 @@ def maximal(ties: Iterable[LostLeaf]) -> list[Lost]:
 def named(text: str, paths: Iterable[Path]) -> list[str]:
     """The paths as errors print them, below something that is called `text`."""
     return [text + jtu.keystr(path) for path in paths]
+
+
+def at(tree: Rooted, number: int, path: Path) -> int:
+    """The record at a path below another one."""
+    for key in path:
+        op, children = tree.records[number]
+        assert type(op) is Node
+        number = children[op.keys.index(key)]
+    return number

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ..core._structure import LEAF, Given, Op, Path, Structure, canonical, intern
+from ..core._structure import LEAF, Given, Node, Op, Path, Structure, canonical, intern
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import which_are_noted, which_are_tied_values
 from ._hands import Deal, Hand
-from ._inconsistent_sharing import raise_inconsistent
-from ._leaf_labels import Fates, Treatment, Way, are_one, distinct_labels
+from ._inconsistent_sharing import raise_inconsistent, raise_inconsistent_result
+from ._leaf_labels import REFUSED, Fates, Treatment, Way, are_one, distinct_labels
 
 Name = tuple[int, int]
 """A record and a fate: what is one object after the cut."""
@@ -123,23 +123,46 @@ def _forbid(fates: Fates, several: Mapping[int, Sequence[Way]], transform: str) 
     nodes = {number: tree.node(number) for number in several}
     modules = {number for number, node in nodes.items() if node is not None and not node.type.is_plain}
     partible = fates.treatment.partible(fates) if modules else ()
-    containers: list[int] = []
+    containers: set[int] = set()
     for number in sorted(several):
         node = nodes[number]
         if number in modules.difference(partible) or isinstance(tree.objects[number], jax.Ref):
             raise_inconsistent(fates, number, transform)
         if node is not None and node.type.carries_identity:
-            containers.append(number)
-    for _, root in outermost_ways(fates) if containers else ():
-        within: dict[int, int] = {}
-        for way in fates.ways_from(root):
-            if within.setdefault(way[0], fates[way]) != fates[way] and way[0] in containers:
-                raise_inconsistent(fates, way[0], transform)
+            containers.add(number)
+    conflicts = within_modules(fates, containers)
+    if fates.treatment.within_module == REFUSED:
+        arrays = {number for number, node in nodes.items() if node is None}
+        conflicts |= within_modules(fates, arrays, has_containers=fates.treatment.has_containers)
+    if conflicts:
+        raise_inconsistent(fates, min(conflicts), transform)
     return partible
 
 
-def outermost_ways(fates: Fates) -> list[tuple[Path, Way]]:
-    """The ways into modules that are in no other one, with a path, in the order of a walk."""
+def within_modules(fates: Fates, numbers: Collection[int], *, has_containers: bool = False) -> set[int]:
+    """Those records to which the edges of one outermost module lead with two fates.
+
+    Args:
+        fates: of the tree.
+        numbers: the records that are asked about.
+        has_containers: whether mutable containers outside modules count as modules do.
+    """
+    found: set[int] = set()
+    for _, root in outermost_ways(fates, has_containers=has_containers) if numbers else ():
+        first: dict[int, int] = {}
+        for way in fates.ways_from(root):
+            if way[0] in numbers and first.setdefault(way[0], fates[way]) != fates[way]:
+                found.add(way[0])
+    return found
+
+
+def outermost_ways(fates: Fates, *, has_containers: bool = False) -> list[tuple[Path, Way]]:
+    """The ways into modules that are in no other one, with a path, in the order of a walk.
+
+    Args:
+        fates: of the tree.
+        has_containers: whether mutable containers outside modules count as modules do.
+    """
     found: list[tuple[Path, Way]] = []
     stack: list[tuple[Path, Way]] = [((), fates.root)]
     while stack:
@@ -147,7 +170,7 @@ def outermost_ways(fates: Fates) -> list[tuple[Path, Way]]:
         node = fates.tree.node(way[0])
         if node is None:
             continue
-        if node.type.is_plain:
+        if node.type.is_plain and not (has_containers and node.type.is_mutable):
             steps = list(zip(node.keys, fates.below(way), strict=True))
             stack.extend([((*path, key), below) for key, below in reversed(steps)])
         else:
@@ -184,6 +207,10 @@ def with_notes(structure: Structure, leaves: Sequence[Any]) -> Structure:
     return intern(structure.records, structure.root, 0, None, noted, tied) if noted or tied else structure
 
 
+def _is_object(op: Op) -> bool:
+    return op is LEAF or (type(op) is Node and op.type.carries_identity)
+
+
 class DealtOut(NamedTuple):
     """What goes out: the hands, and the label of each."""
 
@@ -195,6 +222,7 @@ def dealt_out(
     tree: Walked,
     treatment: Treatment,
     labels: Sequence[Any] | None,
+    transform: str,
     op_of: Callable[[Fates], Callable[[Name], Op | None]] | None = None,
 ) -> DealtOut:
     """Deals the leaves of what goes out, in one hand for each label. What has two fates is parted.
@@ -203,12 +231,19 @@ def dealt_out(
         tree: with its objects.
         treatment: what the transform will do to it.
         labels: of the hands; None for those that occur.
+        transform: what it is called, for errors.
         op_of: (the fates) → (a name) → what stands for an object instead of what was packed, if anything does.
 
     Raises:
+        InconsistentSharingError: if an object within one module would be put to two places.
         SharingMismatchError: where the prefix does not fit the tree.
     """
     fates = Fates(tree, treatment)
+    if treatment.within_module == REFUSED:
+        objects = [number for number, (op, _) in enumerate(tree.records) if _is_object(op)]
+        conflicts = within_modules(fates, objects, has_containers=treatment.has_containers)
+        if conflicts:
+            raise_inconsistent_result(fates, min(conflicts), transform)
     structure, names = numbered_anew(fates, op_of(fates) if op_of else lambda _: None)
     ways = fates.way_of_each()
     own = [name for (op, _), name in zip(structure.records, names, strict=True) if op is LEAF]

@@ -11,15 +11,14 @@ from ..core._distinct_leaves import distinct
 from ..core._jax_internals import api_boundary
 from ..core._pack_and_unpack import unpack
 from ..core._prefix_trees import Branch
-from ..core._printing import shown
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import read_tree
 from ..ties._policy_and_context import Context
 from ._crossing import Crossing
 from ._function_and_options import lists_options_of
 from ._inconsistent_sharing import raise_inconsistent
-from ._jit import is_sharding
-from ._leaf_labels import Fates, Treatment
+from ._leaf_labels import Fates
+from ._placements import placing
 from ._signatures import Placing
 
 T = TypeVar("T")
@@ -87,11 +86,10 @@ def placed(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any
         place: (leaf, its place) → the leaf there.
     """
     read = read_tree(Arguments(("tree",), (tree,), {}))
-    treatment = Treatment(name, Branch((prefix,)), is_sharding, describe=lambda where: f"{name} {shown(where)}")
-    fates = Fates(read, treatment)
+    fates = Fates(read, placing(name, Branch((prefix,))))
     for number in sorted(fates.several()):
-        raise_inconsistent(fates, number, transform, "What is tied here stays tied, so it has one place.\n")
-    chosen = {way[0]: fates.of_leaves[fates[way]] for way in fates.ways() if way[0] in read.leaves}
+        raise_inconsistent(fates, number, transform)
+    chosen = {way[0]: fates.label_at(way) for way in fates.ways() if way[0] in read.leaves}
     placed = distinct([place(leaf, chosen[number]) for number, leaf in read.leaves.items()])
     hand_on(list(read.leaves.values()), placed)
     return unpack(read.structure, placed).args[0]

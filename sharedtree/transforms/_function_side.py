@@ -20,6 +20,7 @@ from ..core._pack_and_unpack import Rules, build, walked
 from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, statics_of
 from ..core._trees_taken_apart import Walked
+from ..core._warning_source import Definition, give, letting_wait
 from ..ties._leaf_notes import hand_on, note_one_around
 from ..ties._policy_and_context import Policy
 from ._argument_names import Names
@@ -31,7 +32,8 @@ from ._meet_of_trees import Words, fitted
 from .checks._outer_policy import report_lost_changes, report_tied_values, traced_under
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
-from .checks._ties_lost_in_calls import SeenArguments, report_lost_ties
+from .checks._ties_cut_by_labels import report_cut_ties
+from .checks._ties_lost_in_calls import LostTie, SeenArguments, report_lost_ties, ties_lost_between
 from .checks._tracer_leaks import forbid_tracers
 
 
@@ -133,6 +135,7 @@ class Inside:
         self.terms = terms
         self.received = NOTHING
         self.function = function
+        self._waiting: list[tuple[Definition, str]] = []
 
     @property
     def outer(self) -> Sequence[Any]:
@@ -161,7 +164,9 @@ class Inside:
         received = receive(hands, bare=[each for each in operands if type(each) is not Hand])
         own = received.arguments
         result = self.call_with(received, (*before, *own.args), {**own.kwargs, **(named or {})})
-        if not again:
+        if again:
+            give(self._waiting)
+        else:
             self.check(result)
         return result
 
@@ -182,11 +187,12 @@ class Inside:
             call.was_traced = True
             require_separate(call.arguments, call.tree, terms.names)
             report_tied_values(call.tree, terms.names, terms.title, terms.policy)
+            report_cut_ties(call, terms.names, terms.title, terms.policy)
             numbers = tree.leaf_numbers
             hand_on([call.objects[n] for n in numbers], [tree.objects[n] for n in numbers])
         if terms.policy.containers:
             note_one_around(tree)
-        with traced_under(terms.policy, is_told=terms.is_told):
+        with letting_wait() as self._waiting, traced_under(terms.policy, is_told=terms.is_told):
             result = self.function(*args, **kwargs)
         if not (terms.policy.in_place or terms.is_told):
             report_lost_changes(tree, result, terms.names, terms.title, terms.rules, writes=terms.writes)
@@ -217,9 +223,14 @@ class Inside:
     def check_walked(self, result: Walked, *, is_with_state: bool = False) -> None:
         """The same of a result that was taken apart, with what was received before it or not."""
         terms, received, call = self.terms, self.received.tree, self.received.call
+        since: list[LostTie] = []
         if terms.caches_traces and call is not None:
-            terms.seen.compare(received, call.objects, terms.policy, terms.names)
-        report_lost_ties(received, result, terms.policy, terms.names, is_with_state=is_with_state)
+            since = terms.seen.compare(received, call.objects, terms.policy)
+        lost = ties_lost_between(received, result, terms.policy, is_with_state=is_with_state)
+        if lost or since:
+            self._waiting.clear()  # one warning for one trace
+            report_lost_ties(since, lost, terms.policy, terms.names)
+        give(self._waiting)
         report_tied_values(result, terms.names, terms.title, terms.policy)
 
     def pack(self, result: Any, *, as_operand: bool = False) -> Hand:

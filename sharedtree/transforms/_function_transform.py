@@ -305,7 +305,7 @@ class FunctionTransform(Wrapper):
                 return self.handed_out(dealt_with_state(result, inside, leaving, labels, changes), received)
             tree = inside.walked(result)
             inside.check_walked(tree)
-            return self.handed_out(dealt_out(tree, leaving, labels), received)
+            return self.handed_out(dealt_out(tree, leaving, labels, inside.terms.title), received)
         except SharingMismatchError as error:
             raise UnfitResultError(error) from None
 

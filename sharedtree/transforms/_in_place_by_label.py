@@ -68,7 +68,7 @@ def dealt_with_state(
 
         return instead
 
-    return dealt_out(tree, leaving._replace(prefix=Branch(tuple(parts))), labels, op_of)
+    return dealt_out(tree, leaving._replace(prefix=Branch(tuple(parts))), labels, inside.terms.title, op_of)
 
 
 def _require_one_way(fates: Fates, state: Collection[Name], own: IdentitySet, title: str) -> None:

@@ -4,11 +4,12 @@ A DAG of depth 60 can have 2^60 paths to one leaf. So only ways that lead to it 
 first eight paths are named.
 """
 
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 from jax import tree_util as jtu
 
+from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
 from ..core._structure import LEAF, Path
 from ._leaf_labels import Fates, Way
@@ -93,23 +94,48 @@ def occurrences(fates: Fates, leaf: int) -> Occurrences:
 
 def raise_inconsistent(fates: Fates, number: int, transform: str, why: str = "") -> NoReturn:
     """Raises the error for a record with several fates, about a leaf in it that has several, too."""
-    tree = fates.tree
+    obj, leaf = fates.tree.objects[number], _leaf_with_several(fates, number)
+    if not why and not isinstance(obj, jax.Ref) and fates.tree.node(number) is not None:
+        why = f"Arrays that are treated differently become two, but not what a shared `{type(obj).__name__}` holds.\n"
+    raise error_of(occurrences(fates, leaf), transform, why + fates.treatment.advice(_leaves_in(fates, number)))
+
+
+def raise_inconsistent_result(fates: Fates, number: int, transform: str) -> NoReturn:
+    """Raises the same error about a record of what a function returned."""
+    found = occurrences(fates, _leaf_with_several(fates, number))
+    found = Occurrences(
+        [Occurrence((LeafPath("result"), *each.path), each.treatment) for each in found.found], found.more, []
+    )
+    lines = (
+        f"{_head(found, transform)}\n{fates.treatment.advice(_leaves_in(fates, number))}"
+        "Or let the function give each path an array of its own before it returns:\n"
+        "    result = sharedtree.untie(result)"
+    )
+    raise InconsistentSharingError(lines, found.paths, found.treatments)
+
+
+def _leaf_with_several(fates: Fates, number: int) -> int:
+    """A leaf in a record with several fates that has several, too."""
     first, second, *_ = fates.several()[number]
-    below = dict.fromkeys(each[0] for each in sorted(fates.ways_from(first)))
-    leaves = [tree.objects[each] for each in below if tree.records[each][0] is LEAF]
-    while tree.records[first[0]][0] is not LEAF:
+    while fates.tree.records[first[0]][0] is not LEAF:
         both = zip(fates.below(first), fates.below(second), strict=True)
         first, second = next((a, b) for a, b in both if fates[a] != fates[b])
-    obj = tree.objects[number]
-    if not why and not isinstance(obj, jax.Ref):
-        why = f"Arrays that are treated differently become two, but not what a shared `{type(obj).__name__}` holds.\n"
-    raise error_of(occurrences(fates, first[0]), transform, why + fates.treatment.advice(leaves))
+    return first[0]
+
+
+def _leaves_in(fates: Fates, number: int) -> list[Any]:
+    tree = fates.tree
+    below = dict.fromkeys(way[0] for way in sorted(fates.ways_from(fates.several()[number][0])))
+    return [tree.objects[n] for n in below if tree.records[n][0] is LEAF]
+
+
+def _head(found: Occurrences, transform: str) -> str:
+    return "\n".join([f"One object, but `{transform}` would treat its occurrences differently:", *found.lines])
 
 
 def error_of(found: Occurrences, transform: str, advice: str) -> InconsistentSharingError:
     """The error for a leaf that would be treated in several ways, with advice that ends a line."""
-    head = f"One object, but `{transform}` would treat its occurrences differently:"
-    text = "\n".join([head, *found.lines, advice + part_them(found)])
+    text = f"{_head(found, transform)}\n{advice}{part_them(found)}"
     return InconsistentSharingError(text, found.paths, found.treatments)
 
 

@@ -17,7 +17,6 @@ from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._jax_internals import api_boundary, current_traces, used_inputs
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
-from ..core._printing import shown
 from ..core._static_kinds import Incomparable, Same, copy_of
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy, current_policy
@@ -29,6 +28,7 @@ from ._function_given_to_jax import Shared, shared_by
 from ._function_transform import FunctionTransform
 from ._hands import Hands
 from ._leaf_labels import Treatment, is_donated
+from ._placements import is_sharding, placing
 from .checks._refused_arguments import forbid_bound_module
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
@@ -66,34 +66,33 @@ class JitTransform(DonatingTransform):
 
     def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
         """Donated or not, and where to."""
-        treatments = [each for each in (self.donating(arguments), self._placing(arguments)) if each is not None]
+        treatments = [each for each in (self.donating(arguments), self._placing(policy, arguments)) if each is not None]
         if not treatments:
             return super().dealing(policy, arguments)
         # Prefixes of shardings may be anything, but those of one function are the same.
         key = (
             Static(treatments[0].prefix)
             if self._in_shardings is None
-            else (Same(self._in_shardings), *map(_prefix_of, treatments))
+            else (Same(self._in_shardings), policy.containers, *map(_prefix_of, treatments))
         )
         return Dealing(self.transform_name, lambda _: treatments, key)
 
-    def _placing(self, arguments: Arguments) -> Treatment | None:
+    def _placing(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         prefix, names = self._in_shardings, arguments.parts()[1]
         if prefix is None or is_sharding(prefix):
             return None
         positions = positions_of(names)
         parts = prefix if isinstance(prefix, (tuple, list)) else [prefix] * len(positions)
-        name = "in_shardings"
         if len(parts) != len(positions):
             self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)
-        return Treatment(name, Branch(tuple(parts)), is_sharding, describe=lambda where: f"{name} {shown(where)}")
+        return placing("in_shardings", Branch(tuple(parts)), containers=policy.containers)
 
     def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """The results go where `out_shardings` says, and what was changed where it was."""
         out = self._out_shardings
         if out is None or (is_sharding(out) and not policy.in_place):
             return None
-        return Treatment("out_shardings", Branch((None, out)) if policy.in_place else out, is_sharding)
+        return placing("out_shardings", Branch((None, out)) if policy.in_place else out, containers=policy.containers)
 
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
@@ -329,15 +328,6 @@ def _donates_from_the_end() -> bool:
 def _prefix_of(treatment: Treatment) -> Any:
     parts = treatment.prefix.parts
     return parts if treatment.name == "donate_argnums" else len(parts)
-
-
-def is_sharding(obj: Any) -> bool:
-    """Whether an object in a prefix of shardings is one."""
-    return (
-        obj is None
-        or isinstance(obj, (jax.sharding.Sharding, jax.sharding.PartitionSpec, jax.Device))
-        or (type(obj).__name__ in ("Format", "Layout"))
-    )
 
 
 class CheckpointTransform(FunctionTransform):

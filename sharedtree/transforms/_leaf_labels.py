@@ -26,6 +26,9 @@ from ..core._trees_taken_apart import Walked
 NO_FATE = 0
 """Of what holds no traced leaf."""
 
+CUT, SAID, REFUSED = "cut", "cut and said", "refused"
+"""What becomes of an array, or a container, that the edges of one module reach with two labels."""
+
 DONATED, KEPT = "donated", "not donated"
 """The labels of what a transform takes the buffers of, and of what it does not."""
 
@@ -64,6 +67,9 @@ class Treatment(NamedTuple):
         is_known: False if a label only says that nothing is known, and so is no use to `explain`.
         advice: the leaves of what is treated in several ways → what an error says before its fix.
         partible: which modules that are treated in several ways become several, as arrays do.
+        within_module: what becomes of an array that edges of one module reach with two labels: `CUT`, `SAID` or
+            `REFUSED`.
+        has_containers: whether mutable containers outside modules are objects, and so count as modules do.
     """
 
     name: str
@@ -75,6 +81,8 @@ class Treatment(NamedTuple):
     is_known: bool = True
     advice: Callable[[Sequence[Any]], str] = _no_advice
     partible: Callable[["Fates"], Collection[int]] = _nothing
+    within_module: str = CUT
+    has_containers: bool = False
 
 
 class Fates:

@@ -28,7 +28,8 @@ from ._donation import DonatingTransform
 from ._function_and_options import in_code
 from ._function_side import Inside, Received
 from ._hands import Hand, Hands
-from ._leaf_labels import Treatment, is_donated, labels_in
+from ._leaf_labels import SAID, Treatment, is_donated, labels_in
+from ._placements import shortened
 
 _UNMAPPED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None but output was batched .*")
 """What JAX says of a place that was changed, and has no axis to come out along."""
@@ -100,13 +101,15 @@ class VmapTransform(DonatingTransform):
             lambda label, leaf, _: self.resolve_in(label, leaf),
             functools.partial("{} {}".format, self.in_name),
             self.deals_resolved,
+            within_module=SAID,
+            has_containers=policy.containers,
         )
         labels = labels_in(prefix, self.is_label)
         donating = self.donating(arguments)
         treatments = [mapped] if donating is None else [mapped, donating]
         if self.deals_resolved:
             return Dealing(self.transform_name, lambda _: treatments)
-        key = Static(tuple([each.prefix for each in treatments]))
+        key = Static((policy.containers, *[each.prefix for each in treatments]))
         hands = [(label,) for label in labels] if donating is None else ()
         return Dealing(
             self.transform_name,
@@ -143,6 +146,8 @@ class VmapTransform(DonatingTransform):
             lambda label, leaf, _: self.resolve_out(label, leaf),
             lambda label: f"{self.out_name} {label}",
             self.deals_resolved,
+            within_module=SAID,
+            has_containers=policy.containers,
         )
 
     def applied(
@@ -265,12 +270,7 @@ class ShardMapTransform(VmapTransform):
 
     def resolve_in(self, label: Any, leaf: Any) -> Any:
         """The specification for one leaf, written in the shortest way."""
-        if not isinstance(label, PartitionSpec) or label.unreduced or label.reduced:
-            return label
-        axes = [axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis or None for axis in label]
-        while axes and axes[-1] is None:
-            axes.pop()
-        return PartitionSpec(*axes)
+        return shortened(label) if isinstance(label, PartitionSpec) else label
 
     resolve_out = resolve_in
 

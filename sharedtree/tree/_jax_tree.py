@@ -26,6 +26,7 @@ from ..ties._policy_and_context import (
     walk_alone,
     walk_exactly,
 )
+from ._stacked_modules import report_stacked_modules
 
 T = TypeVar("T")
 
@@ -153,6 +154,10 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
 
     Raises:
         SharingMismatchError: if one of `rest` has another shape, or lacks a tie of `tree`; names the paths.
+        UntiedError: under `Policy(on_untie="error")`, where there would be a warning.
+
+    Warns:
+        UntiedWarning: if what several trees hold as one module at one path is stacked, so that it becomes several.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -189,21 +194,25 @@ def _mapped(f: Callable[..., Any], tree: Any, rest: tuple[Any, ...], is_leaf: Is
         found, structure = pack_exactly(tree, is_leaf)
         before = []
     columns = [_aligned(structure, other, f"rest[{i}]", "tree", how_to_tie) for i, other in enumerate(rest)]
-    return _made_of_columns(f, structure, found, [*before, found, *columns])
+    new = [f(*args) for args in zip(*before, found, *columns, strict=True)]
+    if rest:
+        report_stacked_modules((tree, *rest), found, new)
+    return _put_together(structure, found, new)
 
 
 def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie: Advice) -> T:
     """As `map` over two trees, with errors that call them by these names and say what its caller advises."""
     require_registered(model)
     found, structure = pack_exactly(model)
-    return _made_of_columns(f, structure, found, [found, _aligned(structure, updates, "updates", "model", how_to_tie)])
+    aligned = _aligned(structure, updates, "updates", "model", how_to_tie)
+    return _put_together(structure, found, [f(*both) for both in zip(found, aligned, strict=True)])
 
 
-def _made_of_columns(f: Callable[..., Any], structure: Structure, found: list[Any], columns: list[Any]) -> Any:
-    new = [f(*args) for args in zip(*columns, strict=True)]
-    new = with_identity(new, structure)
-    hand_on(found, new)
-    return unpack(structure, new)
+def _put_together(structure: Structure, found: list[Any], new: list[Any]) -> Any:
+    """A tree with new leaves, which inherit what was noted of the old ones."""
+    leaves = with_identity(new, structure)
+    hand_on(found, leaves)
+    return unpack(structure, leaves)
 
 
 def _leaf_paths(tree: Walked) -> list[Path]:
