@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import sys
+import types
 from collections.abc import Callable
 
 import equinox as eqx
@@ -114,6 +115,13 @@ def own_class():
         return own
 
     return {"Own": Own, "flatten": lambda own: ((own.weight,), None), "unflatten": unflatten}
+
+
+def callable_class():
+    """The same with a class whose objects can be called."""
+    names = own_class()
+    names["Own"].__call__ = lambda self, x: self.weight * x
+    return names
 
 
 def lost(provoke, category=st.UntiedWarning, after=lambda model: st.jit(lambda net: model)(tied()), **more):
@@ -673,6 +681,15 @@ scenarios(
         lambda: st.optimizer(optax.adam(0.1)).init(lists(9_500, jnp.ones(1))), st.errors.DepthError
     ),
     an_unregistered_class=lambda: again(lambda Own: st.Dag(Own()), UNREGISTERED, are_alternatives=True, **own_class()),
+    an_unregistered_class_that_can_be_called=lambda: again(
+        lambda Own: st.Dag([Own()]), UNREGISTERED, are_alternatives=True, **callable_class()
+    ),
+    a_partial_that_holds_arrays=lambda: of(
+        lambda partial: st.ties([partial]), UNREGISTERED, partial=functools.partial(jnp.dot, jnp.ones(2))
+    ),
+    a_method_of_a_module=lambda: of(
+        lambda method: st.ties([method]), UNREGISTERED, method=types.MethodType(lambda net: net, tied())
+    ),
     an_attribute_that_cannot_be_seen=lambda: of(
         lambda Own: setattr(Free(), "attribute", Own()), UNREGISTERED, are_alternatives=True, **own_class()
     ),

@@ -8,6 +8,7 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
+from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._printing import MOST_PATHS
 from ..core._sharing import Agree, LostTie, Mismatch, Rooted, lost_ties
@@ -42,6 +43,7 @@ def read_tree(tree: Any) -> Walked:
     """A tree taken apart for work on its ties, of which only the leaves are at hand."""
     require_registered(tree)
     leaves, structure = pack_alone(tree)
+    require_all_seen(structure)
     return Walked.of_leaves(structure, leaves)
 
 

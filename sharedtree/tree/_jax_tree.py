@@ -9,6 +9,7 @@ from jax import tree_util as jtu
 
 from ..core._distinct_leaves import with_identity
 from ..core._errors import SharingMismatchError
+from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import unpack
 from ..core._sharing import Mismatch, pairs
@@ -57,6 +58,7 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
     """
     require_registered(tree)
     found, structure = pack_here(tree, is_leaf)
+    require_all_seen(structure)
     remember(structure, found)
     return found, structure
 
@@ -98,6 +100,7 @@ def structure(tree: Any, is_leaf: IsLeaf = None) -> Structure:
     """
     require_registered(tree)
     found, structure = pack_alone(tree, is_leaf)
+    require_all_seen(structure)
     remember(structure, found)
     return structure
 
@@ -112,7 +115,9 @@ def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
         1
     """
     require_registered(tree)
-    return pack_alone(tree, is_leaf)[0]
+    found, structure = pack_alone(tree, is_leaf)
+    require_all_seen(structure)
+    return found
 
 
 def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[Path, Any]]:
@@ -126,6 +131,7 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[Path, Any]
     """
     require_registered(tree)
     found, structure = pack_alone(tree, is_leaf)
+    require_all_seen(structure)
     return builtins.list(zip(_leaf_paths(structure), found, strict=True))
 
 
@@ -174,6 +180,7 @@ def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = 
 def _mapped(f: Callable[..., Any], tree: Any, rest: tuple[Any, ...], is_leaf: IsLeaf, *, with_paths: bool) -> Any:
     require_registered(tree)
     found, structure = pack_alone(tree, is_leaf)
+    require_all_seen(structure)
     columns = [_aligned(structure, other, f"rest[{i}]", "tree", how_to_tie) for i, other in enumerate(rest)]
     before = [_leaf_paths(structure)] if with_paths else []
     return _made_of_columns(f, structure, found, [*before, found, *columns])
@@ -183,6 +190,7 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
     """As `map` over two trees, with errors that call them by these names and say what its caller advises."""
     require_registered(model)
     found, structure = pack_alone(model)
+    require_all_seen(structure)
     return _made_of_columns(f, structure, found, [found, _aligned(structure, updates, "updates", "model", how_to_tie)])
 
 
