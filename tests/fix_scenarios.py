@@ -681,6 +681,13 @@ scenarios(
         lambda: st.optimizer(optax.adam(0.1)).init(lists(9_500, jnp.ones(1))), st.errors.DepthError
     ),
     an_unregistered_class=lambda: again(lambda Own: st.Dag(Own()), UNREGISTERED, are_alternatives=True, **own_class()),
+    an_update_of_a_static_leaf=lambda: again(
+        lambda model, updates: st.apply_updates(model, updates),
+        MISMATCH,
+        model=Scaled(jnp.ones(2), 3),
+        updates=Scaled(jnp.ones(2), 1),
+        eqx=eqx,
+    ),
     an_unregistered_class_that_can_be_called=lambda: again(
         lambda Own: st.Dag([Own()]), UNREGISTERED, are_alternatives=True, **callable_class()
     ),
@@ -863,7 +870,7 @@ scenarios(
         TypeError,
         preserve_identities=st.preserve_identities,
     ),
-    other_cotangents_than_operands=lambda: of(lambda: gradient_by_rule(lambda net, y: ()), TypeError, cotangent=tied()),
+    other_cotangents_than_operands=lambda: of(lambda: gradient_by_rule(lambda net, y: ()), MISMATCH, cotangent=tied()),
     a_compiled_program_for_other_static_values=lambda: _made_for_another(
         lambda f, one: f.lower(one).compile(), lambda program, net: program(net)
     ),

@@ -15,8 +15,11 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, positions_of
 from ..core._errors import SharingMismatchError
+from ..core._pack_and_unpack import Tags, walk
 from ..core._prefix_trees import Branch
 from ..core._printing import listed
+from ..core._sharing import Mismatch, pairs
+from ..core._static_values import Static
 from ..core._structure import depth_of
 from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact
@@ -28,7 +31,7 @@ from ._function_side import Inside, packed
 from ._grad import handed_beside
 from ._hands import Deal, Hand, like
 from ._leaf_labels import Treatment
-from ._meet_of_trees import holds_modules
+from ._meet_of_trees import Lowering, holds_modules
 from ._tangents import Fit, as_tuple, fitted
 from .checks._outer_policy import report_tied_values
 
@@ -181,6 +184,24 @@ class Trace:
             self.of_result = result[0].deal
         return result
 
+    def trace_numbers(self, tangents: Sequence[Any]) -> None:
+        """Lets the transform see the static Python numbers of the primals that have a tangent, as vanilla JAX does."""
+        crossing = self.crossing
+        tree = crossing.call.tree
+        tags = Tags()
+        _, others, root = walk(tuple(tangents), tags, crossing.rules)
+        numbers = {
+            pair.left
+            for pair in pairs(as_tuple(tree), Walked(others, root), lambda i, j: True)
+            if not isinstance(pair, Mismatch) and tags.objects[pair.right] is not None
+        }
+        promoted = frozenset([n for n in numbers if type(op := tree.records[n][0]) is Static and _is_float(op.peek())])
+        if promoted:
+            children = [below for _, below in tree.records]
+            crossing.lower(Lowering(range(len(children)), children, promoted))
+            self.unseen, self.seen = crossing.call.hands
+            self.primals = (self.seen,)
+
     def leave(self, seen: Any, beside: Any) -> tuple[Any, ...]:
         """What the function returned, put together: its value, and the auxiliary data if there are any."""
         if type(seen) is not Hand:
@@ -293,6 +314,8 @@ def jvp(crossing: Crossing, fun: Any, primals: Any, tangents: Any, has_aux: bool
         return crossing.transform(fun, primals, tangents)  # says best what is wrong
     trace = Trace(crossing, fun, primals, has_aux=has_aux)
     try:
+        if not trace.is_bare:
+            trace.trace_numbers(tangents)
         given = trace.tangents(tangents)
     except SharingMismatchError:
         if not holds_modules(crossing.call.tree):
@@ -311,10 +334,15 @@ def filter_jvp(crossing: Crossing, fn: Any, primals: Any, tangents: Any, **other
             f"not a `{type(primals).__name__}` and a `{type(tangents).__name__}`."
         )
     trace = Trace(crossing, fn, tuple(primals), others)
+    trace.trace_numbers(tangents)
     (given,) = trace.tangents(tangents)
     given = (_filled(trace.seen, given),)
     seen, made, beside = crossing.applied(jax.jvp, trace, trace.primals, given, has_aux=True)
     return trace.leave(seen, beside)[0], trace.out_tangents(made)
+
+
+def _is_float(value: Any) -> bool:
+    return type(value) in (float, complex)
 
 
 def _filled(primals: Hand, tangents: Hand) -> Hand:

@@ -12,9 +12,11 @@ from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import unpack
+from ..core._printing import shown
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static
 from ..core._structure import LEAF, Path, Structure
+from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import hand_on, recall, remember
 from ..ties._list_ties import are_one_value, how_to_tie
@@ -191,7 +193,26 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
     require_registered(model)
     found, structure = pack_alone(model)
     require_all_seen(structure)
-    return _made_of_columns(f, structure, found, [found, _aligned(structure, updates, "updates", "model", how_to_tie)])
+    column = _aligned(structure, updates, "updates", "model", how_to_tie, refuses=_refuse_static)
+    return _made_of_columns(f, structure, found, [found, column])
+
+
+def _refuse_static(static: Static, update: Any, path: Path) -> None:
+    """Raises if there is an update for a static leaf, which would be lost.
+
+    What cannot be added, and equals the static leaf, was copied from the model by a function such as `map`.
+    """
+    value = static.peek()
+    is_copied = type(value) not in PYTHON_NUMBERS and Static(update) == static
+    if update is not None and not is_copied:
+        text = jtu.keystr(path)
+        raise SharingMismatchError(
+            f"`updates` has an update for `{text}`, which is static in the model: {shown(value)}. What is static is "
+            "part of the structure and is not updated.\n"
+            "Make it an array in the model, if it is to be trained, or leave it out of the updates:\n"
+            "    updates = sharedtree.tree.filter(updates, eqx.is_inexact_array)",
+            (text,),
+        )
 
 
 def _made_of_columns(f: Callable[..., Any], structure: Structure, found: list[Any], columns: list[Any]) -> Any:
@@ -206,8 +227,24 @@ def _leaf_paths(structure: Structure) -> list[Path]:
     return [first[number] for number in structure.leaf_numbers]
 
 
-def _aligned(structure: Structure, other: Any, name: str, like: str, advice: Advice) -> list[Any]:
-    """What `other` holds where `structure` has its leaves; errors call the two trees by these names."""
+def _aligned(
+    structure: Structure,
+    other: Any,
+    name: str,
+    like: str,
+    advice: Advice,
+    refuses: Callable[[Static, Any, Path], None] = lambda static, value, path: None,
+) -> list[Any]:
+    """What `other` holds where `structure` has its leaves; errors call the two trees by these names.
+
+    Args:
+        structure: of the first tree.
+        other: the second.
+        name: what the second is called.
+        like: what the first is called.
+        advice: what to do if the second lacks ties.
+        refuses: is given each static leaf, what the second has there, and the path, to object to it.
+    """
     walked, model = walk_alone(other), structure.records
 
     def agree(i: int, _: int) -> bool:
@@ -217,7 +254,10 @@ def _aligned(structure: Structure, other: Any, name: str, like: str, advice: Adv
     for pair in pairs(structure, walked, agree):
         if isinstance(pair, Mismatch):
             raise pair.error(f"the {like}", f"`{name}`")
-        if model[pair.left][0] is not LEAF:
+        op = model[pair.left][0]
+        if type(op) is Static:
+            refuses(op, walked.objects[pair.right], pair.path)
+        if op is not LEAF:
             continue
         number, path = found.setdefault(pair.left, (pair.right, pair.path))
         if number != pair.right and not are_one_value(walked, number, pair.right):
