@@ -202,18 +202,18 @@ def with_options(options: dict[str, Any], policy: PolicyOption) -> PolicyOption:
 DEFAULT = Policy()
 
 
-IsLeaf = Callable[[Any], bool] | None
+IsLeaf = Callable[..., bool] | None
 
 
-def rules_here(is_leaf: IsLeaf = None) -> Rules:
+def rules_here(is_leaf: IsLeaf = None, *, takes_path: bool = False) -> Rules:
     """How to walk a whole tree as inside under the policy of this thread."""
     rules = current_policy().rules
-    return rules if is_leaf is None else rules._replace(is_leaf=is_leaf)
+    return rules if is_leaf is None else rules._replace(is_leaf=is_leaf, is_leaf_takes_path=takes_path)
 
 
-def pack_alone(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
+def pack_alone(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -> tuple[list[Any], Structure]:
     """Packs a whole tree as inside, by itself."""
-    return pack(tree, Tags(), rules_here(is_leaf))
+    return pack(tree, Tags(), rules_here(is_leaf, takes_path=takes_path))
 
 
 def walk_alone(tree: Any, is_leaf: IsLeaf = None) -> Walked:

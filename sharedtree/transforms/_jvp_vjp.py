@@ -160,7 +160,9 @@ class Trace:
 
         def treatments(tree: Walked) -> Sequence[Treatment]:
             outside = () if rules.filtered else tree.outside
-            beside = handed_beside(tree, rules) if adds_up else set[int]()
+            beside = handed_beside(tree, rules)
+            if not adds_up:  # a reference has a tangent
+                beside = {n for n in beside if isinstance(tree.leaves[n], jax.ShapeDtypeStruct)}
             return (
                 Treatment(
                     "primals",

@@ -122,8 +122,13 @@ def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
     return found
 
 
-def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[Path, Any]]:
+def leaves_with_path(tree: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool = False) -> list[tuple[Path, Any]]:
     """The traced leaves, each once, with the key path of its first occurrence as `jax.tree.leaves_with_path` has it.
+
+    Args:
+        tree: a module, or any container of modules and arrays.
+        is_leaf: nodes for which it is true count as leaves. A shared node is asked about once, at its first path.
+        is_leaf_takes_path: whether `is_leaf` takes the key path and the node.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -132,7 +137,7 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[Path, Any]
         ["['a']"]
     """
     require_registered(tree)
-    found, structure = pack_alone(tree, is_leaf)
+    found, structure = pack_alone(tree, is_leaf, takes_path=is_leaf_takes_path)
     require_all_seen(structure)
     return builtins.list(zip(_leaf_paths(structure), found, strict=True))
 
@@ -167,8 +172,17 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
     return _mapped(f, tree, rest, is_leaf, with_paths=False)
 
 
-def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T:
+def map_with_path(
+    f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool = False
+) -> T:
     """As `map`, with the key path of the leaf's first occurrence as the first argument of `f`.
+
+    Args:
+        f: takes the path, a leaf of `tree`, and what is there in each of `rest`.
+        tree: as for `map`.
+        rest: as for `map`.
+        is_leaf: as for `map`. A shared node is asked about once, at its first path.
+        is_leaf_takes_path: whether `is_leaf` takes the key path and the node.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -176,12 +190,20 @@ def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = 
         >>> st.tree.map_with_path(lambda path, x: jax.tree_util.keystr(path), {"a": w, "b": w})
         {'a': "['a']", 'b': "['a']"}
     """
-    return _mapped(f, tree, rest, is_leaf, with_paths=True)
+    return _mapped(f, tree, rest, is_leaf, with_paths=True, takes_path=is_leaf_takes_path)
 
 
-def _mapped(f: Callable[..., Any], tree: Any, rest: tuple[Any, ...], is_leaf: IsLeaf, *, with_paths: bool) -> Any:
+def _mapped(
+    f: Callable[..., Any],
+    tree: Any,
+    rest: tuple[Any, ...],
+    is_leaf: IsLeaf,
+    *,
+    with_paths: bool,
+    takes_path: bool = False,
+) -> Any:
     require_registered(tree)
-    found, structure = pack_alone(tree, is_leaf)
+    found, structure = pack_alone(tree, is_leaf, takes_path=takes_path)
     require_all_seen(structure)
     columns = [_aligned(structure, other, f"rest[{i}]", "tree", how_to_tie) for i, other in enumerate(rest)]
     before = [_leaf_paths(structure)] if with_paths else []
