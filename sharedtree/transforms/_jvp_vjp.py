@@ -122,6 +122,7 @@ class Trace:
         others: further arguments, by name, that it gets as they are.
         has_aux: whether it returns a pair, of which the second is not differentiated.
         adds_up: whether it is given cotangents. JAX would add those of a reference up in another one.
+        takes_structs: whether a `jax.ShapeDtypeStruct` in an Equinox module stands for an array.
 
     Attributes:
         is_bare: whether the primals hold no module, so that the transform gets them as they are.
@@ -139,13 +140,16 @@ class Trace:
         *,
         has_aux: bool = False,
         adds_up: bool = False,
+        takes_structs: bool = False,
     ) -> None:
         self.crossing = crossing
         self.has_aux = has_aux
         if not callable(function):
             crossing.transform(function, primals, primals)  # says best what is wrong
         arguments = Arguments(Names(function).of(len(primals)), primals, dict(others or {}))
-        self.unseen, self.seen = crossing.enter_dealt(function, arguments, self._dealing(arguments, adds_up=adds_up))
+        self.unseen, self.seen = crossing.enter_dealt(
+            function, arguments, self._dealing(arguments, adds_up=adds_up, takes_structs=takes_structs)
+        )
         of_nothing = not crossing.policy.containers and _is_for_jax(crossing.call.tree)
         self.is_bare = of_nothing and not crossing.rules.filtered
         self.primals = tuple(primals) if self.is_bare else (self.seen,)
@@ -154,15 +158,18 @@ class Trace:
         functools.update_wrapper(self, self._inner, updated=())
         self.__signature__ = self._inner.__signature__
 
-    def _dealing(self, arguments: Arguments, *, adds_up: bool) -> Dealing:
+    def _dealing(self, arguments: Arguments, *, adds_up: bool, takes_structs: bool) -> Dealing:
         prefix = Branch(tuple([isinstance(position, int) for position in positions_of(arguments.parts()[1])]))
         rules = self.crossing.rules
 
         def treatments(tree: Walked) -> Sequence[Treatment]:
             outside = () if rules.filtered else tree.outside
             beside = handed_beside(tree, rules)
+            structs = {n for n in beside if isinstance(tree.leaves[n], jax.ShapeDtypeStruct)}
             if not adds_up:  # a reference has a tangent
-                beside = {n for n in beside if isinstance(tree.leaves[n], jax.ShapeDtypeStruct)}
+                beside = structs
+            if takes_structs:
+                beside = beside - structs
             return (
                 Treatment(
                     "primals",
@@ -292,7 +299,7 @@ def linearize(
 
 def linear_transpose(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), **options: Any) -> Any:
     """`jax.linear_transpose`; what is not differentiated of the result is left out."""
-    trace = Trace(crossing, fun, primals)
+    trace = Trace(crossing, fun, primals, takes_structs=True)
     each = zip(trace.unseen.paths, trace.unseen.leaves, strict=True)
     at = [text for text, leaf in each if isinstance(leaf, jax.ShapeDtypeStruct)]
     if at:
