@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import sys
+import types
 from collections.abc import Callable
 
 import equinox as eqx
@@ -120,6 +121,13 @@ def own_class():
         return own
 
     return {"Own": Own, "flatten": lambda own: ((own.weight,), None), "unflatten": unflatten}
+
+
+def callable_class():
+    """The same with a class whose objects can be called."""
+    names = own_class()
+    names["Own"].__call__ = lambda self, x: self.weight * x
+    return names
 
 
 def lost(provoke, category=st.UntiedWarning, after=lambda model: st.jit(lambda net: model)(tied()), **more):
@@ -801,6 +809,22 @@ scenarios(
         lambda: st.optimizer(optax.adam(0.1)).init(lists(9_500, jnp.ones(1))), st.errors.DepthError
     ),
     an_unregistered_class=lambda: again(lambda Own: st.Dag(Own()), UNREGISTERED, are_alternatives=True, **own_class()),
+    an_update_of_a_static_leaf=lambda: again(
+        lambda model, updates: st.apply_updates(model, updates),
+        MISMATCH,
+        model=Scaled(jnp.ones(2), 3),
+        updates=Scaled(jnp.ones(2), 1),
+        eqx=eqx,
+    ),
+    an_unregistered_class_that_can_be_called=lambda: again(
+        lambda Own: st.Dag([Own()]), UNREGISTERED, are_alternatives=True, **callable_class()
+    ),
+    a_partial_that_holds_arrays=lambda: of(
+        lambda partial: st.ties([partial]), UNREGISTERED, partial=functools.partial(jnp.dot, jnp.ones(2))
+    ),
+    a_method_of_a_module=lambda: of(
+        lambda method: st.ties([method]), UNREGISTERED, method=types.MethodType(lambda net: net, tied())
+    ),
     an_attribute_that_cannot_be_seen=lambda: of(
         lambda Own: setattr(Free(), "attribute", Own()), UNREGISTERED, are_alternatives=True, **own_class()
     ),
@@ -988,7 +1012,7 @@ scenarios(
         TypeError,
         preserve_identities=st.preserve_identities,
     ),
-    other_cotangents_than_operands=lambda: of(lambda: gradient_by_rule(lambda net, y: ()), TypeError, cotangent=tied()),
+    other_cotangents_than_operands=lambda: of(lambda: gradient_by_rule(lambda net, y: ()), MISMATCH, cotangent=tied()),
     a_compiled_program_for_other_static_values=lambda: _made_for_another(
         lambda f, one: f.lower(one).compile(), lambda program, net: program(net)
     ),

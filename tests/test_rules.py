@@ -605,7 +605,8 @@ def refused(bwd, f=product_of_net, *more, model=None):
 def test_cotangents_of_another_shape():
     for back, what in (((), "0 values"), ((None, None), "2 values"), (tied(), "a `Net`")):
         error = refused(lambda kept, y, back=back: back)
-        assert type(error) is TypeError
+        assert type(error) is st.errors.SharingMismatchError
+        assert isinstance(error, TypeError)
         assert f"returned {what} for the 1 operands of `product_of_net`" in str(error)
     for back, path in (
         (Pair(X, X), "cotangents[0]"),

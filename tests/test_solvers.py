@@ -133,3 +133,23 @@ def test_values_are_as_in_vanilla():
     same = lambda matvec, b: b
     got = custom_linear_solve(lambda x: x, tree, same, symmetric=True)
     assert jax.tree.structure(got) == jax.tree.structure(tree)
+
+
+WRONG = {"a tuple": lambda x: (x, x), "None": lambda x: None, "a dict": lambda x: {"a": x}, "a list": lambda x: [x]}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("place", ["f", "solve", "matvec"])
+def test_a_function_that_returns_another_tree(place, wrong):
+    """An error of the class that JAX raises, a TypeError here and a ValueError there."""
+    other, x = WRONG[wrong], jnp.ones(2)
+    calls = {
+        "f": lambda root, linear: root(other, x, lambda f, guess: guess, lambda g, y: y),
+        "solve": lambda root, linear: root(lambda y: y, x, lambda f, guess: other(guess), lambda g, y: y),
+        "matvec": lambda root, linear: linear(other, x, lambda f, y: y),
+    }
+    vanilla = jax.lax.custom_root, jax.lax.custom_linear_solve
+    with pytest.raises((TypeError, ValueError)) as want:
+        calls[place](*vanilla)
+    with pytest.raises(want.type):
+        calls[place](*map(st.preserve_identities, vanilla))

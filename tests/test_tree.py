@@ -363,3 +363,20 @@ def test_equal_compares_ties_and_statics():
     assert not st.tree.equal(Linear(w, name="one"), Linear(w, name="two"))
     assert not st.tree.equal(Linear(w, 1), Linear(w, 1.0))
     assert not jax.jit(lambda x, y: st.tree.equal([x, x], [y, y]))(w, jnp.zeros(2))
+
+
+def test_is_leaf_takes_the_path():
+    """Against `jax.tree` on a tree without ties; a shared node is asked about at its first path."""
+    w, v = jnp.ones(2), jnp.zeros(2)
+    tree = {"a": {"b": [w]}, "c": ({"b": [v]}, 3.0)}
+    asked = lambda path, node: jax.tree_util.keystr(path) in ("['a']['b']", "['c'][0]")
+    options = {"is_leaf": asked, "is_leaf_takes_path": True}
+    want = jax.tree.leaves_with_path(tree, **options)
+    found = st.tree.leaves_with_path(tree, **options)
+    assert [path for path, _ in found] == [path for path, _ in want]
+    assert all(one is other for (_, one), (_, other) in zip(found, want, strict=True))
+    name = lambda path, leaf: (jax.tree_util.keystr(path), type(leaf).__name__)
+    assert st.tree.map_with_path(name, tree, **options) == jax.tree.map_with_path(name, tree, **options)
+    seen = []
+    st.tree.leaves_with_path([tree["a"], tree["a"]], lambda path, node: seen.append(path), is_leaf_takes_path=True)
+    assert list(map(jax.tree_util.keystr, seen)) == ["", "[0]", "[0]['b']", "[0]['b'][0]"]

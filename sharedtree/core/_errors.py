@@ -55,8 +55,11 @@ class UntiedError(SharedTreeError, ValueError):
     """What `UntiedWarning` says, under `Policy(on_untie="error")`."""
 
 
-class SharingMismatchError(SharedTreeError, ValueError):
+class SharingMismatchError(SharedTreeError, ValueError, TypeError):
     """Two trees that should have the same shape or the same ties do not.
+
+    JAX raises a `ValueError` for an option or a solution of another shape, and a `TypeError` for a carry, a branch or
+    the result of a rule. Programs that catch either catch this, too.
 
     Attributes:
         concerns_modules: False if there are none, so that a transform of JAX's says itself what is wrong.

@@ -49,7 +49,9 @@ _kept_exact: tuple[Structure, ...] = ()  # likewise
 
 def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
     """Packs a tree as `_walk.walk` does; None if the native walk is not in use or cannot follow these rules."""
-    if native is None or rules.given or rules.updated or rules.given_copies or rules.is_leaf is not None:
+    if native is None or rules.is_leaf is not None or not rules.are_structs_traced:
+        return None
+    if rules.given or rules.updated or rules.given_copies:
         return None
     if rules.on_static is not None:
         return _checked(tree, tags, rules, prefix)

@@ -154,12 +154,17 @@ def require_registered(tree: Any) -> None:
         return
     name = type(tree).__name__
     raise UnregisteredTypeError(
-        f"`{name}` is not a registered pytree node, so nothing inside it can be seen.\n"
+        f"`{name}` is not a registered pytree node, so nothing inside it can be seen.\n{how_to_register(name)}", ("",)
+    )
+
+
+def how_to_register(name: str) -> str:
+    """The two ways to make a class a node, as code."""
+    return (
         "Register the class with JAX:\n"
         f"    jax.tree_util.register_pytree_node({name}, flatten, unflatten)\n"
         "or, to keep it a leaf for JAX, with sharedtree only:\n"
-        f"    sharedtree.register_node({name}, flatten, unflatten)",
-        ("",),
+        f"    sharedtree.register_node({name}, flatten, unflatten)"
     )
 
 

@@ -16,7 +16,7 @@ from ._node_types import is_value_of_variable, node_type_of
 from ._plain_containers import Inherited, NodeType, has_unordered_keys
 from ._static_kinds import Incomparable
 from ._static_values import Known, Static, nothing_known, with_originals
-from ._structure import LEAF, Given, Node, Op, Record, Update
+from ._structure import LEAF, Given, Node, Op, Path, Record, Update
 from ._traced_leaves_and_identity import carries_identity, is_traced
 
 MAX_DEPTH = 100_000
@@ -73,6 +73,9 @@ class Rules(NamedTuple):
             again if the function did not change the copy.
         on_static: called with each static value and its path, to object to it.
         is_leaf: nodes and static values for which it is true count as traced leaves.
+        is_leaf_takes_path: whether it takes the key path before the object, as JAX's functions with paths have it.
+        are_structs_traced: whether a `jax.ShapeDtypeStruct` stands for an array where Equinox's convention holds. It
+            has no value, so in what a traced function returned it is static there, as any other object.
     """
 
     containers: bool = False
@@ -86,7 +89,9 @@ class Rules(NamedTuple):
     received: Sequence[Record] = ()
     given_copies: IdentityDict[Any] | None = None
     on_static: Callable[[Any, Callable[[], str]], None] | None = None
-    is_leaf: Callable[[Any], bool] | None = None
+    is_leaf: Callable[..., bool] | None = None
+    is_leaf_takes_path: bool = False
+    are_structs_traced: bool = True
 
 
 DEFAULT_RULES = Rules()
@@ -94,6 +99,8 @@ DEFAULT_RULES = Rules()
 
 def _is_value(obj: Any, node_type: NodeType | None, convention: Inherited, rules: Rules) -> bool:
     """Whether an object has no identity where it is, whatever it has elsewhere."""
+    if not rules.are_structs_traced and type(obj) is jax.ShapeDtypeStruct:
+        return False
     if convention == "variable":
         return node_type is None and is_value_of_variable(obj) and (not rules.filtered or is_traced(obj, "equinox"))
     if convention != "outside":
@@ -168,9 +175,22 @@ def walk(
     of_statics, visited = reading.known, reading.visited
     given, updated = rules.given or None, rules.updated or None  # mostly there are none
 
+    def keys_to(extra: int = 0) -> Path:
+        return tuple([f.type.keys_of(f.obj)[len(f.done)] for f in frames[: len(frames) - extra]])
+
     def path(extra: int = 0) -> str:
-        keys = [f.type.keys_of(f.obj)[len(f.done)] for f in frames[: len(frames) - extra]]
-        return prefix + jtu.keystr(tuple(keys))
+        return prefix + jtu.keystr(keys_to(extra))
+
+    def is_chosen_leaf(obj: Any) -> bool:
+        if rules.is_leaf is None:
+            return False
+        return rules.is_leaf(keys_to(), obj) if rules.is_leaf_takes_path else rules.is_leaf(obj)
+
+    def is_traced_here(obj: Any, convention: Inherited) -> bool:
+        is_of_equinox = rules.filtered or convention == "equinox"
+        if is_of_equinox and not rules.are_structs_traced and type(obj) is jax.ShapeDtypeStruct:
+            return False
+        return is_traced(obj, convention) and (not rules.filtered or is_traced(obj, "equinox"))
 
     def record(obj: Any, op: Op, children: tuple[int, ...], *, tag: bool) -> int:
         records.append((op, children))
@@ -193,11 +213,11 @@ def walk(
         if known is not None:
             visited.append(known)
             return known
-        if rules.is_leaf is not None and rules.is_leaf(obj):
+        if is_chosen_leaf(obj):
             shared = carries_identity(obj) if node_type is None else node_type.carries_identity
             return leaf(obj, tag=shared)
         if node_type is None:
-            if is_traced(obj, convention) and (not rules.filtered or is_traced(obj, "equinox")):
+            if is_traced_here(obj, convention):
                 shared = rules.arrays and carries_identity(obj)
                 if given is not None and shared and obj in given:
                     return record(obj, Given(given[obj]), (), tag=True)

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from ..core._distinct_leaves import distinct
+from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import node_type_of, require_registered
 from ..core._printing import shown
 from ..core._recursion_limit import keeps_limit
 from ..libraries._optax import has_labels, with_labels
 from ..ties._list_ties import is_inexact
+from ..ties._policy_and_context import pack_alone
 from ..tree._jax_tree import map as _map, map_updates
 from ._ties_seen_by_init import InitialTies, note_in_state
 from ._unique_parameters import Models, holds_several_models
@@ -102,6 +104,7 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
     @keeps_limit
     def init(params: Any) -> Any:
         require_registered(params)
+        require_all_seen(pack_alone(params)[1])
         models = Models.of(params, selected)
         if not models.hold_parameters:
             if selected is not None:

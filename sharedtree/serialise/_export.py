@@ -101,7 +101,12 @@ class Exported:
                 return put_together(self._exported.call(*own_args, **own_kwargs))
             own = [[call.leaves[i] for i in hand.deal.numbers or range(known.num_leaves)] for hand in hands]
             each = zip(own, hands, strict=True)
-            result = self._exported.call(*[Hand(leaves, hand.deal) for leaves, hand in each])
+            try:
+                result = self._exported.call(*[Hand(leaves, hand.deal) for leaves, hand in each])
+            except ValueError as error:
+                # JAX names a leaf of a hand by the hand and the path, which begins with the argument's own name.
+                error.args = (re.sub(r"args\[\d+\](?=[^\W\d])", "", str(error)),)
+                raise
         parts: Any = result.parts if type(result) is Hands else (result,)
         return leave(parts)
 

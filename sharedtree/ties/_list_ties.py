@@ -8,6 +8,7 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
+from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._printing import MOST_PATHS
 from ..core._sharing import Agree, LostTie, Mismatch, Rooted, lost_ties
@@ -41,7 +42,9 @@ class Tie(NamedTuple):
 def read_tree(tree: Any) -> Walked:
     """Takes a tree apart for work on its ties."""
     require_registered(tree)
-    return walk_exactly(tree)
+    read = walk_exactly(tree)
+    require_all_seen(read.structure)
+    return read
 
 
 def ties(tree: Any) -> tuple[Tie, ...]:

@@ -320,18 +320,18 @@ def with_options(options: dict[str, Any], policy: PolicyOption) -> PolicyOption:
 DEFAULT = Policy()
 
 
-IsLeaf = Callable[[Any], bool] | None
+IsLeaf = Callable[..., bool] | None
 
 
-def rules_here(is_leaf: IsLeaf = None) -> Rules:
+def rules_here(is_leaf: IsLeaf = None, *, takes_path: bool = False) -> Rules:
     """How to walk a whole tree as inside under the policy of this thread or task."""
     rules = current_policy().rules
-    return rules if is_leaf is None else rules._replace(is_leaf=is_leaf)
+    return rules if is_leaf is None else rules._replace(is_leaf=is_leaf, is_leaf_takes_path=takes_path)
 
 
-def pack_alone(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
+def pack_alone(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -> tuple[list[Any], Structure]:
     """Packs a whole tree as inside, by itself."""
-    return pack(tree, Tags(), rules_here(is_leaf))
+    return pack(tree, Tags(), rules_here(is_leaf, takes_path=takes_path))
 
 
 def walk_alone(tree: Any, is_leaf: IsLeaf = None) -> Walked:
@@ -339,21 +339,21 @@ def walk_alone(tree: Any, is_leaf: IsLeaf = None) -> Walked:
     return walked(tree, rules_here(is_leaf))
 
 
-def exact_rules_here(is_leaf: IsLeaf = None) -> Rules:
+def exact_rules_here(is_leaf: IsLeaf = None, *, takes_path: bool = False) -> Rules:
     """The same for a tree that is put together again from its own static values. See `Rules.is_exact`."""
     policy = current_policy()
     rules = _rules_of(policy.arrays, policy.containers, is_exact=True)
-    return rules if is_leaf is None else rules._replace(is_leaf=is_leaf)
+    return rules if is_leaf is None else rules._replace(is_leaf=is_leaf, is_leaf_takes_path=takes_path)
 
 
-def pack_exactly(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
+def pack_exactly(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -> tuple[list[Any], Structure]:
     """Packs a whole tree as inside, by itself, for what is put together again with its own static values."""
-    return pack(tree, Tags(), exact_rules_here(is_leaf))
+    return pack(tree, Tags(), exact_rules_here(is_leaf, takes_path=takes_path))
 
 
-def walk_exactly(tree: Any, is_leaf: IsLeaf = None) -> Walked:
+def walk_exactly(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -> Walked:
     """Walks a whole tree as inside, by itself, for what is put together again with its own static values."""
-    return walked(tree, exact_rules_here(is_leaf))
+    return walked(tree, exact_rules_here(is_leaf, takes_path=takes_path))
 
 
 def pack_here(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:

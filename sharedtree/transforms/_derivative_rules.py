@@ -63,7 +63,9 @@ class RuleTransform(FunctionTransform):
     def check_options(self) -> None:
         """Applies the transform, which also refuses to be called without rules as it always does."""
         self._vanilla = self.transform(self.function, **self.options)
-        self._static = tuple(getattr(self._vanilla, "nondiff_argnums", ()))
+        # Under `jax_custom_vjp3` JAX 0.10 makes an object of another class, which calls them by another name.
+        static = getattr(self._vanilla, "nondiff_argnums", None) or getattr(self._vanilla, "static_argnums", ())
+        self._static = tuple(sorted(static))
 
     def __getattr__(self, name: str) -> Any:
         """What sets rules of another kind on the function itself, as that of `jax.custom_batching.custom_vmap` does."""
@@ -215,40 +217,47 @@ class RuleTransform(FunctionTransform):
         """What a rule gives for the operands, in the hand in which they came.
 
         Raises:
-            TypeError: if they are not as many.
-            SharingMismatchError: if they differ in shape, or one object is at two paths of a tie.
+            SharingMismatchError: if they are not as many, differ in shape, or one object is at two paths of a tie.
         """
         operands = as_tuple(self._operands)
         num_operands = len(operands.records[operands.root][1])
         with noting_whole() as found:
             given = rule(*args)
         logged: Any = None
-        if logs and isinstance(given, tuple) and len(given) == 2:
+        if logs:
+            if not isinstance(given, (tuple, list)) or len(given) != 2 or type(given[1]) not in (dict, type(None)):
+                return given  # which JAX refuses
             given, logged = given
         given = self.as_several(given, num_operands)
         if not isinstance(given, (tuple, list)) or len(given) != num_operands:
-            self._refuse_as_jax(given)
+            self._refuse_as_jax(rule, given)
             what = f"{len(given)} values" if isinstance(given, (tuple, list)) else f"a `{type(given).__name__}`"
-            raise TypeError(
+            raise SharingMismatchError(
                 f"`{name_of(rule, rule)}` returned {what} for the {num_operands} operands of `{name_of(self, self)}` "
                 "that are differentiated. It returns a tuple with one cotangent for each, None where that is zero:\n"
                 "    return (cotangent, None)"
             )
         fit = self.fit(policy, whole=found, adds_up=True)
-        leaves = list(fitted(operands, tuple(given), "cotangents", fit).values())
+        try:
+            leaves = list(fitted(operands, tuple(given), "cotangents", fit).values())
+        except SharingMismatchError:
+            self._refuse_as_jax(rule, given)
+            raise
         if any(np.shape(leaf) != np.shape(own) for leaf, own in zip(leaves, operands.leaves.values(), strict=True)):
-            self._refuse_as_jax(given)
+            self._refuse_as_jax(rule, given)
         made = (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
         return (made, logged) if logs else made
 
-    def _refuse_as_jax(self, given: Any) -> None:
+    def _refuse_as_jax(self, rule: Callable[..., Any], given: Any) -> None:
         """Raises what JAX says of cotangents that do not fit, where there is nothing that it does not know."""
         if self._primal is None or holds_modules(self._operands):
             return
-        ruled = jax.custom_vjp(self._primal)
-        ruled.defvjp(lambda *args: (0.0, None), lambda *_: given)
-        operands = unpack(self._operands.structure, list(self._operands.leaves.values()))
-        jax.eval_shape(lambda *args: jax.vjp(ruled, *args)[1](0.0), *operands.args)
+        # JAX traces the function anew, or even calls it (`jax_custom_vjp3`), so it gets one that only looks like it.
+        ruled = jax.custom_vjp(returning(self._primal.function, 0.0))
+        ruled.defvjp(lambda *args: (0.0, None), returning(rule, given))
+        own = unpack(self._operands.structure, list(self._operands.leaves.values()))
+        operands = [arg for name, arg in zip(own.names, own.args, strict=True) if name is not None]
+        jax.eval_shape(lambda *args: jax.vjp(ruled, *args)[1](0.0), *operands)
 
     def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
         """As the base, without asking the transform, which has no rules."""
@@ -269,6 +278,11 @@ class RuleTransform(FunctionTransform):
         inside = Inside(self.terms(policy), function)
         own = received.arguments
         return inside, inside.call_with(received, own.args, own.kwargs)
+
+
+def returning(function: Callable[..., Any], value: Any) -> Inner:
+    """A function that looks like another one, and returns a value whatever it is called with."""
+    return Inner(function, lambda: function, lambda *_: value)
 
 
 class _Result:

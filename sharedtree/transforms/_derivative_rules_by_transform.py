@@ -18,9 +18,10 @@ from ..libraries._equinox import name_of
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call
-from ._derivative_rules import RuleTransform, tree_of
+from ._derivative_rules import RuleTransform, returning, tree_of
 from ._function_and_options import lists_options_of
 from ._hands import Hand, tangents_of, whole
+from ._meet_of_trees import holds_modules
 from ._tangents import fitted
 
 
@@ -159,7 +160,8 @@ class CustomJvpTransform(RuleTransform):
         """The vanilla object for one call, on hands."""
         jvp, positional, options = self.rules_given
         own = {**self.options, "nondiff_argnums": self._after_hand} if self._static else self.options
-        vanilla = self.transform(self.inner_of(policy, self.primal, function), **own)
+        self._primal = self.inner_of(policy, self.primal, function)
+        vanilla = self.transform(self._primal, **own)
         vanilla.defjvp(self.inner_of(policy, self._forward, jvp), *positional, **options)
         return vanilla
 
@@ -173,11 +175,23 @@ class CustomJvpTransform(RuleTransform):
             given = tuple([x for i, x in enumerate(tangents) if i not in self._static])
             return jvp(*own, others, given)
 
-        finish = functools.partial(self._tangent, policy)
         packed = self.with_more(policy, rule, (primal, *static), lambda _, beside: beside)
         if type(packed) is not tuple or type(packed[0]) is not Hand:
             return packed
-        return packed[0], finish(packed[0], packed[1])
+        result, given = packed
+        if type(given) is not Summed:
+            self._refuse_tangent_as_jax(jvp, result, given)
+        return result, self._tangent(policy, result, given)
+
+    def _refuse_tangent_as_jax(self, jvp: Callable[..., Any], result: Hand, given: Any) -> None:
+        """Raises what JAX says of a tangent of another structure, where there is nothing that it does not know."""
+        if self._primal is None or holds_modules(Walked.of_leaves(result.structure, result.leaves)):
+            return
+        value = tree_of(result)
+        if jtu.tree_structure(given) != jtu.tree_structure(value):
+            ruled = jax.custom_jvp(returning(self._primal.function, value))
+            ruled.defjvp(returning(jvp, (value, given)))
+            jax.eval_shape(lambda: jax.jvp(ruled, (0.0,), (0.0,)))
 
     def _tangent(self, policy: Policy, result: Hand, given: Any) -> Hand:
         """A tangent of the result, in the hand in which that is."""

@@ -124,6 +124,7 @@ class Inner:
         self._hold = hold
         self._call = call
         self.terms = terms
+        self.num_before = num_before
         self.__signature__ = _SignatureOfHands(names, num_before)
 
     @property

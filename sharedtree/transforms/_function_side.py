@@ -204,8 +204,11 @@ class Inside:
         Raises:
             StaticTracerError: if one is.
         """
-        rules = self.terms.rules if rules is None else rules
-        return walked(result, self.forbidding(rules), name)
+        rules = self.forbidding(self.terms.rules if rules is None else rules)
+        tree = walked(result, rules, name)
+        if any(type(leaf) is jax.ShapeDtypeStruct for leaf in tree.leaves.values()):
+            tree = walked(result, rules._replace(are_structs_traced=False), name)
+        return tree
 
     def forbidding(self, rules: Rules) -> Rules:
         """Rules under which no tracer of this trace may be left in a static leaf."""

@@ -45,6 +45,8 @@ class FunctionTransform(Wrapper):
     """
 
     passes_through = False
+    default_out: Any = None
+    """What the transform does with results that its option says nothing about."""
 
     def go_on(self, left: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """As the base."""
@@ -228,7 +230,15 @@ class FunctionTransform(Wrapper):
     def leaving_labels(self, policy: Policy, arguments: Arguments) -> tuple[Any, ...] | None:
         """The labels of the hands of results; None if there is one, of which nothing is said."""
         leaving = self.leaving(policy, arguments)
-        return None if leaving is None else tuple(labels_in(leaving.prefix, leaving.is_label))
+        return None if leaving is None else tuple(self._labels_of_results(leaving))
+
+    def _labels_of_results(self, leaving: Treatment) -> list[Any]:
+        """The labels in the option for results, at least one.
+
+        If the option has no label (`out_axes=()`), no result has a leaf. The structure of the results still needs a
+        hand to travel in.
+        """
+        return labels_in(leaving.prefix, leaving.is_label) or [self.default_out]
 
     # The function's side --------------------------------------------------------------------------------------------
 
@@ -298,7 +308,7 @@ class FunctionTransform(Wrapper):
     def _pack_apart(self, result: Any, inside: Inside, leaving: Treatment) -> Any:
         """The same where the transform may not do the same to all of it."""
         policy, received = inside.terms.policy, inside.received
-        labels = None if leaving.deals_resolved else labels_in(leaving.prefix, leaving.is_label)
+        labels = None if leaving.deals_resolved else self._labels_of_results(leaving)
         try:
             if policy.in_place:
                 changes = rules_for_state(inside.terms.rules, received.tree, self.is_taken(received), deeply=True)

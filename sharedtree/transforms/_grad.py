@@ -298,12 +298,16 @@ class GradTransform(FunctionTransform):
 
 
 def _kinds(leaves: Sequence[Any], *, allow_int: bool) -> tuple[bool, ...] | None:
-    """Which can be differentiated; nothing is remembered of references, which are looked at in each call."""
+    """Which can be differentiated; nothing is remembered of references and structs, looked at in each call."""
     return (
         None
-        if any(map(is_reference, leaves))
+        if any(map(_may_go_beside, leaves))
         else tuple([_can_be_differentiated(x, allow_int=allow_int) for x in leaves])
     )
+
+
+def _may_go_beside(leaf: Any) -> bool:
+    return type(leaf) is jax.ShapeDtypeStruct or is_reference(leaf)
 
 
 def _can_be_differentiated(leaf: Any, *, allow_int: bool) -> bool:
@@ -338,8 +342,8 @@ class JacobianTransform(GradTransform):
 
 
 def handed_beside(tree: Walked, rules: Any) -> set[int]:
-    """The references in modules of Equinox's, which it hands to the function beside what it differentiates."""
-    found = [number for number, leaf in tree.leaves.items() if is_reference(leaf)]
+    """The references and structs of shapes that Equinox hands to the function beside what it differentiates."""
+    found = [number for number, leaf in tree.leaves.items() if _may_go_beside(leaf)]
     around = conventions(tree, rules) if found else {}
     return {number for number in found if rules.filtered or around.get(number) == "equinox"}
 

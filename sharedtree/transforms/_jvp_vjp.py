@@ -15,8 +15,11 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, positions_of
 from ..core._errors import SharingMismatchError
+from ..core._pack_and_unpack import Tags, walk
 from ..core._prefix_trees import Branch
 from ..core._printing import listed
+from ..core._sharing import Mismatch, pairs
+from ..core._static_values import Static
 from ..core._structure import depth_of
 from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact
@@ -28,7 +31,7 @@ from ._function_side import Inside, packed
 from ._grad import handed_beside
 from ._hands import Deal, Hand, like
 from ._leaf_labels import Treatment
-from ._meet_of_trees import holds_modules
+from ._meet_of_trees import Lowering, holds_modules
 from ._tangents import Fit, as_tuple, fitted
 from .checks._outer_policy import report_tied_values
 
@@ -119,6 +122,7 @@ class Trace:
         others: further arguments, by name, that it gets as they are.
         has_aux: whether it returns a pair, of which the second is not differentiated.
         adds_up: whether it is given cotangents. JAX would add those of a reference up in another one.
+        takes_structs: whether a `jax.ShapeDtypeStruct` in an Equinox module stands for an array.
 
     Attributes:
         is_bare: whether the primals hold no module, so that the transform gets them as they are.
@@ -136,13 +140,16 @@ class Trace:
         *,
         has_aux: bool = False,
         adds_up: bool = False,
+        takes_structs: bool = False,
     ) -> None:
         self.crossing = crossing
         self.has_aux = has_aux
         if not callable(function):
             crossing.transform(function, primals, primals)  # says best what is wrong
         arguments = Arguments(Names(function).of(len(primals)), primals, dict(others or {}))
-        self.unseen, self.seen = crossing.enter_dealt(function, arguments, self._dealing(arguments, adds_up=adds_up))
+        self.unseen, self.seen = crossing.enter_dealt(
+            function, arguments, self._dealing(arguments, adds_up=adds_up, takes_structs=takes_structs)
+        )
         of_nothing = not crossing.policy.containers and _is_for_jax(crossing.call.tree)
         self.is_bare = of_nothing and not crossing.rules.filtered
         self.primals = tuple(primals) if self.is_bare else (self.seen,)
@@ -151,13 +158,18 @@ class Trace:
         functools.update_wrapper(self, self._inner, updated=())
         self.__signature__ = self._inner.__signature__
 
-    def _dealing(self, arguments: Arguments, *, adds_up: bool) -> Dealing:
+    def _dealing(self, arguments: Arguments, *, adds_up: bool, takes_structs: bool) -> Dealing:
         prefix = Branch(tuple([isinstance(position, int) for position in positions_of(arguments.parts()[1])]))
         rules = self.crossing.rules
 
         def treatments(tree: Walked) -> Sequence[Treatment]:
             outside = () if rules.filtered else tree.outside
-            beside = handed_beside(tree, rules) if adds_up else set[int]()
+            beside = handed_beside(tree, rules)
+            structs = {n for n in beside if isinstance(tree.leaves[n], jax.ShapeDtypeStruct)}
+            if not adds_up:  # a reference has a tangent
+                beside = structs
+            if takes_structs:
+                beside = beside - structs
             return (
                 Treatment(
                     "primals",
@@ -180,6 +192,24 @@ class Trace:
         if type(result) is tuple and len(result) == 2 and type(result[0]) is Hand:
             self.of_result = result[0].deal
         return result
+
+    def trace_numbers(self, tangents: Sequence[Any]) -> None:
+        """Lets the transform see the static Python numbers of the primals that have a tangent, as vanilla JAX does."""
+        crossing = self.crossing
+        tree = crossing.call.tree
+        tags = Tags()
+        _, others, root = walk(tuple(tangents), tags, crossing.rules)
+        numbers = {
+            pair.left
+            for pair in pairs(as_tuple(tree), Walked(others, root), lambda i, j: True)
+            if not isinstance(pair, Mismatch) and tags.objects[pair.right] is not None
+        }
+        promoted = frozenset([n for n in numbers if type(op := tree.records[n][0]) is Static and _is_float(op.peek())])
+        if promoted:
+            children = [below for _, below in tree.records]
+            crossing.lower(Lowering(range(len(children)), children, promoted))
+            self.unseen, self.seen = crossing.call.hands
+            self.primals = (self.seen,)
 
     def leave(self, seen: Any, beside: Any) -> tuple[Any, ...]:
         """What the function returned, put together: its value, and the auxiliary data if there are any."""
@@ -269,7 +299,7 @@ def linearize(
 
 def linear_transpose(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), **options: Any) -> Any:
     """`jax.linear_transpose`; what is not differentiated of the result is left out."""
-    trace = Trace(crossing, fun, primals)
+    trace = Trace(crossing, fun, primals, takes_structs=True)
     each = zip(trace.unseen.paths, trace.unseen.leaves, strict=True)
     at = [text for text, leaf in each if isinstance(leaf, jax.ShapeDtypeStruct)]
     if at:
@@ -293,6 +323,8 @@ def jvp(crossing: Crossing, fun: Any, primals: Any, tangents: Any, has_aux: bool
         return crossing.transform(fun, primals, tangents)  # says best what is wrong
     trace = Trace(crossing, fun, primals, has_aux=has_aux)
     try:
+        if not trace.is_bare:
+            trace.trace_numbers(tangents)
         given = trace.tangents(tangents)
     except SharingMismatchError:
         if not holds_modules(crossing.call.tree):
@@ -311,10 +343,15 @@ def filter_jvp(crossing: Crossing, fn: Any, primals: Any, tangents: Any, **other
             f"not a `{type(primals).__name__}` and a `{type(tangents).__name__}`."
         )
     trace = Trace(crossing, fn, tuple(primals), others)
+    trace.trace_numbers(tangents)
     (given,) = trace.tangents(tangents)
     given = (_filled(trace.seen, given),)
     seen, made, beside = crossing.applied(jax.jvp, trace, trace.primals, given, has_aux=True)
     return trace.leave(seen, beside)[0], trace.out_tangents(made)
+
+
+def _is_float(value: Any) -> bool:
+    return type(value) in (float, complex)
 
 
 def _filled(primals: Hand, tangents: Hand) -> Hand:

@@ -15,6 +15,7 @@ again, and nobody could tell which is where. An immutable model can be replaced 
     n is written back                     an error
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -26,6 +27,7 @@ from ..core._errors import SharingMismatchError
 from ..core._structure import LEAF, Given, Node, Op, Path, Record, Structure, Update, intern
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import is_noted
+from ._argument_names import Names
 from ._caller_side import Call
 from ._crossing import Crossing, part_of
 from ._function_given_to_jax import Inner
@@ -325,6 +327,9 @@ def _until_it_fits(
         if not isinstance(learned, Lowering):
             try:
                 result = run(*call.hands)
+            except TypeError as error:
+                _name_parameter(error, iteration)
+                raise
             except VanillaError as error:
                 vanilla()
                 raise error.error from None
@@ -341,6 +346,15 @@ def _until_it_fits(
                     learned = NOTHING._replace(kept=frozenset(range(len(call.tree.records))))  # there was no iteration
                 return result, learned or NOTHING
         crossing.lower(learned)
+
+
+def _name_parameter(error: TypeError, iteration: Inner) -> None:
+    """Lets JAX's error about a carry name the parameter of the function, as it does in vanilla JAX."""
+    operand, place = iteration.terms.names.text(0), iteration.num_before
+    parameters = Names(iteration.function).positional
+    if place < len(parameters) and not isinstance(error, SharingMismatchError):
+        pattern = rf"(input carry component )(?:loop_carry\[\d+\])?{operand}(?=[ .\[])"
+        error.args = (re.sub(pattern, lambda match: match[1] + parameters[place], str(error)),)
 
 
 def form_of(call: Call) -> Any:

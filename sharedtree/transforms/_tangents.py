@@ -85,7 +85,8 @@ def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
         SharingMismatchError: if it has another shape, a tied leaf has several tangents, or cotangents that are to be
             added differ in shape.
     """
-    records, outside = tree.records, tree.outside
+    # Under Equinox's filters what is no array is static outside modules, too, and has no tangent.
+    records, outside = tree.records, set[int]() if fit.rules.filtered else tree.outside
     tags = Tags()
     _, others, other_root = walk(given, tags, fit.rules, name)
     found: dict[int, list[Part]] = {}
@@ -167,7 +168,9 @@ def _fault(record: Record, other: Record, value: Any, leaf: Any, fit: Fit) -> st
         fits, expected = is_array, "a leaf that is differentiated"
     else:
         is_of_no_concern = fit.is_of_rule and (op is not LEAF or is_array)
-        fits = value is None or is_of_no_concern or _is_float0(value) or (type(op) is Static and op == kind)
+        # A number that equals the static one may be meant as its tangent, which would be lost.
+        rides_along = type(op) is Static and op == kind and type(op.peek()) not in (float, complex)
+        fits = value is None or is_of_no_concern or _is_float0(value) or rides_along
         expected = "None, for it is not differentiated"
     found = "None" if value is None else _in_words(kind, op, len(below))
     return None if fits else f"{expected}, but there is {found}"

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from jax import tree_util as jtu
 
 from ..core._distinct_leaves import distinct
+from ..core._hidden_arrays import require_all_seen
 from ..core._locks import Lock
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import unpack
@@ -86,7 +87,7 @@ class Dag(Generic[T]):
     def __init__(self, tree: T) -> None:
         require_registered(tree)
         self._structure, self._tree = None, tree
-        self._flatten()
+        require_all_seen(self._flatten()[1])
 
     @classmethod
     def _of_file(cls, tree: Any) -> "Dag[Any]":

@@ -9,11 +9,14 @@ from jax import tree_util as jtu
 
 from ..core._distinct_leaves import with_identity
 from ..core._errors import SharingMismatchError
+from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import unpack
+from ..core._printing import shown
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static
 from ..core._structure import LEAF, Path, Structure
+from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import hand_on, recall, remember
 from ..ties._list_ties import are_one_value, how_to_tie
@@ -66,6 +69,7 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
     """
     require_registered(tree)
     found, structure = pack_here(tree, is_leaf)
+    require_all_seen(structure)
     remember(structure, found)
     return found, structure
 
@@ -107,6 +111,7 @@ def structure(tree: Any, is_leaf: IsLeaf = None) -> Structure:
     """
     require_registered(tree)
     found, structure = pack_alone(tree, is_leaf)
+    require_all_seen(structure)
     remember(structure, found)
     return structure
 
@@ -121,11 +126,18 @@ def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
         1
     """
     require_registered(tree)
-    return pack_alone(tree, is_leaf)[0]
+    found, structure = pack_alone(tree, is_leaf)
+    require_all_seen(structure)
+    return found
 
 
-def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[Path, Any]]:
+def leaves_with_path(tree: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool = False) -> list[tuple[Path, Any]]:
     """The traced leaves, each once, with the key path of its first occurrence as `jax.tree.leaves_with_path` has it.
+
+    Args:
+        tree: a module, or any container of modules and arrays.
+        is_leaf: nodes for which it is true count as leaves. A shared node is asked about once, at its first path.
+        is_leaf_takes_path: whether `is_leaf` takes the key path and the node.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -134,7 +146,8 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[Path, Any]
         ["['a']"]
     """
     require_registered(tree)
-    walked = walk_exactly(tree, is_leaf)
+    walked = walk_exactly(tree, is_leaf, takes_path=is_leaf_takes_path)
+    require_all_seen(walked.structure)
     return builtins.list(zip(_leaf_paths(walked), walked.leaves.values(), strict=True))
 
 
@@ -172,8 +185,17 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
     return _mapped(f, tree, rest, is_leaf, with_paths=False)
 
 
-def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T:
+def map_with_path(
+    f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool = False
+) -> T:
     """As `map`, with the key path of the leaf's first occurrence as the first argument of `f`.
+
+    Args:
+        f: takes the path, a leaf of `tree`, and what is there in each of `rest`.
+        tree: as for `map`.
+        rest: as for `map`.
+        is_leaf: as for `map`. A shared node is asked about once, at its first path.
+        is_leaf_takes_path: whether `is_leaf` takes the key path and the node.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -181,18 +203,27 @@ def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = 
         >>> st.tree.map_with_path(lambda path, x: jax.tree_util.keystr(path), {"a": w, "b": w})
         {'a': "['a']", 'b': "['a']"}
     """
-    return _mapped(f, tree, rest, is_leaf, with_paths=True)
+    return _mapped(f, tree, rest, is_leaf, with_paths=True, takes_path=is_leaf_takes_path)
 
 
-def _mapped(f: Callable[..., Any], tree: Any, rest: tuple[Any, ...], is_leaf: IsLeaf, *, with_paths: bool) -> Any:
+def _mapped(
+    f: Callable[..., Any],
+    tree: Any,
+    rest: tuple[Any, ...],
+    is_leaf: IsLeaf,
+    *,
+    with_paths: bool,
+    takes_path: bool = False,
+) -> Any:
     require_registered(tree)
     if with_paths:
-        walked = walk_exactly(tree, is_leaf)
+        walked = walk_exactly(tree, is_leaf, takes_path=takes_path)
         found, structure = builtins.list(walked.leaves.values()), walked.structure
         before = [_leaf_paths(walked)]
     else:
-        found, structure = pack_exactly(tree, is_leaf)
+        found, structure = pack_exactly(tree, is_leaf, takes_path=takes_path)
         before = []
+    require_all_seen(structure)
     columns = [_aligned(structure, other, f"rest[{i}]", "tree", how_to_tie) for i, other in enumerate(rest)]
     new = [f(*args) for args in zip(*before, found, *columns, strict=True)]
     if rest:
@@ -204,8 +235,27 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
     """As `map` over two trees, with errors that call them by these names and say what its caller advises."""
     require_registered(model)
     found, structure = pack_exactly(model)
-    aligned = _aligned(structure, updates, "updates", "model", how_to_tie)
-    return _put_together(structure, found, [f(*both) for both in zip(found, aligned, strict=True)])
+    require_all_seen(structure)
+    column = _aligned(structure, updates, "updates", "model", how_to_tie, refuses=_refuse_static)
+    return _put_together(structure, found, [f(*both) for both in zip(found, column, strict=True)])
+
+
+def _refuse_static(static: Static, update: Any, path: Path) -> None:
+    """Raises if there is an update for a static leaf, which would be lost.
+
+    What cannot be added, and equals the static leaf, was copied from the model by a function such as `map`.
+    """
+    value = static.peek()
+    is_copied = type(value) not in PYTHON_NUMBERS and Static(update) == static
+    if update is not None and not is_copied:
+        text = jtu.keystr(path)
+        raise SharingMismatchError(
+            f"`updates` has an update for `{text}`, which is static in the model: {shown(value)}. What is static is "
+            "part of the structure and is not updated.\n"
+            "Make it an array in the model, if it is to be trained, or leave it out of the updates:\n"
+            "    updates = sharedtree.tree.filter(updates, eqx.is_inexact_array)",
+            (text,),
+        )
 
 
 def _put_together(structure: Structure, found: list[Any], new: list[Any]) -> Any:
@@ -220,8 +270,24 @@ def _leaf_paths(tree: Walked) -> list[Path]:
     return [tree.first_paths[number] for number in tree.leaf_numbers]
 
 
-def _aligned(structure: Structure, other: Any, name: str, like: str, advice: Advice) -> list[Any]:
-    """What `other` holds where `structure` has its leaves; errors call the two trees by these names."""
+def _aligned(
+    structure: Structure,
+    other: Any,
+    name: str,
+    like: str,
+    advice: Advice,
+    refuses: Callable[[Static, Any, Path], None] = lambda static, value, path: None,
+) -> list[Any]:
+    """What `other` holds where `structure` has its leaves; errors call the two trees by these names.
+
+    Args:
+        structure: of the first tree.
+        other: the second.
+        name: what the second is called.
+        like: what the first is called.
+        advice: what to do if the second lacks ties.
+        refuses: is given each static leaf, what the second has there, and the path, to object to it.
+    """
     walked, model = walk_alone(other), structure.records
 
     def agree(i: int, _: int) -> bool:
@@ -231,7 +297,10 @@ def _aligned(structure: Structure, other: Any, name: str, like: str, advice: Adv
     for pair in pairs(structure, walked, agree):
         if isinstance(pair, Mismatch):
             raise pair.error(f"the {like}", f"`{name}`")
-        if model[pair.left][0] is not LEAF:
+        op = model[pair.left][0]
+        if type(op) is Static:
+            refuses(op, walked.objects[pair.right], pair.path)
+        if op is not LEAF:
             continue
         number, path = found.setdefault(pair.left, (pair.right, pair.path))
         if number != pair.right and not are_one_value(walked, number, pair.right):

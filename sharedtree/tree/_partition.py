@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from jax import tree_util as jtu
 
 from ..core._errors import InconsistentSharingError, SharingMismatchError
+from ..core._hidden_arrays import require_all_seen_in
 from ..core._node_types import node_type_of, require_registered
 from ..core._pack_and_unpack import build
 from ..core._prefix_trees import Label, label_at, labels
@@ -77,6 +78,7 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     """
     require_registered(tree)
     walked = walk_exactly(tree, is_leaf)
+    require_all_seen_in(walked.records, walked.root)
     found = list(labels(filter_spec, walked, _is_filter, "filter_spec"))
 
     left_over = [each for each in found if _is_left_over(each, filter_spec, walked)]
