@@ -106,7 +106,7 @@ from jax._src import xla_bridge
 print(xla_bridge.backends_are_initialized())
 """
     count, added, loaded, has_backend = run(code).splitlines()
-    assert int(count) <= 118
+    assert int(count) <= 130
     assert {*added.split()} - sys.stdlib_module_names == {"sharedtree"}
     optional = {"optax", "tqdm", "rich", "flax", "hypothesis", "orbax", "pytest", "matplotlib"}
     assert not (optional | {"igraph", "drawsvg", "treescope"}) & {*loaded.split()}

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from ..core._by_identity import IdentityDict
 from ..core._distinct_leaves import another
 from ..core._errors import SharingMismatchError
-from ..core._node_types import is_value_of_variable, require_registered
+from ..core._node_types import is_value_of_variable
 from ..core._pack_and_unpack import build
 from ..core._sharing import matching, merged
 from ..core._static_values import Static
@@ -16,7 +16,6 @@ from ..core._trees_taken_apart import Walked
 from ._interchangeable import require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
-from ._policy_and_context import walk_exactly
 from ._ties_that_are_missing import kind_of
 from ._where_functions import WhereTree, require_where
 
@@ -49,8 +48,7 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
         (True, Array([0., 0.], dtype=float32))
     """
     require_where(where, tree, "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))")
-    require_registered(tree)
-    read = walk_exactly(tree)
+    read = read_tree(tree)
     targets, is_single = WhereTree(read).named_by(where)
     op, children = read.records[targets[0]] if is_single else (LEAF, ())
     if type(op) is Node and op.type.is_plain:  # a sequence of nodes that the tree itself holds
@@ -143,8 +141,7 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     """
     if where is not None:
         require_where(where, tree, "    model = sharedtree.untie(model, lambda m: m.head.weight)")
-    require_registered(tree)
-    read = walk_exactly(tree)
+    read = read_tree(tree)
     twin, origin = _unfolded(read)
     if where is None:
         targets = set(range(len(twin)))
