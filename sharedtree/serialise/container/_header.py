@@ -61,8 +61,9 @@ class TensorSource(NamedTuple):
     """What is to be a tensor. `dtype` and `shape` are the stored ones; `alignment` is that of the array's own dtype.
 
     `buffers` makes its bytes, in buffers of any size. It is called when the tensor's turn has come, so that not all are
-    in memory at once; and twice if the file cannot be patched. With `is_here`, a list of them is views of memory that
-    stays as long as the source, and anything else is copies.
+    in memory at once; and twice if the file cannot be patched and the bytes cannot change. With `is_here`, a list of
+    them is views of memory that stays as long as the source, and anything else is copies. With `may_change`, the bytes
+    may be others when they are asked for again; each buffer is a copy.
     """
 
     name: str
@@ -71,6 +72,7 @@ class TensorSource(NamedTuple):
     alignment: int
     buffers: Callable[[], Iterable[Buffer]]
     is_here: bool = False
+    may_change: bool = False
 
 
 class Tensor(NamedTuple):

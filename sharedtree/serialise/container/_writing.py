@@ -5,7 +5,8 @@ used as it is. The others follow by decreasing alignment, so that each is aligne
 
 Data is hashed by a second thread while the first writes it and forces it to the disk, and the digests are patched into
 the header at the end. Of a file that cannot be patched (a pipe, a compressed stream, one opened for appending) they are
-worked out first.
+worked out first. What might be other bytes when its turn to be written comes is kept meanwhile: in memory as far as
+that is little, else in a temporary file.
 
 A file is replaced as a whole or not at all, whatever happens meanwhile. The new contents go to a temporary file beside
 the target, are forced to the disk, and take the target's name in one step; then the folder is forced to the disk too. A
@@ -25,9 +26,10 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import BinaryIO, Self
+from typing import IO, BinaryIO, Self
 
 from ...core._printing import printable
 from ._byte_sources import CHUNK_BYTES, SMALL, Progress, counting, crc32, num_chunks
@@ -157,6 +159,7 @@ def _force_folder(folder: str) -> None:
 
 
 MAX_INLINE_MANIFEST = 16 * 2**20
+MAX_KEPT_IN_MEMORY = 64 * 2**20
 _WORTH_A_THREAD = 2**20  # below, handing a tensor over takes longer than hashing it
 
 
@@ -193,13 +196,19 @@ def write(
     data_bytes = sum(nbytes for _, nbytes in sized)
     report = counting(progress, data_bytes)
     start = file.tell() if _can_be_patched(file) else None
-    with _Hasher() as hasher:  # an error ends the second thread
-        data = hasher.hashed(sized)
-        if start is None:
-            for _ in data:
-                pass
+    with contextlib.ExitStack() as stack:
+        hasher = stack.enter_context(_Hasher())  # an error ends the second thread
+        if start is not None:
+            data = (buffer for source, nbytes in sized for buffer in hasher.hashed(source, nbytes))
+        else:
+            kept = stack.enter_context(tempfile.SpooledTemporaryFile(MAX_KEPT_IN_MEMORY))
+            for source, nbytes in sized:
+                for buffer in hasher.hashed(source, nbytes):
+                    if source.may_change:
+                        kept.write(buffer)
             seal(header, hasher.finished())
-            data = (buffer for source, _ in sized for buffer in source.buffers())
+            kept.seek(0)
+            data = (buffer for source, nbytes in sized for buffer in _again(source, nbytes, kept))
         _write_all(file, memoryview(header))
         for buffer in _gathered(data):
             _write_all(file, memoryview(buffer))
@@ -235,20 +244,19 @@ class _Hasher:
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def hashed(self, sized: Iterable[tuple[TensorSource, int]]) -> Iterator[Buffer]:
-        """The bytes of all tensors, which are hashed while the caller has them."""
-        for source, nbytes in sized:
-            first, at = len(self._digests), 0
-            self._digests += [0] * num_chunks(nbytes)
-            buffers = source.buffers()
-            is_copied = not (source.is_here and isinstance(buffers, list))
-            for buffer in filter(len, buffers):
-                if nbytes < _WORTH_A_THREAD:  # one chunk
-                    self._digests[first] = crc32(buffer, self._digests[first])
-                else:
-                    self._submit(first, at, buffer, is_copied)
-                yield buffer
-                at += len(buffer)
+    def hashed(self, source: TensorSource, nbytes: int) -> Iterator[Buffer]:
+        """The bytes of the next tensor, which are hashed while the caller has them."""
+        first, at = len(self._digests), 0
+        self._digests += [0] * num_chunks(nbytes)
+        buffers = source.buffers()
+        is_copied = not (source.is_here and isinstance(buffers, list))
+        for buffer in filter(len, buffers):
+            if nbytes < _WORTH_A_THREAD:  # one chunk
+                self._digests[first] = crc32(buffer, self._digests[first])
+            else:
+                self._submit(first, at, buffer, is_copied)
+            yield buffer
+            at += len(buffer)
 
     def _submit(self, first: int, at: int, buffer: Buffer, is_copied: bool) -> None:
         if is_copied and len(self._copies) == 3:  # what waits bounds the memory held by copied pieces
@@ -282,6 +290,14 @@ def _hash(digests: list[int], first: int, at: int, buffer: Buffer) -> None:
         digests[first + chunk] = crc32(part, digests[first + chunk])
         at += len(part)
         buffer = buffer[len(part) :]
+
+
+def _again(source: TensorSource, nbytes: int, kept: IO[bytes]) -> Iterable[Buffer]:
+    """The bytes of a tensor that were hashed: from its memory, or, if that may change, from what was kept of it."""
+    if not source.may_change:
+        return source.buffers()
+    sizes = (min(CHUNK_BYTES, nbytes - start) for start in range(0, nbytes, CHUNK_BYTES))
+    return map(kept.read, sizes)
 
 
 def _gathered(buffers: Iterable[Buffer]) -> Iterator[Buffer | bytearray]:
