@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..compat._import_hook import importable_name
 from ..core._printing import printable
 from .container._byte_sources import ProgressOption, Readable, showing
-from .load import opened
+from .load import Opened, opened
 from .trust._public_names import root_of
 from .trust._resolved_names import Request
 from .trust._trusted_names import Trust, Trusted
@@ -192,11 +192,16 @@ def inspect(path: Readable) -> Inspection:
           ['embed']  float32[2, 3]  24 bytes
           ['head']  = ['embed']
     """
-    with opened(path) as (container, manifest):
-        kinds = ["key" if each.key is not None else each.kind for each in manifest.arrays]
-        arrays = tuple(
-            ArrayInfo(each.tensor, each.dtype, each.shape, array_nbytes(each), kind)
-            for each, kind in zip(manifest.arrays, kinds, strict=True)
-        )
+    with opened(path) as file:
+        return inspection_of(file)
+
+
+def inspection_of(file: Opened) -> Inspection:
+    """What an open checkpoint holds. It may be closed before the result is used."""
+    container, manifest = file
+    arrays: list[ArrayInfo] = []
+    for entry in manifest.arrays:
+        kind = "key" if entry.key is not None else entry.kind
+        arrays.append(ArrayInfo(entry.tensor, entry.dtype, entry.shape, array_nbytes(entry), kind))
     nbytes = sum(array.nbytes for array in arrays)
-    return Inspection(manifest.library, dict(container.metadata), arrays, Lines(manifest), nbytes)
+    return Inspection(manifest.library, dict(container.metadata), tuple(arrays), Lines(manifest), nbytes)
