@@ -6,6 +6,7 @@ message.
 
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -171,6 +172,63 @@ def a_target_that_is_no_regular_file(path):
     (path / "pipe").chmod(0o600)
     reader = os.open(path / "pipe", os.O_RDWR | os.O_NONBLOCK)
     return Scenario(lambda: st.save(path / "pipe", [1]), OSError, {"reader": reader}, lambda _: os.close(reader))
+
+
+@scenario
+def a_path_as_long_as_the_system_takes(path):
+    os.chdir(path)
+    folder = str(path)
+    while len(folder) < 4_060:
+        folder = os.path.join(folder, "d" * max(1, min(200, 4_060 - len(folder) - 1)))
+        os.mkdir(os.path.basename(folder))
+        os.chdir(os.path.basename(folder))
+    os.chdir(path)
+
+    def after(_):
+        assert st.load("model") == [7]
+        os.chdir(path)
+
+    names = {"model": [7]}
+    return Scenario(lambda: st.save(os.path.join(folder, "model"), [1]), OSError, names, after)
+
+
+def at_home(home):
+    """Runs code as if a folder were the user's own."""
+
+    def around(run, names):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOME", str(home))
+            run()
+
+    return around
+
+
+@scenario
+def a_home_folder_as_shells_call_it(path):
+    def after(names):
+        assert names["path"] == str(path / "model")
+
+    scenario = Scenario(lambda: st.load("~/model"), FileNotFoundError, {}, after)
+    return dataclasses.replace(scenario, around=at_home(path))
+
+
+def a_folder_that_takes_no_file(path, *, is_there):
+    file, opened = path / "folder" / "model", os.open
+    file.parent.mkdir()
+    if is_there:
+        st.save(file, [1] * 1000)
+
+    def refuse(name, *args, **options):
+        if str(name).endswith(_container._SUFFIX):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+        return opened(name, *args, **options)
+
+    def after(_):
+        assert st.load(file if is_there else path / "model") == [7]
+
+    names = {"model": [7], "open": open}
+    provoke = under(lambda: st.save(file, [1]), (os, "open", refuse))
+    return Scenario(provoke, OSError, names, after, around=at_home(path))
 
 
 @scenario
@@ -478,6 +536,8 @@ def with_renames(file, names):
 
 unknown = _dtypes._unknown
 scenarios(
+    a_file_in_a_folder_that_takes_no_other=lambda path: a_folder_that_takes_no_file(path, is_there=True),
+    a_new_file_in_a_folder_that_takes_none=lambda path: a_folder_that_takes_no_file(path, is_there=False),
     a_version_that_is_none=made_by(
         st.SharedTreeError,
         lambda: st.to_bytes(dataclass_with([("weight", object)], __sharedtree_version__="new")(jnp.ones(1))),
