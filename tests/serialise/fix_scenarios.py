@@ -29,6 +29,7 @@ from sharedtree.serialise.container import _byte_sources, _writing as _container
 from sharedtree.serialise.trust import _public_names, _trusted_names
 from sharedtree.serialise.values import _all_kinds_of_nodes, _manifest, _nodes
 from tests.fixes import Scenario, scenario, scenarios
+from tests.serialise.drafts import Draft
 
 
 def saved(path, tree=None):
@@ -434,26 +435,35 @@ def a_bar():
         pass
 
 
-def manager_with_a_step(path):
+def manager_with_steps(path):
+    """With the step 1 that something is wrong with, and the step 0."""
     manager = ocp.CheckpointManager(path)
-    st.orbax.save(manager, 1, [jnp.ones(2)])
+    for step in (0, 1):
+        st.orbax.save(manager, step, [jnp.ones(2)])
     manager.wait_until_finished()
     return manager
 
 
-@scenario
-def a_checkpoint_that_orbax_saved_alone(path):
-    manager = ocp.CheckpointManager(path)
-    manager.save(1, args=ocp.args.StandardSave({"a": jnp.ones(2)}))
-    manager.wait_until_finished()
-    again = ocp.CheckpointManager(path)
-    names = {"manager": manager, "step": 1, "template": {"a": jnp.zeros(2)}, "orbax": sys.modules["orbax"]}
-    return Scenario(lambda: st.orbax.restore(again, 1), st.errors.FormatError, names)
+def saved_by_orbax_alone(path, args, template, **options):
+    """A step that is restored by the manager with which we failed to restore it."""
+    with ocp.CheckpointManager(path, **options) as manager:
+        manager.save(1, args=args)
+    names = {"manager": ocp.CheckpointManager(path, **options), "step": 1, "orbax": sys.modules["orbax"], **template}
+    return Scenario(lambda: st.orbax.restore(names["manager"], 1), st.errors.FormatError, names)
+
+
+def with_named_items(path, *items, **options):
+    saves = {name: ocp.args.StandardSave({"a": jnp.ones(2)}) for name in items}
+    template = {"a": jnp.zeros(2)}
+    if len(items) > 1:
+        saves["json"] = ocp.args.JsonSave({"b": 1})
+    names = {"template": template, "templates": dict.fromkeys(items, template)}
+    return saved_by_orbax_alone(path, ocp.args.Composite(**saves), names, **options)
 
 
 @scenario
 def a_step_that_is_missing(path):
-    manager = manager_with_a_step(path)
+    manager = manager_with_steps(path)
     return Scenario(lambda: st.orbax.restore(manager, 2), st.errors.MissingStepError, {"manager": manager})
 
 
@@ -465,7 +475,7 @@ def an_item_by_the_name_of_ours(path):
 
 
 def restoring(path, category, *changes):
-    manager = manager_with_a_step(path)
+    manager = manager_with_steps(path)
     provoke = under(lambda: st.orbax.restore(manager, 1), *changes)
     return Scenario(provoke, category, {"manager": manager, "step": 1})
 
@@ -480,10 +490,11 @@ def arrays_for_which_there_is_no_memory(path):
 
 
 def orbax_says(path, text, category):
-    manager = manager_with_a_step(path)
+    manager = manager_with_steps(path)
 
     class Failing:
         directory = path
+        all_steps = manager.all_steps
 
         def restore(self, step, args):
             if st_orbax._MANIFEST in args.keys():  # noqa: SIM118  a Composite is no mapping
@@ -535,7 +546,39 @@ def with_renames(file, names):
 
 
 unknown = _dtypes._unknown
+
+
+def of_another_equinox(change):
+    """A file of a layer of Equinox's as another version would have written it."""
+    draft = Draft(st.to_bytes(eqx.nn.Linear(2, 2, key=jax.random.key(0))))
+    change(draft.manifest["types"][-1]["fields"], draft.manifest["nodes"][-1][2])
+    data = draft.file(with_digests=True)
+
+    def after(names):
+        if "renames" in names:
+            st.load(data, renames=names["renames"])
+
+    return Scenario(lambda: st.load(data), st.errors.StructureMismatchError, {}, after)
+
+
+def with_another_field(fields, values):
+    fields.append("newer")
+    values.append(False)
+
+
+def without_a_field(fields, values):
+    del fields[0], values[0]
+
+
 scenarios(
+    a_checkpoint_that_orbax_saved_alone=lambda path: saved_by_orbax_alone(
+        path, ocp.args.StandardSave({"a": jnp.ones(2)}), {"template": {"a": jnp.zeros(2)}}
+    ),
+    a_checkpoint_with_a_named_item=lambda path: with_named_items(path, "state"),
+    a_checkpoint_with_a_named_item_for_its_manager=lambda path: with_named_items(path, "state", item_names=("state",)),
+    a_checkpoint_with_named_items=lambda path: with_named_items(path, "state", "for me", "class"),
+    a_field_that_a_library_lacks=lambda: of_another_equinox(with_another_field),
+    a_field_that_a_file_of_a_library_lacks=lambda: of_another_equinox(without_a_field),
     a_file_in_a_folder_that_takes_no_other=lambda path: a_folder_that_takes_no_file(path, is_there=True),
     a_new_file_in_a_folder_that_takes_none=lambda path: a_folder_that_takes_no_file(path, is_there=False),
     a_version_that_is_none=made_by(

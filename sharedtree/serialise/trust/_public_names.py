@@ -38,7 +38,7 @@ import types
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...compat._import_hook import import_module
 from ...core._class_attributes import namespace
@@ -278,6 +278,23 @@ def is_in_site_packages(package: str) -> bool:
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     place = pathlib.Path(_real(file))
     return any(folder in place.parents for folder in map(pathlib.Path, map(_real, folders)))
+
+
+class Library(NamedTuple):
+    """What is installed where `pip` puts packages: the name by which `pip` knows it, and the version."""
+
+    name: str
+    version: str
+
+
+def library_of(package: str) -> Library | None:
+    """The library that a package which is loaded belongs to; None for what users wrote themselves."""
+    if not is_in_site_packages(package):
+        return None
+    for name in (package, *importlib.metadata.packages_distributions().get(package, ())):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return Library(name, importlib.metadata.version(name))
+    return None
 
 
 class _Guard(importlib.abc.MetaPathFinder):
