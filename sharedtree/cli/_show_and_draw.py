@@ -1,8 +1,8 @@
 """`show FILE` and `draw FILE -o m.svg`: what a file holds, as a table or as a picture, each tie marked.
 
 `show` is the table that `sharedtree.summary` makes of a model. With `--values` it is the tree instead, in which what is
-static in the model has its lines, and numbers theirs. `draw` is the picture that `sharedtree.draw` makes. It needs
-igraph and drawsvg, and nothing that the file names.
+static in the model has its lines, and numbers theirs. Of long metadata the beginning is shown. `draw` is the picture
+that `sharedtree.draw` makes. It needs igraph and drawsvg, and nothing that the file names.
 
 JSON of `show`: `file`; `file_nbytes`; `library`, who wrote it; `metadata`, an object of texts; `nbytes`, of all arrays;
 `arrays`, each with `name`, `dtype`, `shape`, `nbytes` and `kind` (`"jax"`, `"numpy"` or `"key"`); `tree`, the lines
@@ -28,7 +28,7 @@ from ..core._printing import printable
 from ..serialise import Inspection
 from ..serialise.container._byte_sources import Source, open_source
 from ..serialise.container._header import is_foreign, read_header
-from ..serialise.inspect_and_audit import MAX_LINES, ArrayInfo, inspection_of
+from ..serialise.inspect_and_audit import MAX_LINES, ArrayInfo, inspection_of, metadata_lines
 from ..serialise.load import opened
 from ..serialise.values._nodes import Manifest
 from ..serialise.values._paths import Line, columns, indent
@@ -114,8 +114,8 @@ def show(arguments: argparse.Namespace) -> int:
     write((f"{counted(len(found.arrays), 'array')}, {found.nbytes:,} bytes", ""))
     if lines.num_ties:
         write((f"{counted(lines.num_ties, 'place')} tied to an earlier one", "tie"))
-    for key, value in found.metadata.items():
-        write((f"{key}: ", "dim"), (value, ""))
+    for key, value in metadata_lines(found.metadata):
+        write((key, "dim"), (value, ""))
     write()
     if arguments.arrays or manifest is None:
         rows = [(a.name, a.dtype, str(list(a.shape)), f"{a.nbytes:,}", a.kind or "") for a in found.arrays]

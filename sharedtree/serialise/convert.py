@@ -14,7 +14,7 @@ from ..core._errors import CorruptFileError
 from ..core._printing import printable
 from ..ties._tie_and_untie import retie
 from .container._byte_sources import Readable, Source, open_source
-from .container._header import begins_with_header
+from .container._header import begins_with_header, require_no_zip
 from .foreign._equinox_leaves import MAGIC, read_leaves
 from .foreign._flax_msgpack import read_state
 from .foreign._foreign_differences import is_key
@@ -125,6 +125,7 @@ def convert(
 def _read(opened: Source, like: Any, trusted: Trusted | Iterable[Trusted]) -> Any:
     if begins_with_header(opened):
         return load_tree(opened, like=like, trusted=trusted)
+    require_no_zip(opened)
     start = bytes(opened.read(0, len(MAGIC)))
     if start and not start.startswith(MAGIC):
         tree = read_state(opened, like)

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import types
+import zipfile
 
 import equinox as eqx
 import jax
@@ -202,6 +203,22 @@ def at_home(home):
             run()
 
     return around
+
+
+@scenario
+def a_save_beside_a_donation(path):
+    model = [jnp.zeros((512, 512)), jnp.ones((512, 512))]
+    other = st.copy(model)
+    provoke = lambda: st.save(path / "model", model, progress=lambda *_: model[1].delete())
+    names = {"path": path / "model", "model": other}
+    return Scenario(provoke, st.errors.UnserialisableError, names, lambda _: st.load(path / "model"))
+
+
+@scenario
+def an_archive_instead_of_a_model(path):
+    np.savez(path / "arrays.npz", a=np.ones(2))
+    names = {"path": path / "arrays.npz", "zipfile": zipfile}
+    return Scenario(lambda: st.load(path / "arrays.npz"), st.errors.FormatError, names)
 
 
 @scenario

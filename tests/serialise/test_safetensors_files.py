@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import struct
+import zipfile
 import zlib
 
 import hypothesis
@@ -263,6 +264,17 @@ def test_nobody_is_told_to_do_what_has_just_failed():
         with pytest.raises(st.errors.FormatError, match="has no manifest") as raised:
             st.load(bytes(data), **options)
         assert "foreign" not in str(raised.value)
+
+
+def test_an_archive_is_called_one(tmp_path):
+    """NumPy's, PyTorch's and Keras's files are archives. An empty one begins otherwise."""
+    np.savez(tmp_path / "arrays", a=np.ones(2))
+    with zipfile.ZipFile(tmp_path / "empty", "w"):
+        pass
+    for path in (tmp_path / "arrays.npz", tmp_path / "empty"):
+        for read in (st.load, load, st.inspect, st.audit, st.verify, st.convert, functools.partial(st.convert, like=1)):
+            with pytest.raises(st.errors.FormatError, match="is a zip archive"):
+                read(path)
 
 
 def test_what_was_cut_short_or_appended_to(path):

@@ -8,6 +8,7 @@ import io
 import mmap
 import threading
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -206,3 +207,38 @@ def test_a_memory_file_is_written_where_it_stands(changing):
     st.save(file, array)
     file.seek(6)
     st.verify(file)
+
+
+@pytest.mark.parametrize("way", [to_path, to_end_of_file])
+def test_what_is_donated_while_it_is_saved_is_said(way, tmp_path, monkeypatch):
+    """Not that an array of no name was deleted; and what was there before is still there."""
+    arrays = [jnp.zeros((512, 512)), jnp.ones((512, 512))]
+    write = _writing._write_all
+    donate = jax.jit(lambda array: array + 1, donate_argnums=0)
+
+    def written(*args):
+        write(*args)
+        if not arrays[1].is_deleted():
+            donate(arrays[1])
+
+    to_path(tmp_path, [7])
+    monkeypatch.setattr(_writing, "_write_all", written)
+    with pytest.raises(st.errors.UnserialisableError, match=r"`\[1\]` was donated or deleted while") as raised:
+        way(tmp_path, arrays)
+    assert raised.value.paths == ("[1]",)
+    if way is to_path:
+        assert st.load(tmp_path / "model") == [7]
+
+
+def test_a_part_of_what_is_sharded_is_donated(monkeypatch):
+    """Its pieces are taken one by one, so that it may be gone after the first."""
+    from sharedtree.serialise.arrays import _dtypes
+
+    array = jnp.zeros((3, 2**20))
+    monkeypatch.setattr(_dtypes, "_is_here", lambda array: False)
+    monkeypatch.setattr(type(array), "is_fully_replicated", False)
+    pieces = iter(_dtypes.tensor_source("weight", array).buffers())
+    next(pieces)
+    array.delete()
+    with pytest.raises(st.errors.UnserialisableError, match="`weight` was donated or deleted while"):
+        list(pieces)

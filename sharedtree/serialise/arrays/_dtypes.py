@@ -30,7 +30,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from ...core._errors import FormatError
+from ...core._errors import FormatError, UnserialisableError
 from ...core._printing import printable
 from ..container._byte_sources import CHUNK_BYTES, SMALL
 from ..container._header import RESTORE, Buffer, TensorSource
@@ -259,7 +259,33 @@ def _unchanged(name: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ..
             f"The array at `{printable(name)}` was of dtype {dtype} and shape {shape} and now is of dtype "
             f"{array.dtype} and shape {array.shape}: something changed it while it was being saved."
         )
-    return buffers(array)
+    try:
+        pieces = buffers(array)
+    except RuntimeError:  # JAX's, of an array whose memory is gone
+        _require_memory(name, array)
+        raise
+    return pieces if isinstance(pieces, list) else _while_there(name, array, pieces)
+
+
+def _while_there(name: str, array: Any, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The pieces of an array, whose memory may be donated before the last of them."""
+    try:
+        yield from pieces
+    except RuntimeError:
+        _require_memory(name, array)
+        raise
+
+
+def _require_memory(name: str, array: Any) -> None:
+    if isinstance(array, jax.Array) and array.is_deleted():
+        raise UnserialisableError(
+            f"The array at `{printable(name)}` was donated or deleted while it was being saved. A save in the "
+            "background needs arrays that nobody donates. Copy the model before that begins, and save the copy:\n"
+            "    snapshot = sharedtree.copy(model)\n"
+            "    sharedtree.save(path, snapshot)",
+            (name,),
+            ("donated while it was being saved",),
+        ) from None
 
 
 def buffers(array: Any) -> Iterable[Buffer]:
