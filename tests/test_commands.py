@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import sharedtree as st
 from sharedtree.__main__ import main
@@ -739,3 +740,20 @@ def test_a_reader_that_leaves_is_no_error(saved):
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=HANGS) == 141
+
+
+def test_metadata_is_shown_as_far_as_it_is_short(tmp_path, command):
+    """Anyone may have written it. JSON has all of it."""
+    metadata = {"k" * 500: "v", "long": "x" * 10**6, **{f"key{i}": "value" for i in range(500)}, "last": "z"}
+    st.save(tmp_path / "ours", [1], metadata=metadata)
+    safetensors.numpy.save_file({"a": np.ones(2)}, tmp_path / "theirs", metadata)
+    for name in ("ours", "theirs"):
+        _, out, _ = command("show", tmp_path / name)
+        assert len(out) < 10_000
+        assert "\nand 403 more\n" in out
+        if name == "ours":  # the other program writes them in any order
+            assert "x" * 1_000 + "... (1,000,000 characters)" in out
+        _, out, _ = command("show", tmp_path / name, "--json")
+        assert json.loads(out)["metadata"] == metadata
+    assert len(str(st.inspect(tmp_path / "ours"))) < 10_000
+    assert st.inspect(tmp_path / "ours").metadata == metadata

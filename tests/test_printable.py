@@ -8,7 +8,9 @@ import contextlib
 import dataclasses
 import enum
 import json
+import sys
 import unicodedata
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,7 +20,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.__main__ import main
-from sharedtree.core._printing import printable, printable_lines
+from sharedtree.core._printing import printable, printable_lines, shown
 from tests.serialise.drafts import Draft
 
 # What begins a line of its own, clears a screen, sets the title of a window, turns the direction of writing, or hides.
@@ -280,3 +282,70 @@ def test_every_error_of_ours_is_safe_whoever_raises_it():
     assert str(st.errors.CorruptFileError("\x9b", ("\x9b",), 1)) == "\\x9b"
     assert st.errors.CorruptFileError("\x9b", ("\x9b",), 1).tensor == "\x9b"  # for programs, as it is
     assert str(st.UntiedWarning("a\x1b[2J\nb")) == "a\\x1b[2J\nb"
+
+
+def of_this_module(x):
+    return x
+
+
+NAMES = [
+    (jax.nn.relu, "jax.nn.relu"),
+    (jax.nn.gelu, "jax.nn.gelu"),
+    (jnp.tanh, "jax.numpy.tanh"),
+    (jax.lax.add, "jax.lax.add"),
+    (np.add, "numpy.add"),
+    (print, "print"),
+    (of_this_module, f"{__name__}.of_this_module"),
+    ([jax.nn.relu, {"a": jax.nn.silu}], "[jax.nn.relu, {'a': jax.nn.silu}]"),
+]
+
+
+@pytest.mark.parametrize(("value", "name"), NAMES, ids=[name for _, name in NAMES])
+def test_functions_have_the_names_by_which_they_are_imported(value, name):
+    """By which they are found again, too: no address, and no private module."""
+    assert shown(value) == name
+    if not isinstance(value, list) and value is not print:
+        module, _, attribute = name.rpartition(".")
+        assert getattr(sys.modules[module], attribute) is value
+
+
+def test_what_no_name_leads_to_prints_itself():
+    class Lying:
+        __qualname__ = __name__ = "relu"
+        __module__ = "jax.nn"
+
+        def __call__(self):
+            pass
+
+        def __repr__(self):
+            return "lying"
+
+    class Raising(Lying):
+        def __getattribute__(self, name):
+            if name == "__qualname__":
+                raise ZeroDivisionError
+            return super().__getattribute__(name)
+
+    assert (shown(Lying()), shown(Raising())) == ("lying", "lying")
+    assert "<lambda>" in shown(lambda: 0)
+
+
+class WithFunction(eqx.Module):
+    weight: jax.Array
+    function: Any
+
+
+def test_messages_name_static_functions():
+    one, two = WithFunction(jnp.ones(2), jax.nn.relu), WithFunction(jnp.ones(2), jax.nn.gelu)
+    for call in (
+        lambda: st.cond(True, lambda: one, lambda: two),
+        lambda: st.tie([one, two], lambda pair: (pair[0], pair[1])),
+        lambda: st.load(st.to_bytes(one), like=two),
+        lambda: st.scan(lambda carry, _: (two, None), one, length=2),
+    ):
+        with pytest.raises(st.SharedTreeError) as raised:
+            call()
+        assert "jax.nn.relu" in str(raised.value)
+        assert "jax.nn.gelu" in str(raised.value)
+        assert " at 0x" not in str(raised.value)
+    assert "jax.nn.relu" in str(st.Dag(one))

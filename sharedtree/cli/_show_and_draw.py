@@ -1,8 +1,8 @@
 """`show FILE` and `draw FILE -o m.svg`: what a file holds, as a table or as a picture, each tie marked.
 
 `show` is the table that `sharedtree.summary` makes of a model. With `--values` it is the tree instead, in which what is
-static in the model has its lines, and numbers theirs. `draw` is the picture that `sharedtree.draw` makes. It needs
-igraph and drawsvg, and nothing that the file names.
+static in the model has its lines, and numbers theirs. Of long metadata the beginning is shown. `draw` is the picture
+that `sharedtree.draw` makes. It needs igraph and drawsvg, and nothing that the file names.
 
 JSON of `show`: `file`; `file_nbytes`; `library`, who wrote it; `metadata`, an object of texts; `nbytes`, of all arrays;
 `arrays`, each with `name`, `dtype`, `shape`, `nbytes` and `kind` (`"jax"`, `"numpy"` or `"key"`); `tree`, the lines
@@ -24,13 +24,13 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ..core._errors import FormatError
 from ..core._printing import printable
-from ..serialise import Inspection, inspect
-from ..serialise.container._byte_sources import open_source
+from ..serialise import Inspection
+from ..serialise.container._byte_sources import Source, open_source
 from ..serialise.container._header import is_foreign, read_header
-from ..serialise.inspect_and_audit import MAX_LINES, ArrayInfo
+from ..serialise.inspect_and_audit import MAX_LINES, ArrayInfo, inspection_of, metadata_lines
 from ..serialise.load import opened
+from ..serialise.values._nodes import Manifest
 from ..serialise.values._paths import Line, columns, indent
 from ..show._drawing import drawing_of, libraries
 from ..show._drawing_layout import MOST_BOXES
@@ -100,8 +100,10 @@ def _add_draw(commands: Any) -> None:
 
 def show(arguments: argparse.Namespace) -> int:
     """Runs `show`."""
-    found = _inspected(arguments.file)
-    file_nbytes = os.path.getsize(arguments.file)
+    # A pipe can be opened only once, so all that is shown comes from this source.
+    with contextlib.closing(open_source(arguments.file)) as source:
+        found, manifest = _inspected(source)
+        file_nbytes = source.size
     lines = Sizes(found.lines, arguments.depth)
     if arguments.json:
         write_json(_as_json(arguments.file, file_nbytes, found, lines, arguments.lines))
@@ -112,17 +114,17 @@ def show(arguments: argparse.Namespace) -> int:
     write((f"{counted(len(found.arrays), 'array')}, {found.nbytes:,} bytes", ""))
     if lines.num_ties:
         write((f"{counted(lines.num_ties, 'place')} tied to an earlier one", "tie"))
-    for key, value in found.metadata.items():
-        write((f"{key}: ", "dim"), (value, ""))
+    for key, value in metadata_lines(found.metadata):
+        write((key, "dim"), (value, ""))
     write()
-    if arguments.arrays or not found.library:
+    if arguments.arrays or manifest is None:
         rows = [(a.name, a.dtype, str(list(a.shape)), f"{a.nbytes:,}", a.kind or "") for a in found.arrays]
         rows = [tuple(map(printable, row)) for row in rows]
-        for text in columns([("name", "dtype", "shape", "bytes", "kind" if found.library else ""), *rows]):
+        for text in columns([("name", "dtype", "shape", "bytes", "kind" if manifest is not None else ""), *rows]):
             write((text, ""))
         return OK
     if not arguments.values:
-        _write_table(arguments, write)
+        _write_table(arguments, manifest, write)
         return OK
     for line, nbytes, is_cut in itertools.islice(lines, arguments.lines):
         parts = [(indent(line.depth), ""), (line.step, "path"), ("  " if line.step else "", "")]
@@ -134,9 +136,8 @@ def show(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _write_table(arguments: argparse.Namespace, write: Callable[..., None]) -> None:
-    with opened(arguments.file) as file:
-        outline = Outline(description_of_file(file.manifest))
+def _write_table(arguments: argparse.Namespace, manifest: Manifest, write: Callable[..., None]) -> None:
+    outline = Outline(description_of_file(manifest))
     width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH
     for line in table_lines(outline, depth=arguments.depth, most=arguments.lines, width=width, how=_HOW):
         write(*line)
@@ -146,17 +147,14 @@ _WIDTH = 120
 _HOW = "--lines and --depth"
 
 
-def _inspected(file: str) -> Inspection:
-    """What a file holds; of one that another program wrote, without a library, and without lines."""
-    try:
-        return inspect(file)
-    except FormatError:
-        with contextlib.closing(open_source(file)) as source:
-            if not is_foreign(source):
-                raise
-            header = read_header(source, foreign=True)
+def _inspected(source: Source) -> tuple[Inspection, Manifest | None]:
+    """What a file holds, and its tree; of one that another program wrote, without a library, lines, and a tree."""
+    if not is_foreign(source):
+        with opened(source) as file:
+            return inspection_of(file), file.manifest
+    header = read_header(source, foreign=True)
     arrays = tuple([ArrayInfo(each.name, each.dtype, each.shape, each.nbytes, "") for each in header.tensors])
-    return Inspection("", header.metadata, arrays, (), sum(array.nbytes for array in arrays))
+    return Inspection("", header.metadata, arrays, (), sum(array.nbytes for array in arrays)), None
 
 
 class Sizes:

@@ -24,6 +24,8 @@ from typing import Any
 
 import jax
 
+from ._class_attributes import MAIN, own_name_of
+
 # What `str.isprintable` lets pass, although nothing is seen of it: Unicode's default ignorable characters. Those of the
 # category Cf are not printable to Python either.
 _INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
@@ -97,6 +99,9 @@ class _Printer(reprlib.Repr):
     def repr_instance(self, x: Any, level: int) -> str:
         """Of what has no method of its own."""
         cls = type(x)
+        name = public_name(x)
+        if name is not None:
+            return name
         # These print the whole text before it is cut off, and one of a file may be long and referred to often.
         if cls in _PATHS:
             return f"{cls.__name__}({str(x)[:_MOST]!r})"
@@ -114,6 +119,23 @@ class _Printer(reprlib.Repr):
         parts = [f"{name}={self.repr1(part, level - 1)}" for name, part in shown_fields]
         parts += ["..."] if len(x) > len(parts) else []
         return f"{type(x).__qualname__}({', '.join(parts)})"
+
+
+def public_name(value: Any) -> str | None:
+    """The name under which people import a function or another callable object; None if there is none.
+
+    JAX's `relu` prints itself as a private object with an address, and a function of the program with one.
+    """
+    if not callable(value) or isinstance(value, type):
+        return None
+    try:
+        name = own_name_of(value)
+    except Exception:  # noqa: BLE001 -- an object may answer anything when it is asked for its name
+        return None
+    if name is None:
+        return None
+    module, _, qualname = name.partition(":")
+    return printable(qualname if module in (MAIN, "builtins") else f"{module}.{qualname}")
 
 
 _printer = _Printer()

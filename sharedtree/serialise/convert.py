@@ -14,10 +14,11 @@ from ..core._errors import CorruptFileError
 from ..core._printing import printable
 from ..ties._tie_and_untie import retie
 from .container._byte_sources import Readable, Source, open_source
+from .container._header import begins_with_header, require_no_zip
 from .foreign._equinox_leaves import MAGIC, read_leaves
 from .foreign._flax_msgpack import read_state
 from .foreign._foreign_differences import is_key
-from .load import load
+from .load import load_tree
 from .save import save
 from .trust._trusted_names import Trusted
 
@@ -112,7 +113,7 @@ def convert(
             "    equinox.tree_serialise_leaves(target, tree)"
         )
     with contextlib.closing(open_source(source)) as opened:
-        tree = _read(opened, source, like, trusted)
+        tree = _read(opened, like, trusted)
     tied: tuple[tuple[str, ...], ...] = ()
     if ties == "equal":
         tree, tied = _with_equal_tied(tree)
@@ -121,13 +122,11 @@ def convert(
     return Conversion(tree, tied)
 
 
-def _read(opened: Source, source: Readable, like: Any, trusted: Trusted | Iterable[Trusted]) -> Any:
-    start = bytes(opened.read(0, 64))
-    # The length of a header that the file has, and a header; or at least the beginning of one of ours.
-    has_header = start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= opened.size - 8
-    if has_header or start[8:].startswith(b'{"__metadata__":'):
-        again = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview)
-        return load(source if again else bytes(opened.read(0, opened.size)), like=like, trusted=trusted)
+def _read(opened: Source, like: Any, trusted: Trusted | Iterable[Trusted]) -> Any:
+    if begins_with_header(opened):
+        return load_tree(opened, like=like, trusted=trusted)
+    require_no_zip(opened)
+    start = bytes(opened.read(0, len(MAGIC)))
     if start and not start.startswith(MAGIC):
         tree = read_state(opened, like)
         return tree if like is None else retie(tree, like)

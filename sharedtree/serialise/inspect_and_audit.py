@@ -1,13 +1,13 @@
 """`audit`, `verify` and `inspect`: what a file asks for, whether it is whole, and what it holds. Nothing is loaded."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ..compat._import_hook import importable_name
 from ..core._printing import printable
 from .container._byte_sources import ProgressOption, Readable, showing
-from .load import opened
+from .load import Opened, opened
 from .trust._public_names import root_of
 from .trust._resolved_names import Request
 from .trust._trusted_names import Trust, Trusted
@@ -103,7 +103,7 @@ class Inspection(NamedTuple):
 
     Attributes:
         library: who wrote it.
-        metadata: what was saved beside the tree.
+        metadata: what was saved beside the tree. Printed are the first 100 texts, and 1,000 characters of each.
         arrays: its arrays, each once.
         lines: the tree, from the root down. Each iteration makes them anew.
         nbytes: of all arrays.
@@ -117,11 +117,26 @@ class Inspection(NamedTuple):
 
     def __str__(self) -> str:
         head = [f"{len(self.arrays)} arrays, {self.nbytes:,} bytes, written by {printable(self.library)}"]
-        head += [printable(f"{key}: {value}") for key, value in self.metadata.items()]
+        head += [printable(key + value) for key, value in metadata_lines(self.metadata)]
         lines = list(itertools.islice(map(str, self.lines), MAX_LINES + 1))
         if len(lines) > MAX_LINES:
             lines[MAX_LINES:] = ["... and more: iterate over `.lines`"]
         return "\n".join([*head, *lines])
+
+
+def metadata_lines(metadata: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The lines that show metadata, each a key and a value. A file may have any number of texts, of any length."""
+    for key, value in itertools.islice(metadata.items(), _MAX_METADATA):
+        yield f"{_shortened(key, _MAX_KEY)}: ", _shortened(value, _MAX_VALUE)
+    if len(metadata) > _MAX_METADATA:
+        yield f"and {len(metadata) - _MAX_METADATA:,} more", ""
+
+
+_MAX_METADATA, _MAX_KEY, _MAX_VALUE = 100, 100, 1_000
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit:
@@ -192,11 +207,16 @@ def inspect(path: Readable) -> Inspection:
           ['embed']  float32[2, 3]  24 bytes
           ['head']  = ['embed']
     """
-    with opened(path) as (container, manifest):
-        kinds = ["key" if each.key is not None else each.kind for each in manifest.arrays]
-        arrays = tuple(
-            ArrayInfo(each.tensor, each.dtype, each.shape, array_nbytes(each), kind)
-            for each, kind in zip(manifest.arrays, kinds, strict=True)
-        )
+    with opened(path) as file:
+        return inspection_of(file)
+
+
+def inspection_of(file: Opened) -> Inspection:
+    """What an open checkpoint holds. It may be closed before the result is used."""
+    container, manifest = file
+    arrays: list[ArrayInfo] = []
+    for entry in manifest.arrays:
+        kind = "key" if entry.key is not None else entry.kind
+        arrays.append(ArrayInfo(entry.tensor, entry.dtype, entry.shape, array_nbytes(entry), kind))
     nbytes = sum(array.nbytes for array in arrays)
-    return Inspection(manifest.library, dict(container.metadata), arrays, Lines(manifest), nbytes)
+    return Inspection(manifest.library, dict(container.metadata), tuple(arrays), Lines(manifest), nbytes)

@@ -6,7 +6,6 @@ program wrote has no tree, and goes its own way, in `plain_safetensors.py`.
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
@@ -15,7 +14,7 @@ from ..core._printing import printable
 from ..transforms._function_and_options import lists_options_of
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
-from .container._byte_sources import ProgressOption, Readable, open_source
+from .container._byte_sources import ProgressOption, Readable, Source, open_source
 from .container._header import invalid, is_foreign
 from .container._reading import Container, open_container
 from .plain_safetensors import load_tensors
@@ -139,16 +138,31 @@ def load(
         >>> st.load(path, select=".layers[1].bias").shape
         (8,)
     """
-    if foreign:
-        with contextlib.closing(open_source(path)) as source:
-            if is_foreign(source):
-                of_a_tree = {"trusted": trusted, "like": like is not None, "strict": not strict, "renames": renames}
-                options = {"sharding": sharding, "mmap": mmap, "verify": verify, "progress": progress}
-                return load_tensors(source, select=select, **options, **of_a_tree)
-            if not isinstance(path, str | os.PathLike | bytes | bytearray | memoryview):
-                path = bytes(source.read(0, source.size))  # a file object may not stand at the beginning any more
+    # A pipe can be opened only once, so whatever looks at the file looks at this source.
+    with contextlib.closing(open_source(path)) as source:
+        reading = {"select": select, "sharding": sharding, "mmap": mmap, "verify": verify, "progress": progress}
+        if foreign and is_foreign(source):
+            of_a_tree = {"trusted": trusted, "like": like is not None, "strict": not strict, "renames": renames}
+            return load_tensors(source, **reading, **of_a_tree)
+        return load_tree(source, trusted=trusted, like=like, strict=strict, renames=renames, **reading)
+
+
+def load_tree(
+    source: Source,
+    *,
+    trusted: Trusted | Iterable[Trusted] = (),
+    like: Any = None,
+    select: Select = None,
+    sharding: Shardings = None,
+    strict: bool = True,
+    renames: Renames | None = None,
+    mmap: bool = False,
+    verify: bool = True,
+    progress: ProgressOption = None,
+) -> Any:
+    """The tree in an open source, which stays open. Options and errors are those of `load`."""
     trust = Trust(trusted, names_in(like) if like is not None else None)
-    with opened(path) as (container, manifest):
+    with opened(source) as (container, manifest):
         label = container.label
         plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
         arrays = read_arrays(container, plan.wanted, plan.place, mmap=mmap, verify=verify, progress=progress)
@@ -163,8 +177,11 @@ class Opened(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(where: Readable) -> Iterator[Opened]:
-    """A checkpoint whose container and manifest were checked, and found to be about the same tensors."""
+def opened(where: Readable | Source) -> Iterator[Opened]:
+    """A checkpoint whose container and manifest were checked, and found to be about the same tensors.
+
+    A source that is open already stays open.
+    """
     with open_container(where) as container:
         manifest = parse_manifest(container.manifest)
         disagreement = next(_disagreements(container, manifest), None)

@@ -9,6 +9,7 @@ Orbax itself is imported when one of the functions is called.
 
 import contextlib
 import json
+import keyword
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,15 @@ import numpy as np
 
 from ..core._errors import CorruptFileError, FormatError, MissingStepError, SharedTreeError
 from ..core._printing import printable
-from .arrays._orbax_forms import from_stored, is_stored, key_of, not_restored, require_sound, to_hand_over
+from .arrays._orbax_forms import (
+    ANOTHER_STEP,
+    from_stored,
+    is_stored,
+    key_of,
+    not_restored,
+    require_sound,
+    to_hand_over,
+)
 from .arrays._placing import ArrayEntry, Placement, Select, Shardings, placements_of, settled
 from .container._header import is_unicode
 from .trust._trusted_names import Trust, Trusted
@@ -32,6 +41,8 @@ __all__ = ["restore", "save"]
 _ARRAYS, _MANIFEST = "arrays", "manifest"
 _LOAD, _RESTORE = "sharedtree.load(path", "sharedtree.orbax.restore(manager, step"
 _TEXT, _CRC = "sharedtree", "sharedtree.crc32"
+_ARGS = "orbax.checkpoint.args"
+_MAX_ITEMS = 20  # of a step, in an error
 
 
 def __dir__() -> list[str]:
@@ -171,19 +182,27 @@ def restore(
     if step is None:
         raise _missing(manager, step)
     label = printable(f"{manager.directory}/{step}")
-    with _named_here():
+    with _named_here(manager, step):
         manifest = _read_manifest(ocp, manager, step, label)
         plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
         return plan.tree(_read_arrays(ocp, manager, step, label, plan, manifest.arrays))
 
 
 @contextlib.contextmanager
-def _named_here() -> Iterator[None]:
-    """Errors that `load` raises as well offer a call, and here it is another one."""
+def _named_here(manager: Any, step: int) -> Iterator[None]:
+    """Errors that `load` raises as well offer a call, and here it is another one; and another step has a number."""
     try:
         yield
     except SharedTreeError as error:
-        error.args = tuple([arg.replace(_LOAD, _RESTORE) if type(arg) is str else arg for arg in error.args])
+        another = ANOTHER_STEP
+        if any(type(arg) is str and ANOTHER_STEP in arg for arg in error.args):
+            with contextlib.suppress(Exception):  # of a manager that fails
+                others = [other for other in sorted(manager.all_steps()) if other != step]
+                another = "There is no other step."
+                if others:
+                    another = f"Restore another step:\n    sharedtree.orbax.restore(manager, {others[-1]})"
+        texts = [arg.replace(ANOTHER_STEP, another) if type(arg) is str else arg for arg in error.args]
+        error.args = tuple([text.replace(_LOAD, _RESTORE) if type(text) is str else text for text in texts])
         raise
 
 
@@ -221,15 +240,40 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
         why = _said(error)
     text = item.get(_TEXT) if type(item) is dict and item.keys() == {_TEXT, _CRC} else None
     if type(text) is not str or not is_unicode(text):
+        fact = f"`{label}` has no manifest that can be read: {why}\nIt was not saved by sharedtree, or it is damaged. "
+        items = _items_of(manager, step)
+        if _MANIFEST in items:
+            raise not_restored(fact)
         raise FormatError(
-            f"`{label}` has no manifest that can be read: {why}\n"
-            "It was not saved by sharedtree, or it is damaged. What Orbax saved alone, Orbax restores:\n"
-            "    manager.restore(step, args=orbax.checkpoint.args.StandardRestore(template))"
+            f"{fact}What Orbax saved alone, Orbax restores:\n    manager.restore(step, args={_arguments_for(items)})"
         )
     if item[_CRC] != _crc(text):
         fact = "is not what was written: it does not have the digest that was saved with it. "
         raise not_restored(f"The manifest of `{label}` {fact}", CorruptFileError)
     return parse_manifest(text)
+
+
+def _items_of(manager: Any, step: int) -> dict[str, bool]:
+    """The items of a step that lie on the disk, and whether each is a JSON value; none if they cannot be listed."""
+    found: dict[str, bool] = {}
+    with contextlib.suppress(Exception):  # of whatever file system it is
+        for folder in sorted((manager.directory / str(step)).iterdir()):
+            if folder.is_dir():
+                found[folder.name] = (folder / "metadata").exists()  # of JSON there is one file, of this name
+    return found
+
+
+def _arguments_for(items: Mapping[str, bool]) -> str:
+    """The arguments with which Orbax restores a step with these items. One without a name is called `default`."""
+    if not items or list(items) == ["default"]:
+        return f"{_ARGS}.StandardRestore(template)"
+    given: list[str] = []
+    for name, is_json in list(items.items())[:_MAX_ITEMS]:
+        template = "template" if len(items) == 1 else f"templates[{name!r}]"
+        value = f"{_ARGS}.JsonRestore()" if is_json else f"{_ARGS}.StandardRestore({template})"
+        is_keyword = name.isidentifier() and not keyword.iskeyword(name)
+        given.append(f"{name}={value}" if is_keyword else f"**{{{name!r}: {value}}}")
+    return f"{_ARGS}.Composite({', '.join(given)})"
 
 
 def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, saved: Sequence[ArrayEntry]) -> list[Any]:

@@ -77,7 +77,7 @@ def load_tensors(
         for each in wanted
         for kind, shape in [stored(dtype_named(entries[each.name].dtype), each.shape)]
     ]
-    container = Container(source, found._replace(tensors=tuple(tensors)))
+    container = Container(source, found._replace(tensors=tuple(tensors)), is_owner=False)
     if mmap and verify:
         mapped = container.mapped()
         for each in wanted:

@@ -55,13 +55,17 @@ def save(
             nothing where `leave_out` says.
         OSError: if the file cannot be written.
 
-    Cost: one walk over the nodes, and one pass over the arrays' bytes, which are hashed while they are written. Nothing
-    is copied but what is not contiguous, 4 MiB at a time, and what is on other devices, an array or a piece of a
-    sharded one at a time.
+    Cost: one walk over the nodes, and one pass over the arrays' bytes, which are hashed while they are written. Arrays
+    of JAX are not copied if they are contiguous and on the host. Those of NumPy are copied, 1 MiB at a time, since
+    another thread may write to them: such an array is saved half old and half new, and the file loads. What is not
+    contiguous is copied 4 MiB at a time, and what is on other devices an array or a piece of a sharded one at a time.
+    For a file object that cannot be patched (a pipe, a compressed stream), NumPy's arrays are kept until they are
+    written, beyond 64 MiB in a temporary file.
 
     Limitations: the arrays must be addressable by this process; for many processes there is `sharedtree.orbax`. Whether
     what is left out holds what is saved is looked for in its attributes, closures and containers, in 10,000 objects of
-    each.
+    each. On a CPU, `jax.device_put` and `from_dlpack` may make a JAX array over the memory of a NumPy array. JAX takes
+    that memory for constant. If something writes to it while the file is written, the file may not load.
 
     Example:
         >>> import os, tempfile, jax.numpy as jnp, sharedtree as st

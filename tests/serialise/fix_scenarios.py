@@ -6,11 +6,13 @@ message.
 
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
 import sys
 import types
+import zipfile
 
 import equinox as eqx
 import jax
@@ -28,6 +30,7 @@ from sharedtree.serialise.container import _byte_sources, _writing as _container
 from sharedtree.serialise.trust import _public_names, _trusted_names
 from sharedtree.serialise.values import _all_kinds_of_nodes, _manifest, _nodes
 from tests.fixes import Scenario, scenario, scenarios
+from tests.serialise.drafts import Draft
 
 
 def saved(path, tree=None):
@@ -171,6 +174,79 @@ def a_target_that_is_no_regular_file(path):
     (path / "pipe").chmod(0o600)
     reader = os.open(path / "pipe", os.O_RDWR | os.O_NONBLOCK)
     return Scenario(lambda: st.save(path / "pipe", [1]), OSError, {"reader": reader}, lambda _: os.close(reader))
+
+
+@scenario
+def a_path_as_long_as_the_system_takes(path):
+    os.chdir(path)
+    folder = str(path)
+    while len(folder) < 4_060:
+        folder = os.path.join(folder, "d" * max(1, min(200, 4_060 - len(folder) - 1)))
+        os.mkdir(os.path.basename(folder))
+        os.chdir(os.path.basename(folder))
+    os.chdir(path)
+
+    def after(_):
+        assert st.load("model") == [7]
+        os.chdir(path)
+
+    names = {"model": [7]}
+    return Scenario(lambda: st.save(os.path.join(folder, "model"), [1]), OSError, names, after)
+
+
+def at_home(home):
+    """Runs code as if a folder were the user's own."""
+
+    def around(run, names):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOME", str(home))
+            run()
+
+    return around
+
+
+@scenario
+def a_save_beside_a_donation(path):
+    model = [jnp.zeros((512, 512)), jnp.ones((512, 512))]
+    other = st.copy(model)
+    provoke = lambda: st.save(path / "model", model, progress=lambda *_: model[1].delete())
+    names = {"path": path / "model", "model": other}
+    return Scenario(provoke, st.errors.UnserialisableError, names, lambda _: st.load(path / "model"))
+
+
+@scenario
+def an_archive_instead_of_a_model(path):
+    np.savez(path / "arrays.npz", a=np.ones(2))
+    names = {"path": path / "arrays.npz", "zipfile": zipfile}
+    return Scenario(lambda: st.load(path / "arrays.npz"), st.errors.FormatError, names)
+
+
+@scenario
+def a_home_folder_as_shells_call_it(path):
+    def after(names):
+        assert names["path"] == str(path / "model")
+
+    scenario = Scenario(lambda: st.load("~/model"), FileNotFoundError, {}, after)
+    return dataclasses.replace(scenario, around=at_home(path))
+
+
+def a_folder_that_takes_no_file(path, *, is_there):
+    file, opened = path / "folder" / "model", os.open
+    file.parent.mkdir()
+    if is_there:
+        st.save(file, [1] * 1000)
+
+    def refuse(name, *args, **options):
+        if str(name).endswith(_container._SUFFIX):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+        return opened(name, *args, **options)
+
+    def after(_):
+        assert st.load(file if is_there else path / "model") == [7]
+
+    names = {"model": [7], "open": open}
+    provoke = under(lambda: st.save(file, [1]), (os, "open", refuse))
+    return Scenario(provoke, OSError, names, after, around=at_home(path))
 
 
 @scenario
@@ -376,26 +452,35 @@ def a_bar():
         pass
 
 
-def manager_with_a_step(path):
+def manager_with_steps(path):
+    """With the step 1 that something is wrong with, and the step 0."""
     manager = ocp.CheckpointManager(path)
-    st.orbax.save(manager, 1, [jnp.ones(2)])
+    for step in (0, 1):
+        st.orbax.save(manager, step, [jnp.ones(2)])
     manager.wait_until_finished()
     return manager
 
 
-@scenario
-def a_checkpoint_that_orbax_saved_alone(path):
-    manager = ocp.CheckpointManager(path)
-    manager.save(1, args=ocp.args.StandardSave({"a": jnp.ones(2)}))
-    manager.wait_until_finished()
-    again = ocp.CheckpointManager(path)
-    names = {"manager": manager, "step": 1, "template": {"a": jnp.zeros(2)}, "orbax": sys.modules["orbax"]}
-    return Scenario(lambda: st.orbax.restore(again, 1), st.errors.FormatError, names)
+def saved_by_orbax_alone(path, args, template, **options):
+    """A step that is restored by the manager with which we failed to restore it."""
+    with ocp.CheckpointManager(path, **options) as manager:
+        manager.save(1, args=args)
+    names = {"manager": ocp.CheckpointManager(path, **options), "step": 1, "orbax": sys.modules["orbax"], **template}
+    return Scenario(lambda: st.orbax.restore(names["manager"], 1), st.errors.FormatError, names)
+
+
+def with_named_items(path, *items, **options):
+    saves = {name: ocp.args.StandardSave({"a": jnp.ones(2)}) for name in items}
+    template = {"a": jnp.zeros(2)}
+    if len(items) > 1:
+        saves["json"] = ocp.args.JsonSave({"b": 1})
+    names = {"template": template, "templates": dict.fromkeys(items, template)}
+    return saved_by_orbax_alone(path, ocp.args.Composite(**saves), names, **options)
 
 
 @scenario
 def a_step_that_is_missing(path):
-    manager = manager_with_a_step(path)
+    manager = manager_with_steps(path)
     return Scenario(lambda: st.orbax.restore(manager, 2), st.errors.MissingStepError, {"manager": manager})
 
 
@@ -407,7 +492,7 @@ def an_item_by_the_name_of_ours(path):
 
 
 def restoring(path, category, *changes):
-    manager = manager_with_a_step(path)
+    manager = manager_with_steps(path)
     provoke = under(lambda: st.orbax.restore(manager, 1), *changes)
     return Scenario(provoke, category, {"manager": manager, "step": 1})
 
@@ -422,10 +507,11 @@ def arrays_for_which_there_is_no_memory(path):
 
 
 def orbax_says(path, text, category):
-    manager = manager_with_a_step(path)
+    manager = manager_with_steps(path)
 
     class Failing:
         directory = path
+        all_steps = manager.all_steps
 
         def restore(self, step, args):
             if st_orbax._MANIFEST in args.keys():  # noqa: SIM118  a Composite is no mapping
@@ -477,7 +563,41 @@ def with_renames(file, names):
 
 
 unknown = _dtypes._unknown
+
+
+def of_another_equinox(change):
+    """A file of a layer of Equinox's as another version would have written it."""
+    draft = Draft(st.to_bytes(eqx.nn.Linear(2, 2, key=jax.random.key(0))))
+    change(draft.manifest["types"][-1]["fields"], draft.manifest["nodes"][-1][2])
+    data = draft.file(with_digests=True)
+
+    def after(names):
+        if "renames" in names:
+            st.load(data, renames=names["renames"])
+
+    return Scenario(lambda: st.load(data), st.errors.StructureMismatchError, {}, after)
+
+
+def with_another_field(fields, values):
+    fields.append("newer")
+    values.append(False)
+
+
+def without_a_field(fields, values):
+    del fields[0], values[0]
+
+
 scenarios(
+    a_checkpoint_that_orbax_saved_alone=lambda path: saved_by_orbax_alone(
+        path, ocp.args.StandardSave({"a": jnp.ones(2)}), {"template": {"a": jnp.zeros(2)}}
+    ),
+    a_checkpoint_with_a_named_item=lambda path: with_named_items(path, "state"),
+    a_checkpoint_with_a_named_item_for_its_manager=lambda path: with_named_items(path, "state", item_names=("state",)),
+    a_checkpoint_with_named_items=lambda path: with_named_items(path, "state", "for me", "class"),
+    a_field_that_a_library_lacks=lambda: of_another_equinox(with_another_field),
+    a_field_that_a_file_of_a_library_lacks=lambda: of_another_equinox(without_a_field),
+    a_file_in_a_folder_that_takes_no_other=lambda path: a_folder_that_takes_no_file(path, is_there=True),
+    a_new_file_in_a_folder_that_takes_none=lambda path: a_folder_that_takes_no_file(path, is_there=False),
     a_version_that_is_none=made_by(
         st.SharedTreeError,
         lambda: st.to_bytes(dataclass_with([("weight", object)], __sharedtree_version__="new")(jnp.ones(1))),

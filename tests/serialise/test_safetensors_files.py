@@ -6,6 +6,8 @@ import itertools
 import json
 import random
 import struct
+import zipfile
+import zlib
 
 import hypothesis
 import jax
@@ -218,6 +220,61 @@ def test_what_is_malformed_is_one_clear_error():
             pytest.fail(f"{case}: {load(file_of(text, b'abcd'))}")
         assert words in str(raised.value), case
         assert len(str(raised.value)) < 1_000, case
+
+
+SPACE = ["", " ", "\n", "\t", "\r\n", " \n\t ", " " * 100]
+
+
+@pytest.mark.parametrize("before", SPACE)
+@pytest.mark.parametrize("after", SPACE)
+def test_white_space_around_a_header(before, after, tmp_path, command):
+    """Whatever the library `safetensors` opens is opened, by all that open files, or they say how it is."""
+    path = tmp_path / "theirs"
+    path.write_bytes(file_of((before + json.dumps({"a": U8}) + after).encode(), b"\1\2\3\4"))
+    assert bytes(dict(safetensors.deserialize(path.read_bytes()))["a"]["data"]) == b"\1\2\3\4"
+    for where in (path, path.read_bytes(), Counting(path.read_bytes())):
+        assert load(where)["a"].tolist() == [1, 2, 3, 4]
+    status, out, _ = command("show", path)
+    assert (status, "another program wrote" in out, "a     U8     [4]    4" in out) == (0, True, True)
+    for read in (st.load, st.inspect, st.audit, st.verify, st.convert):
+        with pytest.raises(st.errors.FormatError, match=r"has arrays and no model(.|\n)*load\(path, foreign=True\)"):
+            read(path)
+
+
+@pytest.mark.parametrize("space", ["\v", "\f", "\0", "\ufeff", "\u00a0"])
+def test_what_is_no_white_space_in_json(space):
+    for text in (space + json.dumps({"a": U8}), json.dumps({"a": U8}) + space):
+        data = file_of(text.encode(), b"abcd")
+        with pytest.raises(safetensors.SafetensorError):
+            safetensors.deserialize(data)
+        with pytest.raises(st.errors.FormatError):
+            load(data)
+
+
+def test_nobody_is_told_to_do_what_has_just_failed():
+    """A header that begins as one of ours, with a digest that fits, and has no manifest: `foreign=True` is no help."""
+    start = '{"__metadata__":{"sharedtree.header":"00000000","sharedtree.digests":"00000000"},'
+    text = (start + json.dumps({"a": U8})[1:]).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    data = bytearray(file_of(text, b"abcd"))
+    crc = zlib.crc32(data[: 8 + len(text)])
+    at = data.index(b"00000000")
+    data[at : at + 8] = b"%08x" % crc
+    for options in ({}, {"foreign": True}):
+        with pytest.raises(st.errors.FormatError, match="has no manifest") as raised:
+            st.load(bytes(data), **options)
+        assert "foreign" not in str(raised.value)
+
+
+def test_an_archive_is_called_one(tmp_path):
+    """NumPy's, PyTorch's and Keras's files are archives. An empty one begins otherwise."""
+    np.savez(tmp_path / "arrays", a=np.ones(2))
+    with zipfile.ZipFile(tmp_path / "empty", "w"):
+        pass
+    for path in (tmp_path / "arrays.npz", tmp_path / "empty"):
+        for read in (st.load, load, st.inspect, st.audit, st.verify, st.convert, functools.partial(st.convert, like=1)):
+            with pytest.raises(st.errors.FormatError, match="is a zip archive"):
+                read(path)
 
 
 def test_what_was_cut_short_or_appended_to(path):

@@ -169,4 +169,8 @@ def _sizes(directory: Any) -> Iterator[int]:
 
 def not_restored(fact: str, cls: type[SharedTreeError] = FormatError) -> SharedTreeError:
     """The error of a step that is damaged, or that was put together from several."""
-    return cls(f"{fact}Nothing was restored. Restore another step:\n    sharedtree.orbax.restore(manager, step)")
+    return cls(f"{fact}Nothing was restored. {ANOTHER_STEP}")
+
+
+ANOTHER_STEP = "Restore another step."
+"""What is said where nobody knows which steps there are; `restore` puts a call in its place, with the number of one."""

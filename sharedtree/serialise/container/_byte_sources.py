@@ -13,6 +13,7 @@ several times faster, as the extra `fast` has it, its function is used.
 """
 
 import contextlib
+import errno
 import io
 import itertools
 import math
@@ -83,8 +84,12 @@ def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None)
 
 
 def counting(progress: Progress | None, total: int) -> Callable[[int], None]:
-    """A function to call with the bytes just done, from any thread."""
-    done, lock = 0, threading.Lock()
+    """A function to call with the bytes just done, from any thread.
+
+    It raises in a process that `progress` has forked. The threads that read or hash are not there, and what is written
+    is the parent's file.
+    """
+    done, lock, process = 0, threading.Lock(), os.getpid()
 
     def report(nbytes: int) -> None:
         nonlocal done
@@ -92,6 +97,11 @@ def counting(progress: Progress | None, total: int) -> Callable[[int], None]:
             with lock:
                 done += nbytes
                 progress(done, total)
+            if os.getpid() != process:
+                raise RuntimeError(
+                    "`progress` forked this process, and its parent goes on with what it is doing. End the child in "
+                    "`progress`, with `os._exit`, or start it before."
+                )
 
     return report
 
@@ -164,7 +174,11 @@ def open_source(where: Readable) -> Source:
     if isinstance(where, bytes | bytearray | memoryview):
         return Source(memoryview(where).cast("B"), "<bytes>")
     if isinstance(where, str | os.PathLike):
-        file = open(where, "rb", buffering=0)  # noqa: SIM115  closed with the source, or below
+        try:
+            file = open(where, "rb", buffering=0)  # noqa: SIM115  closed with the source, or below
+        except FileNotFoundError:
+            require_expanded(os.fspath(where))
+            raise
         try:
             return _of_file(file, printable(str(os.fspath(where))), owned=True)
         except BaseException:
@@ -177,6 +191,17 @@ def open_source(where: Readable) -> Source:
         )
     name = getattr(where, "name", None)
     return _of_file(where, printable(name if isinstance(name, str) else f"<{type(where).__name__}>"), owned=False)
+
+
+def require_expanded(given: str) -> None:
+    """Raises if a path that leads nowhere begins with `~`, which shells replace and Python does not."""
+    expanded = os.path.expanduser(given)
+    if expanded != given:
+        message = (
+            f"`{printable(given)}` begins with `~`, which stands for a home folder in a shell, and in Python only if "
+            f"you say so:\n    path = os.path.expanduser({given!r})\nThere is no"
+        )
+        raise FileNotFoundError(errno.ENOENT, message, given)
 
 
 def _of_file(file: BinaryIO, label: str, *, owned: bool) -> Source:

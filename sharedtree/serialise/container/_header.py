@@ -51,6 +51,7 @@ _DIGESTS_AT = _CRC_AT + 8 + len('","sharedtree.digests":"')
 _MAX_RANK = 64  # of NumPy's arrays; of ours there may be one more, for raw bytes
 _MAX_SHOWN = 200  # of a name, which a file may have made as long as itself
 MAX_BYTES = 2**63 - 1
+_JSON_SPACE = " \t\n\r"
 RESTORE = "Restore the file from a copy, or write it again with the program that made it."
 
 
@@ -61,8 +62,9 @@ class TensorSource(NamedTuple):
     """What is to be a tensor. `dtype` and `shape` are the stored ones; `alignment` is that of the array's own dtype.
 
     `buffers` makes its bytes, in buffers of any size. It is called when the tensor's turn has come, so that not all are
-    in memory at once; and twice if the file cannot be patched. With `is_here`, a list of them is views of memory that
-    stays as long as the source, and anything else is copies.
+    in memory at once; and twice if the file cannot be patched and the bytes cannot change. With `is_here`, a list of
+    them is views of memory that stays as long as the source, and anything else is copies. With `may_change`, the bytes
+    may be others when they are asked for again; each buffer is a copy.
     """
 
     name: str
@@ -71,6 +73,7 @@ class TensorSource(NamedTuple):
     alignment: int
     buffers: Callable[[], Iterable[Buffer]]
     is_here: bool = False
+    may_change: bool = False
 
 
 class Tensor(NamedTuple):
@@ -166,12 +169,23 @@ def read_header(source: Source, *, foreign: bool = False) -> Header:
         raise invalid(source.label, str(error), foreign=foreign) from None
 
 
+def begins_with_header(source: Source) -> bool:
+    """Whether a file begins as a safetensors file, of ours or of another program.
+
+    Some programs have white space before the header. Cost: reads it.
+    """
+    length = int.from_bytes(source.read(0, _LENGTH_BYTES), "little")
+    if length > MAX_HEADER_BYTES:
+        return False
+    first = bytes(source.read(_LENGTH_BYTES, min(length, _CRC_AT)))
+    if first.isspace():
+        first = bytes(source.read(_LENGTH_BYTES, length))
+    return first.lstrip(_JSON_SPACE.encode()).startswith(b"{")
+
+
 def is_foreign(source: Source) -> bool:
     """Whether a file begins as a safetensors file that is not one of ours."""
-    first = bytes(source.read(0, _CRC_AT))
-    length = int.from_bytes(first[:_LENGTH_BYTES], "little")
-    has_header = first.startswith(b"{", _LENGTH_BYTES) and length <= MAX_HEADER_BYTES
-    return has_header and not first.startswith(START, _LENGTH_BYTES)
+    return begins_with_header(source) and source.read(_LENGTH_BYTES, len(START)) != START
 
 
 def invalid(label: str, fact: str, *, foreign: bool = False) -> FormatError:
@@ -180,7 +194,17 @@ def invalid(label: str, fact: str, *, foreign: bool = False) -> FormatError:
     return FormatError(f"`{label}` is not a valid {kind} file: {fact}.\nNothing was loaded. {RESTORE}")
 
 
+def require_no_zip(source: Source) -> None:
+    """Raises `FormatError` if a file is a zip archive, as NumPy, PyTorch and Keras write."""
+    if bytes(source.read(0, 4)) in (b"PK\3\4", b"PK\5\6"):  # with members, and without any
+        raise FormatError(
+            f"`{source.label}` is a zip archive, as `numpy.savez`, `torch.save` and Keras write. Load it with the "
+            "library that wrote it. To see what is in it:\n    print(zipfile.ZipFile(path).namelist())"
+        )
+
+
 def _length(source: Source, foreign: bool) -> int:
+    require_no_zip(source)
     first = bytes(source.read(0, _CRC_AT))
     length = int.from_bytes(first[:_LENGTH_BYTES], "little")
     if length <= MAX_HEADER_BYTES and _LENGTH_BYTES + length <= source.size:
@@ -206,7 +230,9 @@ def _entries(raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
         raise UnsoundError(f"its header is not UTF-8 at byte {error.start}") from None
     except UnsoundError as error:
         raise UnsoundError(f"in its header, {error}") from None
-    if not isinstance(entries, dict) or not text.rstrip(" ").endswith("}"):
+    # The library `safetensors` takes any white space around a header. Ours have spaces, and those at the end.
+    padding = " " if raw.startswith(START) else _JSON_SPACE
+    if not isinstance(entries, dict) or not text.rstrip(padding).endswith("}"):
         raise UnsoundError("its header is not a JSON object that is padded with spaces")
     metadata: Any = entries.pop("__metadata__", None)
     metadata = {} if metadata is None else metadata
@@ -229,6 +255,8 @@ def _require_digest(label: str, raw: bytes) -> None:
 
 def _require_ours(label: str, raw: bytes, metadata: Mapping[str, str]) -> None:
     """Raises unless `save` wrote a header, and nothing has changed it since."""
+    if "sharedtree" not in metadata and raw.startswith(START, _LENGTH_BYTES):
+        raise UnsoundError("its header begins as that of a sharedtree file, and has no manifest")
     if "sharedtree" not in metadata:
         raise FormatError(
             f"`{label}` is a safetensors file, but not one that sharedtree wrote: it has arrays and no model. "

@@ -56,13 +56,17 @@ class Damage(NamedTuple):
     chunk: int
 
 
-def open_container(where: Readable) -> "Container":
+def open_container(where: Readable | Source) -> "Container":
     """Opens a container: reads its header, checks all of it, and the manifest. Nothing else is read.
+
+    A source that is open already is left open, also when the container is closed.
 
     Raises:
         FormatError: if this is not a sharedtree file, or malformed.
         CorruptFileError: if it is one that was cut short, or whose header or manifest has changed.
     """
+    if isinstance(where, Source):
+        return Container(where, read_header(where), is_owner=False)
     source = open_source(where)
     try:
         return Container(source, read_header(source))
@@ -72,10 +76,11 @@ def open_container(where: Readable) -> "Container":
 
 
 class Container(contextlib.AbstractContextManager["Container"]):
-    """An open container. Use it in a `with` statement, or close it."""
+    """An open container. Use it in a `with` statement, or close it; it closes its source if it is the `is_owner`."""
 
-    def __init__(self, source: Source, header: Header) -> None:
+    def __init__(self, source: Source, header: Header, *, is_owner: bool = True) -> None:
         self._source = source
+        self._is_owner = is_owner
         self._header = header
         self.label = source.label  # what errors call the file
         self.metadata = header.metadata  # the user's
@@ -91,7 +96,8 @@ class Container(contextlib.AbstractContextManager["Container"]):
 
     def close(self) -> None:
         """Closes the file if it was opened from a path. Arrays that were read or mapped stay valid."""
-        self._source.close()
+        if self._is_owner:
+            self._source.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -5,7 +5,8 @@ used as it is. The others follow by decreasing alignment, so that each is aligne
 
 Data is hashed by a second thread while the first writes it and forces it to the disk, and the digests are patched into
 the header at the end. Of a file that cannot be patched (a pipe, a compressed stream, one opened for appending) they are
-worked out first.
+worked out first. What might be other bytes when its turn to be written comes is kept meanwhile: in memory as far as
+that is little, else in a temporary file.
 
 A file is replaced as a whole or not at all, whatever happens meanwhile. The new contents go to a temporary file beside
 the target, are forced to the disk, and take the target's name in one step; then the folder is forced to the disk too. A
@@ -25,12 +26,13 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import BinaryIO, Self
+from typing import IO, BinaryIO, Self
 
 from ...core._printing import printable
-from ._byte_sources import CHUNK_BYTES, SMALL, Progress, counting, crc32, num_chunks
+from ._byte_sources import CHUNK_BYTES, SMALL, Progress, counting, crc32, num_chunks, require_expanded
 from ._header import ALIGNMENT, MANIFEST_TENSOR, MAX_HEADER_BYTES, Buffer, TensorSource, blank_header, nbytes_of, seal
 
 try:
@@ -55,17 +57,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Limitations: the new file belongs to who writes it, has no access control lists, and hard links keep the old
     contents. On Windows, permissions are those of a new file.
     """
-    target = os.path.realpath(path)
-    mode = _mode_of(target, os.fspath(path))
+    given, process = os.fspath(path), os.getpid()
+    target = _target_of(given)
+    mode = _mode_of(target, given)
     folder, name = os.path.split(target)
-    encoded = os.fsencode(name)
-    # File names end at 255 bytes, and the temporary one is longer than its target's.
-    prefix = f".{name if len(encoded) <= 200 else hashlib.sha256(encoded).hexdigest()}."
+    prefix = _prefix_of(name)
     _remove_stale(folder, prefix)
     opener = functools.partial(os.open, mode=0o666 if mode is None else mode | 0o600)
     while True:
         temporary = os.path.join(folder, prefix + secrets.token_hex(_RANDOM_DIGITS // 2) + _SUFFIX)
-        with open(temporary, "x+b", buffering=0, opener=opener) as file:
+        with _said_of_target(target, given):
+            opened = open(temporary, "x+b", buffering=0, opener=opener)  # noqa: SIM115  closed below
+        with opened as file:
             try:
                 if fcntl is not None:
                     with contextlib.suppress(OSError):  # without locks nobody removes temporary files either
@@ -79,20 +82,58 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 force_to_disk(file.fileno())
                 if fcntl is None:
                     file.close()  # Windows renames no open file
-                os.replace(temporary, target)
+                with _said_of_target(target, given):
+                    os.replace(temporary, target)
                 break
             except BaseException:
                 file.close()
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
+                # A process that was forked meanwhile has its parent's file, which the parent still writes.
+                if os.getpid() == process:
+                    with contextlib.suppress(OSError):
+                        os.unlink(temporary)
                 raise
     _force_folder(folder)
 
 
+def _prefix_of(name: str) -> str:
+    """How the names of the temporary files of a target begin."""
+    encoded = os.fsencode(name)
+    # File names end at 255 bytes, and the temporary one is longer than its target's.
+    return f".{name if len(encoded) <= 200 else hashlib.sha256(encoded).hexdigest()}."
+
+
+def _target_of(given: str) -> str:
+    """The path that is written to: what symbolic links lead to, and absolute, since the current folder may change.
+
+    If the system does not take so long a path, it is the given one, which may be shorter.
+    """
+    target = os.path.realpath(given)
+    if not _is_too_long(_longest_beside(target)) or os.path.islink(given):
+        return target
+    return given
+
+
+def _longest_beside(target: str) -> str:
+    """The longest path that is used to replace a target."""
+    folder, name = os.path.split(target)
+    return max(os.path.join(folder, _prefix_of(name) + "0" * _RANDOM_DIGITS + _SUFFIX), target, key=len)
+
+
+def _is_too_long(path: str) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
+
+
 def _mode_of(target: str, given: str) -> int | None:
     """The permissions of the file that is to be replaced; None if there is none."""
-    shown, folder = printable(given), os.path.dirname(target)
-    if not os.path.isdir(folder):
+    shown, (folder, name) = printable(given), os.path.split(target)
+    if _is_too_long(_longest_beside(target)):
+        raise OSError(errno.ENAMETOOLONG, _too_long(folder, name), given)
+    if not os.path.isdir(folder or "."):
+        require_expanded(given)
         message = f"The folder of `{shown}` does not exist. Make it:\n    os.makedirs({folder!r})\nMissing"
         raise FileNotFoundError(errno.ENOENT, message, folder)
     try:
@@ -112,11 +153,50 @@ def _mode_of(target: str, given: str) -> int | None:
     return mode & 0o777
 
 
+def _too_long(folder: str, name: str) -> str:
+    if _is_too_long(os.path.join(os.curdir, name)):
+        return f"The name of the file has {len(os.fsencode(name))} bytes, more than the system takes. Shorten it. It is"
+    fact = "The path is longer than the system takes, or that of the temporary file beside it would be."
+    if _is_too_long(folder):
+        return f"{fact} Its folder alone is. Save to a shorter path. It is"
+    return (
+        f"{fact} Go into the folder, and save from there:\n"
+        f"    os.chdir({folder!r})\n    sharedtree.save({name!r}, model)\nThe path is"
+    )
+
+
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY})  # the last of what is mounted by itself
+
+
+@contextlib.contextmanager
+def _said_of_target(target: str, given: str) -> Iterator[None]:
+    """Errors that forbid to replace a file are about the target, and not about a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FORBIDDEN:
+            raise
+        fact = f"`{printable(given)}` cannot be replaced, since its folder takes no new file: {error.strerror}."
+        if error.errno == errno.EBUSY:
+            fact = f"`{printable(given)}` cannot be replaced: {error.strerror}."
+        if os.path.isfile(target) and os.access(target, os.W_OK):
+            fix = (
+                "Write into the file that is there, which is not whole until the end:\n"
+                f'    with open({given!r}, "r+b") as file:\n'
+                "        sharedtree.save(file, model)\n"
+                "        file.truncate()"
+            )
+        else:
+            name = os.path.basename(target)
+            fix = f"Save to a folder of your own:\n    sharedtree.save(os.path.expanduser({f'~/{name}'!r}), model)"
+        raise OSError(error.errno, f"{fact} {fix}\nNot replaced", given) from None
+
+
 def _remove_stale(folder: str, prefix: str) -> None:
     """Removes the temporary files of a target that nobody holds. What cannot be removed is left."""
     pattern = re.compile(re.escape(prefix) + f"[0-9a-f]{{{_RANDOM_DIGITS}}}" + re.escape(_SUFFIX))
     with contextlib.suppress(OSError):  # a folder that may be written to but not listed
-        for stale in filter(pattern.fullmatch, os.listdir(folder)):
+        for stale in filter(pattern.fullmatch, os.listdir(folder or os.curdir)):
             with contextlib.suppress(OSError):
                 _remove_unless_held(os.path.join(folder, stale))
 
@@ -146,7 +226,7 @@ def force_to_disk(descriptor: int) -> None:
 def _force_folder(folder: str) -> None:
     if not hasattr(os, "O_DIRECTORY"):  # Windows
         return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder or os.curdir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -157,6 +237,7 @@ def _force_folder(folder: str) -> None:
 
 
 MAX_INLINE_MANIFEST = 16 * 2**20
+MAX_KEPT_IN_MEMORY = 64 * 2**20
 _WORTH_A_THREAD = 2**20  # below, handing a tensor over takes longer than hashing it
 
 
@@ -193,13 +274,19 @@ def write(
     data_bytes = sum(nbytes for _, nbytes in sized)
     report = counting(progress, data_bytes)
     start = file.tell() if _can_be_patched(file) else None
-    with _Hasher() as hasher:  # an error ends the second thread
-        data = hasher.hashed(sized)
-        if start is None:
-            for _ in data:
-                pass
+    with contextlib.ExitStack() as stack:
+        hasher = stack.enter_context(_Hasher())  # an error ends the second thread
+        if start is not None:
+            data = (buffer for source, nbytes in sized for buffer in hasher.hashed(source, nbytes))
+        else:
+            kept = stack.enter_context(tempfile.SpooledTemporaryFile(MAX_KEPT_IN_MEMORY))
+            for source, nbytes in sized:
+                for buffer in hasher.hashed(source, nbytes):
+                    if source.may_change:
+                        kept.write(buffer)
             seal(header, hasher.finished())
-            data = (buffer for source, _ in sized for buffer in source.buffers())
+            kept.seek(0)
+            data = (buffer for source, nbytes in sized for buffer in _again(source, nbytes, kept))
         _write_all(file, memoryview(header))
         for buffer in _gathered(data):
             _write_all(file, memoryview(buffer))
@@ -235,20 +322,19 @@ class _Hasher:
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def hashed(self, sized: Iterable[tuple[TensorSource, int]]) -> Iterator[Buffer]:
-        """The bytes of all tensors, which are hashed while the caller has them."""
-        for source, nbytes in sized:
-            first, at = len(self._digests), 0
-            self._digests += [0] * num_chunks(nbytes)
-            buffers = source.buffers()
-            is_copied = not (source.is_here and isinstance(buffers, list))
-            for buffer in filter(len, buffers):
-                if nbytes < _WORTH_A_THREAD:  # one chunk
-                    self._digests[first] = crc32(buffer, self._digests[first])
-                else:
-                    self._submit(first, at, buffer, is_copied)
-                yield buffer
-                at += len(buffer)
+    def hashed(self, source: TensorSource, nbytes: int) -> Iterator[Buffer]:
+        """The bytes of the next tensor, which are hashed while the caller has them."""
+        first, at = len(self._digests), 0
+        self._digests += [0] * num_chunks(nbytes)
+        buffers = source.buffers()
+        is_copied = not (source.is_here and isinstance(buffers, list))
+        for buffer in filter(len, buffers):
+            if nbytes < _WORTH_A_THREAD:  # one chunk
+                self._digests[first] = crc32(buffer, self._digests[first])
+            else:
+                self._submit(first, at, buffer, is_copied)
+            yield buffer
+            at += len(buffer)
 
     def _submit(self, first: int, at: int, buffer: Buffer, is_copied: bool) -> None:
         if is_copied and len(self._copies) == 3:  # what waits bounds the memory held by copied pieces
@@ -282,6 +368,14 @@ def _hash(digests: list[int], first: int, at: int, buffer: Buffer) -> None:
         digests[first + chunk] = crc32(part, digests[first + chunk])
         at += len(part)
         buffer = buffer[len(part) :]
+
+
+def _again(source: TensorSource, nbytes: int, kept: IO[bytes]) -> Iterable[Buffer]:
+    """The bytes of a tensor that were hashed: from its memory, or, if that may change, from what was kept of it."""
+    if not source.may_change:
+        return source.buffers()
+    sizes = (min(CHUNK_BYTES, nbytes - start) for start in range(0, nbytes, CHUNK_BYTES))
+    return map(kept.read, sizes)
 
 
 def _gathered(buffers: Iterable[Buffer]) -> Iterator[Buffer | bytearray]:

@@ -1,12 +1,6 @@
 """The public name of a class, a function or another object that a module holds, proved by identity.
 
-A *name* is `module:qualname`: `equinox.nn:Linear`, `__main__:Model`, `pkg.mod:Outer.Inner`. What an object says about
-itself is not believed: `jax.nn.relu` says it is from a private module of JAX, and the default activation of
-`equinox.nn.MLP` says that it is `<lambda>`. A name counts only if looking it up gives the very object. Among the names
-that do, the public and short one is taken: `jax.nn:relu`.
-
-Looking up reads the dictionaries of modules and classes. `getattr` on a module can run its `__getattr__`, and that may
-import anything.
+What a name is, and how one is looked up, is said in `core/_class_attributes.py`.
 
 Of imports that a file asks for, and no user, only what is installed comes in. `import chex` takes the first `chex` on
 Python's path, and the path often begins with the current directory, where a `chex.py` may lie beside the file that
@@ -34,23 +28,30 @@ import site
 import sys
 import sysconfig
 import threading
-import types
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from ...compat._import_hook import import_module
-from ...core._class_attributes import namespace
+from ...core._class_attributes import (
+    CHILD as CHILD,
+    MAIN as MAIN,
+    best_name,
+    find as find,
+    home_of as home_of,
+    is_inside as is_inside,
+    is_well_formed as is_well_formed,
+    leads_to as leads_to,
+    namespace,
+    namespaces as namespaces,
+    own_name_of as own_name_of,
+    root_of as root_of,
+    spaces_of,
+)
 from ...core._library_rows import Naming, RefusalError
 from ...core._locks import Lock
 from ._allow_list import CLASSES, FUNCTIONS, NAMES_ONLY, PACKAGES
-
-MAIN = "__main__"
-CHILD = "__mp_main__"
-"""What a process that `multiprocessing` has spawned calls the program that spawned it; it is `__main__` there, too."""
-
-_MISSING: Any = object()
 
 _lock = Lock()
 _proved: dict[int, tuple[Any, str]] = {}  # id → (the object, kept alive here; its name)
@@ -58,39 +59,6 @@ _proved: dict[int, tuple[Any, str]] = {}  # id → (the object, kept alive here;
 
 class NamelessError(RefusalError):
     """An object has no name by which it could be found again."""
-
-
-def is_well_formed(name: str) -> bool:
-    """Whether a text has the form of a name. Says nothing about what it names."""
-    module, colon, qualname = name.partition(":")
-    return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *qualname.split(".")])
-
-
-def root_of(name: str) -> str:
-    """The top-level package of a name or a module."""
-    return name.partition(":")[0].partition(".")[0]
-
-
-def is_inside(module: str, package: str) -> bool:
-    """Whether a module is a package, or a part of it."""
-    return module == package or module.startswith(package + ".")
-
-
-def find(name: str) -> Any:
-    """What the dictionary of the module, and then of each class on the way, holds under a name.
-
-    Raises:
-        LookupError: if the module is not loaded, or lacks the name, or something on the way is not a class.
-    """
-    found = _look_up(name)
-    if found is _MISSING:
-        raise LookupError(name)
-    return found
-
-
-def leads_to(name: str, obj: Any) -> bool:
-    """Whether looking a name up gives an object."""
-    return _look_up(name) is obj
 
 
 def name_of(obj: Any) -> str:
@@ -106,72 +74,15 @@ def name_of(obj: Any) -> str:
         return known[1]
     name = own_name_of(obj)
     if name is None:
-        spaces = _spaces_of(obj).items()
+        spaces = spaces_of(obj).items()
         held = [f"{module}:{key}" for module, space in spaces for key, each in list(space.items()) if each is obj]
         # `types` holds classes of `builtins`, and Flax initialisers that a function of JAX made.
-        name = _best(obj, held) or _best(obj, CLASSES | FUNCTIONS)
+        name = best_name(obj, held) or best_name(obj, CLASSES | FUNCTIONS)
     if name is None:
         raise _nameless(obj)
     with _lock:
         _proved[id(obj)] = (obj, name)  # alive in the entry itself, and in its module
     return name
-
-
-def own_name_of(obj: Any) -> str | None:
-    """The name that an object says it has, if looking it up gives the object; None if not.
-
-    A decorated function has its name, also if an Equinox module took its place. What wraps something else says the name
-    of that, and is not found by it; a global variable that happens to refer to it is no name of its own.
-    """
-    said = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
-    if not isinstance(said, str) or "<" in said or isinstance(obj, types.ModuleType):
-        return None
-    first = said.partition(".")[0]
-    return _best(obj, [f"{module}:{said}" for module, space in _spaces_of(obj).items() if first in space])
-
-
-def namespaces(package: str) -> dict[str, Mapping[str, Any]]:
-    """The dictionaries of the loaded modules of a package, the package included."""
-    inside = package + "."
-    modules = [(name, each) for name, each in list(sys.modules.items()) if name == package or name.startswith(inside)]
-    return {name: namespace(each) for name, each in modules}
-
-
-def home_of(obj: Any) -> str:
-    """The module that an object says it is from; for most objects that of their class. Empty if it does not say."""
-    home = getattr(obj, "__module__", None)
-    home = home if isinstance(home, str) else type(obj).__module__
-    return MAIN if home == CHILD and sys.modules.get(CHILD) is sys.modules.get(MAIN) else home
-
-
-def _look_up(name: str) -> Any:
-    module, _, qualname = name.partition(":")
-    first, *rest = qualname.split(".")
-    found = namespace(sys.modules.get(module)).get(first, _MISSING)
-    for part in rest:
-        if not isinstance(found, type):
-            return _MISSING
-        found = type.__getattribute__(found, "__dict__").get(part, _MISSING)
-    return found.__func__ if isinstance(found, staticmethod) else found
-
-
-def _spaces_of(obj: Any) -> dict[str, Mapping[str, Any]]:
-    """The dictionaries of the modules that may hold an object."""
-    root = root_of(home_of(obj))
-    roots = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}.get(root, (root,))
-    return {module: space for each in roots for module, space in namespaces(each).items()}
-
-
-def _best(obj: Any, names: Iterable[str]) -> str | None:
-    """Of the names that lead to an object, the most public and shortest."""
-    home = home_of(obj)
-
-    def rank(name: str) -> tuple[int, int, bool, int, str]:
-        parts = name.replace(":", ".").split(".")
-        private = sum(part.startswith("_") and part != MAIN for part in parts)
-        return private, len(parts), name.partition(":")[0] != home, len(name), name
-
-    return min((name for name in names if leads_to(name, obj) and is_well_formed(name)), key=rank, default=None)
 
 
 def _nameless(obj: Any) -> NamelessError:
@@ -278,6 +189,23 @@ def is_in_site_packages(package: str) -> bool:
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     place = pathlib.Path(_real(file))
     return any(folder in place.parents for folder in map(pathlib.Path, map(_real, folders)))
+
+
+class Library(NamedTuple):
+    """What is installed where `pip` puts packages: the name by which `pip` knows it, and the version."""
+
+    name: str
+    version: str
+
+
+def library_of(package: str) -> Library | None:
+    """The library that a package which is loaded belongs to; None for what users wrote themselves."""
+    if not is_in_site_packages(package):
+        return None
+    for name in (package, *importlib.metadata.packages_distributions().get(package, ())):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return Library(name, importlib.metadata.version(name))
+    return None
 
 
 class _Guard(importlib.abc.MetaPathFinder):

@@ -13,7 +13,7 @@ from ...compat._import_hook import importable_name
 from ...core._errors import StructureMismatchError, UntrustedTypeError
 from ...core._printing import printable
 from ._allow_list import CLASSES, FUNCTIONS, IF_TRUSTED, NAMES_ONLY, PACKAGES
-from ._public_names import CHILD, MAIN, find, home_of, namespace, root_of
+from ._public_names import CHILD, MAIN, find, home_of, library_of, namespace, root_of
 from ._trusted_names import UNLISTED, Trust, Use, Verdict
 
 Name = tuple[Use, str]  # what a file uses a name as, and the name; that of a class stands before those of its methods
@@ -79,19 +79,32 @@ def resolve_all(
     }
     refused = {key: verdict for key, verdict in faults.items() if verdict.elsewhere or not verdict.allowed}
     if refused:
-        raise _untrusted(refused, paths(), wanted, main)
+        raise _untrusted(refused, paths(), wanted, main, renames)
     if faults:
-        moved = _moved([wanted[key] for key in faults], main)
-        lines = ["The file names what is not there:"]
-        lines += [f"    `{wanted[key]}`: {printable(verdict.why)}" for key, verdict in faults.items()]
-        if len(moved) == len(faults):
-            lines += ["What programs define has other names for others. If these are meant, say so:"]
-            lines += [_call([], moved)]
-        else:
-            lines += ["Install what is missing. If something was renamed or moved, say how:"]
-            lines += [f'    renames={{"{next(iter(faults))[1]}": "new_module:NewName"}}']
-        raise StructureMismatchError("\n".join(lines))
+        raise _not_there(faults, wanted, main, renames)
     return {key: verdict.obj for key, verdict in verdicts.items() if key[0] != "method"}
+
+
+def _not_there(
+    faults: Mapping[Name, Verdict], wanted: Mapping[Name, Any], main: str | None, renames: Mapping[str, Any]
+) -> StructureMismatchError:
+    """The error for names that lead nowhere."""
+    lines = ["The file names what is not there:"]
+    lines += [f"    `{wanted[key]}`: {printable(verdict.why)}" for key, verdict in faults.items()]
+    moved = _moved([wanted[key] for key in faults], main)
+    libraries = [library_of(root_of(wanted[key])) for key in faults]
+    if len(moved) == len(faults):
+        lines += ["What programs define has other names for others. If these are meant, say so:"]
+        lines += [_call([], {key[1]: moved[wanted[key]] for key in faults}, renames)]
+    elif all(libraries):
+        versions = dict.fromkeys([f"{library.name} {library.version}" for library in libraries if library])
+        lines += [f"Another version wrote the file than is installed, {', '.join(versions)}. Update:"]
+        lines += [updating(name) for name in dict.fromkeys([library.name for library in libraries if library])]
+    else:
+        first = next(key[1] for key, library in zip(faults, libraries, strict=True) if library is None)
+        lines += ["Install what is missing. If something was renamed or moved, say how:"]
+        lines += [f"    renames={{{renames_as_code(renames, {first: 'new_module:NewName'})}}}"]
+    return StructureMismatchError("\n".join(lines))
 
 
 def _verdicts(wanted: Mapping[Name, Any], trust: Trust, main: str | None) -> dict[Name, Verdict]:
@@ -152,7 +165,11 @@ def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
 
 
 def _untrusted(
-    refused: Mapping[Name, Verdict], paths: Paths, wanted: Mapping[Name, Any], main: str | None
+    refused: Mapping[Name, Verdict],
+    paths: Paths,
+    wanted: Mapping[Name, Any],
+    main: str | None,
+    renames: Mapping[str, Any],
 ) -> UntrustedTypeError:
     lines = ["The file names classes or functions that nobody allowed it to name, and nothing was loaded:"]
     if all(verdict.elsewhere for verdict in refused.values()):
@@ -160,7 +177,9 @@ def _untrusted(
     first_paths = [paths.get(key, ("",))[0] for key in refused]
     for ((kind, name), verdict), path in zip(refused.items(), first_paths, strict=True):
         where = f"`{printable(path)}`" if path else "the root"
-        lines += [f"    `{name}`, a {kind}, at {where}: {printable(verdict.why)}"]
+        new = _name_now((kind, name), wanted)
+        known_as = f" that is called `{new}` now" if new != name else ""
+        lines += [f"    `{name}`, a {kind}{known_as}, at {where}: {printable(verdict.why)}"]
     names = [name for _, name in refused]
     standard = [name for name in names if root_of(name) in sys.stdlib_module_names]
     if standard:
@@ -169,14 +188,29 @@ def _untrusted(
     if packages:
         lines += ["What is not installed may be anyone's. If it is yours, import it before you load:"]
         lines += [f"    import {package}" for package in dict.fromkeys(packages)]
-    own = [name for (_, name), verdict in refused.items() if not verdict.elsewhere]
-    own = [name for name in own if root_of(name) not in sys.stdlib_module_names]
+    own = {_name_now(key, wanted): key[1] for key, verdict in refused.items() if not verdict.elsewhere}
+    own = {new: name for new, name in own.items() if root_of(new) not in sys.stdlib_module_names}
     if own:
-        # The call replaces one that trusted others, which are in the file, too.
-        others = [name for kind, name in wanted if kind != "method" and (kind, name) not in refused]
-        own += [name for name in others if not _is_listed(name)]
-        lines += _how_to_trust(own, _moved(own, main), main)
+        # The call replaces one that trusted others, which are in the file, too. An object in `renames` is trusted.
+        others = [key for key, new in wanted.items() if key[0] != "method" and key not in refused and type(new) is str]
+        own |= {wanted[key]: key[1] for key in others if not _is_listed(wanted[key])}
+        lines += _how_to_trust(own, _moved(own, main), main, renames)
     return UntrustedTypeError("\n".join(lines), first_paths, names)
+
+
+def _name_now(key: Name, wanted: Mapping[Name, Any]) -> str:
+    """The name that is looked up for a name of the file: another one if `renames` has it, or the class of a method."""
+    kind, name = key
+    if kind != "method":
+        new = wanted[key]
+        return new if isinstance(new, str) else _name_said_by(new)
+    owner, _, last = name.rpartition(".")
+    new = wanted.get(("class", owner), owner)
+    return f"{new if isinstance(new, str) else _name_said_by(new)}.{last}"
+
+
+def _name_said_by(obj: Any) -> str:
+    return f"{home_of(obj)}:{getattr(obj, '__qualname__', '?')}"
 
 
 def _is_listed(name: str) -> bool:
@@ -184,14 +218,54 @@ def _is_listed(name: str) -> bool:
     return root_of(name) in PACKAGES | NAMES_ONLY | sys.stdlib_module_names or name in CLASSES | FUNCTIONS
 
 
-def call_without_template(names: Iterable[Name], main: str | None) -> str:
+def call_without_template(names: Iterable[Name], main: str | None, renames: Mapping[str, Any]) -> str:
     """The call that loads a file with these names where no template says that they are trusted."""
-    trust = Trust()
-    own = [name for kind, name in names if kind != "method" and not trust.allows(name, kind, main)]
-    if not own:
-        return "sharedtree.load(path)"
+    return f"sharedtree.load(path{options_beside(names, main, renames, Trust())})"
+
+
+def options_beside(names: Iterable[Name], main: str | None, renames: Mapping[str, Any], trust: Trust) -> str:
+    """What a call must say beside a path to load a file with these names, if `trust` is what it trusts otherwise."""
+    own: dict[str, str] = {}  # names that must be trusted → what the file calls them
+    for kind, name in names:
+        new = renames.get(name, name)
+        if kind != "method" and isinstance(new, str) and not trust.allows(new, kind, main):
+            own[new] = name
     moved = _moved(own, main)
-    return _call(_as_code([name for name in own if name not in moved], main), moved).strip()
+    texts = _as_code([new for new in own if new not in moved], main)
+    return _options(texts, {own[new]: found for new, found in moved.items()}, renames)
+
+
+def updating(library: str) -> str:
+    """The line of a message that says how to get a newer version of a library."""
+    floor = OLDEST.get(library)
+    wanted = library if floor is None else f"'{library}>={floor}'"
+    return f"    pip install --upgrade {wanted}"
+
+
+OLDEST = {"flax": "0.12.1"}
+"""Of libraries whose instances only newer versions keep as files have them: the first of those versions."""
+
+
+def renames_as_code(renames: Mapping[str, Any], more: Mapping[str, str | None]) -> str:
+    """What is in `renames={...}`, with more: an option that replaces the one of the call must not lose anything."""
+    pairs = {**renames, **more}
+    # What the running program defines is in `renames` under two names, of which one was given.
+    given = {qualname: new for module, _, qualname, new in _parted(pairs) if module in (MAIN, CHILD)}
+    texts: list[str] = []
+    for module, _, qualname, new in _parted(pairs):
+        if module in (MAIN, CHILD) or qualname not in given or given[qualname] is not new:
+            text = f'"{printable(new)}"' if isinstance(new, str) else "None" if new is None else _as_attribute(new)
+            texts.append(f'"{module}:{printable(qualname)}": {text}')
+    return ", ".join(texts)
+
+
+def _parted(renames: Mapping[str, Any]) -> list[tuple[str, str, str, Any]]:
+    return [(*old.partition(":"), new) for old, new in renames.items()]
+
+
+def _as_attribute(obj: Any) -> str:
+    module, _, qualname = _name_said_by(obj).partition(":")
+    return qualname if module == MAIN else f"{module}.{qualname}"
 
 
 def _as_code(names: Sequence[str], main: str | None) -> list[str]:
@@ -209,8 +283,10 @@ def _is_of_program(name: str, main: str | None) -> bool:
     return module in (MAIN, CHILD) or (module == main and _is_here(f"{MAIN}:{qualname}"))
 
 
-def _how_to_trust(own: Sequence[str], moved: Mapping[str, str], main: str | None) -> Iterator[str]:
-    """What to write to trust names of a file, of which some have other names here."""
+def _how_to_trust(
+    own: Mapping[str, str], moved: Mapping[str, str], main: str | None, renames: Mapping[str, Any]
+) -> Iterator[str]:
+    """What to write to trust names, of which some have other names here. `own` has the name in the file of each."""
     names = [name for name in own if name not in moved]
     texts = _as_code(names, main)
     own_program = [name.partition(":")[2] for name in names if _is_of_program(name, main)]
@@ -221,15 +297,20 @@ def _how_to_trust(own: Sequence[str], moved: Mapping[str, str], main: str | None
         yield "Import that from the file that defines it. If you trust it, say so:"
     else:
         yield "If you trust them, say so:"
-    yield _call(texts, moved)
+    yield _call(texts, {own[name]: new for name, new in moved.items()}, renames)
     roots = dict.fromkeys(map(root_of, own))
     if not moved and not absent and (PACKAGES | NAMES_ONLY).isdisjoint(roots):
-        yield _call([f'"{root}"' for root in roots], {})
+        yield _call([f'"{root}"' for root in roots], {}, renames)
 
 
-def _call(trusted: Iterable[str], moved: Mapping[str, str]) -> str:
+def _call(trusted: Iterable[str], moved: Mapping[str, str], renames: Mapping[str, Any]) -> str:
     """The call that loads a file, with what is trusted, and with names that are found under others."""
+    return f"    sharedtree.load(path{_options(trusted, moved, renames)})"
+
+
+def _options(trusted: Iterable[str], moved: Mapping[str, str], renames: Mapping[str, Any]) -> str:
     texts = [*dict.fromkeys(trusted), *(f'"{new}"' for new in moved.values())]
-    renames = ", ".join([f'"{old}": "{new}"' for old, new in moved.items() if old != new])
-    more = f", renames={{{renames}}}" if renames else ""
-    return f"    sharedtree.load(path, trusted=[{', '.join(texts)}]{more})"
+    more = {old: new for old, new in moved.items() if old != new}
+    options = [f"trusted=[{', '.join(texts)}]"] * bool(texts)
+    options += [f"renames={{{renames_as_code(renames, more)}}}"] * bool(renames or more)
+    return "".join(f", {option}" for option in options)

@@ -16,7 +16,8 @@ from typing import Any
 from ...core._errors import FormatError, StructureMismatchError
 from ...core._printing import printable
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
-from ..trust._public_names import CHILD, MAIN, is_well_formed
+from ..trust._public_names import CHILD, MAIN, is_well_formed, library_of, root_of
+from ..trust._resolved_names import renames_as_code, updating
 from ._instances import fault_of_attribute, layout_of, maker
 from ._nodes import Manifest, TypeEntry
 
@@ -28,10 +29,7 @@ Renames = Mapping[str, str | type | Callable[..., Any] | None]
 def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequence[Any]], Any]:
     """What makes an instance of the values that a file has for the `fields` and `extra` of an entry, in that order."""
     if kind_of(cls) not in FIELD_KINDS:
-        raise StructureMismatchError(
-            f"`{entry.name}` was a {entry.kind} when the file was written, and `{cls.__qualname__}` is none now. Load "
-            "the file with the code that wrote it."
-        )
+        raise of_another_kind(entry.name, cls, f"a {entry.kind}")
     if getattr(cls, "__abstractmethods__", None):
         raise StructureMismatchError(
             f"`{cls.__qualname__}` is abstract now and has no instances. Load it with the code that wrote the file."
@@ -45,9 +43,22 @@ def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequenc
             key = f"{entry.name}.{printable(name[:80])}"
             raise FormatError(
                 f"The file sets the attribute `{printable(name[:80])}` of `{entry.name}`{fault} Load it without that:\n"
-                f'    renames={{"{key}": None}}'
+                f"    renames={{{renames_as_code(renames, {key: None})}}}"
             )
     return change.maker()
+
+
+def of_another_kind(name: str, cls: Any, was: str) -> StructureMismatchError:
+    """The error for a class that is made in another way than when the file was written."""
+    fact = f"`{name}` was {was} when the file was written, and `{cls.__qualname__}` is none now."
+    library = library_of(root_of(cls.__module__))
+    if library is None:
+        return StructureMismatchError(f"{fact} Load the file with the code that wrote it.")
+    installed = f"{library.name} {library.version}"
+    return StructureMismatchError(
+        f"{fact} Another version of {library.name} wrote it than is installed, {installed}. Update:\n"
+        f"{updating(library.name)}"
+    )
 
 
 def new_name(entry: TypeEntry, cls: Any, renames: Renames, field: str) -> Any:
@@ -72,7 +83,7 @@ class _Change:
                 f"After renaming, two fields of `{entry.name}` have one name. Correct `renames=`."
             )
         self.extra = self._extra_names()
-        self.make = maker(cls, self.new_names)
+        self.make = maker(cls, self.new_names, self.renames)
 
     def maker(self) -> Callable[[Sequence[Any]], Any]:
         make, kept, version = self.make, self.kept, self.entry.version
@@ -133,20 +144,38 @@ class _Change:
 
     def default_of(self, name: str) -> Callable[[], Any]:
         default = self.rules.default_of(self.cls, name)
-        if default is None:
-            raise StructureMismatchError(
-                f"`{self.cls.__qualname__}` has the field `{name}`, which `{self.entry.name}` did not have when the "
-                f"file was written, and which has no default. Give it one:\n    {name}: ... = ...\n"
-                f'or, if a field of the file is meant: renames={{"{self.entry.name}.<its old name>": "{name}"}}'
+        if default is not None:
+            return default
+        fact = (
+            f"`{self.cls.__qualname__}` has the field `{name}`, which `{self.entry.name}` did not have when the file "
+            "was written, and which has no default."
+        )
+        renamed = renames_as_code(self.renames, {f"{self.entry.name}.<its old name>": name})
+        library = library_of(root_of(self.cls.__module__))
+        if library is not None:
+            fix = (
+                f"An older version of {library.name} wrote the file than is installed. Install one of those:\n"
+                f"    pip install '{library.name}<{library.version}'"
             )
-        return default
+        else:
+            fix = f"Give it one:\n    {name}: ... = ..."
+        raise StructureMismatchError(f"{fact} {fix}\nor, if a field of the file is meant: renames={{{renamed}}}")
 
     def removed(self, unknown: list[str]) -> StructureMismatchError:
         listed = ", ".join(f"`{printable(name)}`" for name in unknown)
-        pairs = ", ".join(f'"{self.entry.name}.{printable(name)}": None' for name in unknown)
+        fact = f"The file has fields of `{self.entry.name}` that `{self.cls.__qualname__}` does not have: {listed}."
+        library = library_of(root_of(self.cls.__module__))
+        if library is not None:
+            fact += (
+                f" Another version of {library.name} wrote the file than is installed, {library.version}. Update:\n"
+                f"{updating(library.name)}\nOr, if it is the newest, say"
+            )
+        else:
+            fact += " Say"
+        gone: dict[str, str | None] = {f"{self.entry.name}.{name}": None for name in unknown}
         return StructureMismatchError(
-            f"The file has fields of `{self.entry.name}` that `{self.cls.__qualname__}` does not have: {listed}. Say "
-            f"what became of them, a new name, or None to drop them:\n    renames={{{pairs}}}"
+            f"{fact} what became of them, a new name, or None to drop them:\n"
+            f"    renames={{{renames_as_code(self.renames, gone)}}}"
         )
 
     def _require_migration(self, migrate: Any) -> None:

@@ -21,7 +21,16 @@ from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of
 from ..container._header import malformed
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
-from ..trust._resolved_names import Name, Paths, Request, call_without_template, judge_all, resolve_all
+from ..trust._resolved_names import (
+    Name,
+    Paths,
+    Request,
+    call_without_template,
+    judge_all,
+    options_beside,
+    renames_as_code,
+    resolve_all,
+)
 from ..trust._trusted_names import Trust
 from ._all_kinds_of_nodes import (
     BUILDERS,
@@ -35,8 +44,8 @@ from ._all_kinds_of_nodes import (
     num_keys,
     steps,
 )
-from ._changed_classes import Renames, maker_for, new_name, renames_in, require_sound_renames
-from ._encoding import like_in
+from ._changed_classes import Renames, maker_for, new_name, of_another_kind, renames_in, require_sound_renames
+from ._encoding import like_in, names_in
 from ._kinds_of_values import name_of_method
 from ._left_out_values import Key, left_out_of
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
@@ -107,10 +116,7 @@ def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
         return maker_for(entry, cls, renames)
     if kind_of(cls) != entry.kind:
         what = "an enum" if entry.kind == "enum" else "a registered pytree node"
-        raise StructureMismatchError(
-            f"`{entry.name}` was {what} when the file was written, and `{cls.__qualname__}` is none now. Load the file "
-            "with the code that wrote it."
-        )
+        raise of_another_kind(entry.name, cls, what)
     return cls
 
 
@@ -141,6 +147,7 @@ class Plan:
         self._renames = renames_in(self._manifest, renames or {})
         self._compared: Comparison | None = None
         self._like = like if not strict else None
+        self._template = like
         self.place: Place = place_of(sharding)
         entries = self._manifest.arrays
         lacking = left_out_of(self._manifest)
@@ -177,12 +184,13 @@ class Plan:
             where = paths_of_names(self._manifest, absent)
             paths = [path for atom in absent for path in where.get(cast("Name", atom), ())]
             listed = ", ".join([f"`{printable(path)}`" for path in paths[:20]])
+            beside = f", renames={{{renames_as_code(self._renames, {})}}}" if self._renames else ""
             fact = (
                 "what was left out comes" if like is None else "the template has nothing there: what was left out comes"
             )
             raise StructureMismatchError(
                 f"`{label}` was saved without {listed}, and {fact} from a template of the same classes that has it. "
-                "All else comes from the file:\n    model = sharedtree.load(path, like=template)",
+                f"All else comes from the file:\n    model = sharedtree.load(path, like=template{beside})",
                 paths,
             )
         return found
@@ -209,7 +217,7 @@ class Plan:
             raise StructureMismatchError(
                 f"`{label}` or the template has a `Dag`, whose model is one with what is beside it, at {listed}. A "
                 "template is not filled with parts of such a file. Load it as it is, or save `dag.tree` instead:\n"
-                f"    model = {call_without_template(_names(self._manifest), self._manifest.main)}",
+                f"    model = {call_without_template(_names(self._manifest), self._manifest.main, self._renames)}",
                 paths,
             )
 
@@ -234,8 +242,10 @@ class Plan:
         if len(calls) > _MAX_TIES:
             lines.append("and likewise the others.")
         lines.append(f"{'Or load' if calls else 'Load'} it as it is, or load what fits and see the rest reported:")
-        lines.append(f"    model = {call_without_template(_names(self._manifest), self._manifest.main)}")
-        return [*lines, "    model, report = sharedtree.load(path, like=template, strict=False)"]
+        names, main = _names(self._manifest), self._manifest.main
+        lines.append(f"    model = {call_without_template(names, main, self._renames)}")
+        beside = options_beside(names, main, self._renames, Trust((), names_in(self._template)))
+        return [*lines, f"    model, report = sharedtree.load(path, like=template, strict=False{beside})"]
 
     def tree(self, arrays: Sequence[Any]) -> Any:
         """The tree, from one array for each of `wanted`; with `strict=False` and a template, the report too.

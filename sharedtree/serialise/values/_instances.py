@@ -23,6 +23,7 @@ from ...core._printing import printable
 from ..trust._allow_list import PACKAGES
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
 from ..trust._public_names import NAMING
+from ..trust._resolved_names import renames_as_code
 from ._nodes import Apart, step_of
 from ._wrapped_attributes import WRITTEN_ATTRIBUTES, wrapped_field
 from ._written_by_name import Named
@@ -188,10 +189,12 @@ def _how_to_declare(cls: type, name: Any) -> str:
     return f'Make it a field of the class, or list it there: `__sharedtree_attributes__ = ("{name[:80]}",)`.'
 
 
-def maker(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Iterable[tuple[str, Any]]], Any]:
+def maker(
+    cls: Any, new_names: Mapping[str, str | None], renames: Mapping[str, Any]
+) -> Callable[[Iterable[tuple[str, Any]]], Any]:
     """What makes an instance of pairs of an attribute and its value.
 
-    `new_names` are those of `AttributeRules.finished`.
+    `new_names` are those of `AttributeRules.finished`, and `renames` is the option of the call, for errors.
     """
     layout = layout_of(cls)
     attributes_of, slots = layout.attributes_of, layout.slots
@@ -213,9 +216,10 @@ def maker(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Iterable[t
             elif attributes is not None:
                 attributes[name] = value
             else:
+                dropped = renames_as_code(renames, {f"{cls.__module__}:{cls.__qualname__}.{name}": None})
                 raise StructureMismatchError(
                     f"`{cls.__qualname__}` has no place for the attribute `{printable(name)}` any more. Drop it:\n"
-                    f'    renames={{"{cls.__module__}:{cls.__qualname__}.{printable(name)}": None}}'
+                    f"    renames={{{dropped}}}"
                 )
         return obj if attributes is None else layout.rules.finished(obj, attributes, new_names)
 

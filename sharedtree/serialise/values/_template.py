@@ -29,7 +29,7 @@ from ...core._errors import StructureMismatchError
 from ...core._node_types import require_registered
 from ...core._pack_and_unpack import Tags, pack
 from ...core._plain_containers import is_namedtuple
-from ...core._printing import printable
+from ...core._printing import printable, public_name
 from ...core._sharing import name_of
 from ...core._static_kinds import copy_of
 from ...core._static_values import Static
@@ -388,7 +388,9 @@ def _in_words(value: Any) -> str:
     if type(value) in _PLAIN or isinstance(value, enum.Enum):
         text = repr(value[:_MAX_SHOWN] if isinstance(value, str | bytes) else value)
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-    name = getattr(value, "__qualname__", None) if isinstance(value, type | types.FunctionType) else None
+    name = public_name(value)
+    if name is None and isinstance(value, type | types.FunctionType):
+        name = getattr(value, "__qualname__", None)
     return f"`{name}`" if isinstance(name, str) else class_text(value)
 
 

@@ -1,0 +1,105 @@
+"""A pipe can be opened and read only once. Whatever reads files reads one, and says of it what it says of a file."""
+
+import json
+import os
+import subprocess
+import sys
+
+import equinox as eqx
+import flax.serialization
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import sharedtree as st
+
+from .process import HANGS, ROOT
+
+W = jnp.arange(6.0).reshape(2, 3)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Files of every kind that is read, in a folder."""
+    folder = tmp_path_factory.mktemp("files")
+    st.save(folder / "ours", {"embed": W, "head": W, "large": np.zeros(5 * 2**20, np.uint8)})
+    theirs = {"a": np.arange(4, dtype=np.int32), "b": np.ones((2, 2), np.float32)}
+    safetensors.numpy.save_file(theirs, folder / "theirs", {"by": "them"})
+    eqx.tree_serialise_leaves(folder / "leaves", {"a": W})
+    (folder / "leaves.eqx").rename(folder / "leaves")
+    (folder / "msgpack").write_bytes(flax.serialization.to_bytes({"a": W}))
+    return folder
+
+
+READS = {
+    "load": ("ours", "st.load(path)['embed'].sum()"),
+    "load as any": ("ours", "st.load(path, foreign=True)['embed'].sum()"),
+    "load mapped": ("ours", "st.load(path, mmap=True)['large'].shape"),
+    "load a part": ("ours", "st.load(path, select=\"['embed']\").sum()"),
+    "load tensors": ("theirs", "st.load(path, foreign=True, select=lambda name: name == 'b')['b'].sum()"),
+    "load tensors mapped": ("theirs", "st.load(path, foreign=True, mmap=True, select=lambda n: n == 'b')['b'].sum()"),
+    "inspect": ("ours", "st.inspect(path)"),
+    "audit": ("ours", "st.audit(path)"),
+    "verify": ("ours", "st.verify(path)"),
+    "convert": ("ours", "st.convert(path).tree['embed'].sum()"),
+    "convert leaves": ("leaves", "st.convert(path, like={'a': jnp.zeros((2, 3))}).tree['a'].sum()"),
+    "convert msgpack": ("msgpack", "st.convert(path).tree['a'].sum()"),
+}
+
+PROGRAM = """
+    import os, signal, sys, threading
+    import jax.numpy as jnp
+    import sharedtree as st
+
+    signal.alarm(3600)  # if it hangs
+    file, expression, pipe = sys.argv[1:]
+    print(eval(expression, {"path": file, "st": st, "jnp": jnp}))
+    os.mkfifo(pipe)
+
+    def write():
+        with open(file, "rb") as source, open(pipe, "wb") as target:
+            target.write(source.read())
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    print(eval(expression, {"path": pipe, "st": st, "jnp": jnp}))
+    writer.join()
+    """
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_named_pipe_is_opened_once(name, files, tmp_path, python):
+    file, expression = READS[name]
+    lines = python(tmp_path, "-c", PROGRAM, str(files / file), expression, "pipe").splitlines()
+    of_file, of_pipe = lines[: len(lines) // 2], lines[len(lines) // 2 :]
+    assert of_file == of_pipe
+
+
+@pytest.mark.parametrize("arguments", [[], ["--values"], ["--arrays"], ["--json"], ["--depth", "1"]])
+@pytest.mark.parametrize("file", ["ours", "theirs"])
+def test_show_of_a_pipe_is_that_of_the_file(file, arguments, files, command):
+    status, expected, _ = command("show", files / file, *arguments)
+    assert status == 0
+    with open(files / file, "rb") as source, subprocess.Popen(["cat"], stdin=source, stdout=subprocess.PIPE) as cat:
+        program = [sys.executable, "-m", "sharedtree", "show", "/dev/stdin", *arguments]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        pipes = {"stdin": cat.stdout, "capture_output": True, "text": True}
+        done = subprocess.run(program, env=env, timeout=HANGS, check=False, **pipes)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == expected.replace(str(files / file), "/dev/stdin")
+    if "--json" in arguments:
+        assert json.loads(done.stdout)["file_nbytes"] == (files / file).stat().st_size
+
+
+def test_a_file_object_in_the_middle(files):
+    """What stands before is not read, and the file object stays open."""
+    for name, key in (("ours", "embed"), ("theirs", "b")):
+        with open(files.parent / "before", "wb") as target:
+            target.write(b"before" + (files / name).read_bytes())
+        for mmap in (False, True):
+            with open(files.parent / "before", "rb") as file:
+                file.seek(6)
+                found = st.load(file, foreign=True, mmap=mmap, select=lambda each, key=key: key in each)
+                assert found[key].shape in ((2, 3), (2, 2))
+                assert not file.closed

@@ -1,0 +1,185 @@
+"""Where nothing can be saved or loaded: what is said, and that the fix which is offered works. Forks, too."""
+
+import contextlib
+import errno
+import os
+import re
+
+import pytest
+
+import sharedtree as st
+from sharedtree.serialise.container import _writing
+
+PATH_MAX = 4096  # Linux's, with the zero at the end
+
+
+def code_in(error):
+    """What a message offers as code."""
+    return "\n".join(line[4:] for line in str(error).splitlines() if line.startswith("    "))
+
+
+@pytest.fixture
+def deep(tmp_path, monkeypatch):
+    """A function that makes a folder whose path has so many bytes, and goes into it."""
+
+    def make(nbytes):
+        monkeypatch.chdir(tmp_path)
+        here = os.fsencode(tmp_path)
+        while len(here) < nbytes:
+            left = nbytes - len(here) - 1
+            name = "d" * min(200, left if left <= 200 else max(1, min(200, left - 2)))
+            os.mkdir(name)
+            os.chdir(name)
+            here += b"/" + name.encode()
+        return os.fsdecode(here)
+
+    return make
+
+
+def test_the_temporary_file_has_a_longer_path(deep):
+    folder = deep(PATH_MAX - 30)
+    os.chdir("/")
+    target = os.path.join(folder, "model")
+    with open(target, "wb"):
+        pass  # so long a path can be opened
+    with pytest.raises(OSError, match="longer than the system takes") as raised:
+        st.save(target, [1])
+    assert raised.value.errno == errno.ENAMETOOLONG
+    exec(code_in(raised.value), {"os": os, "sharedtree": st, "model": [7]})
+    assert st.load("model") == [7]
+    assert os.listdir() == ["model"]
+
+
+def test_a_relative_path_in_a_folder_too_deep(deep):
+    with contextlib.suppress(OSError):
+        deep(PATH_MAX + 200)
+    for value in (1, 2):
+        st.save("model", [value])
+        assert st.load("model") == [value]
+    assert os.listdir() == ["model"]
+
+
+def test_paths_that_are_too_long_altogether(tmp_path):
+    for path in (tmp_path / ("n" * 256), tmp_path.joinpath(*["folder"] * 1000)):
+        with pytest.raises(OSError, match="than the system takes") as raised:
+            st.save(path, [1])
+        assert raised.value.errno == errno.ENAMETOOLONG
+        assert "makedirs" not in str(raised.value)
+        assert not code_in(raised.value)
+
+
+def test_a_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    st.save(tmp_path / "model", [1])
+    for call in (st.load, st.inspect, lambda path: st.save(path, [1])):
+        with pytest.raises(FileNotFoundError, match="begins with `~`") as raised:
+            call("~/model")
+        assert raised.value.errno == errno.ENOENT
+        names = {"os": os}
+        exec(code_in(raised.value), names)
+        assert names["path"] == str(tmp_path / "model")
+        call(names["path"])
+    st.save("~model", [2])  # a name like any other
+    assert st.load("~model") == [2]
+    with pytest.raises(FileNotFoundError) as raised:
+        st.load("~nobody_has_this_name/model")
+    assert "~`" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EPERM])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_folder_that_takes_no_file(number, is_there, tmp_path, monkeypatch):
+    """Whoever runs the tests may write everywhere, so the system's answer is made up."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path, real = tmp_path / "folder" / "model", os.open
+    path.parent.mkdir()
+    if is_there:
+        st.save(path, list(range(1000)))
+
+    def refuse(name, *args, **options):
+        if str(name).startswith(str(path.parent)) and str(name).endswith(_writing._SUFFIX):
+            raise OSError(number, os.strerror(number), name)
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OSError, match="takes no new file") as raised:
+        st.save(path, [1])
+    assert raised.value.errno == number
+    assert raised.value.filename == str(path)
+    assert isinstance(raised.value, PermissionError) == (number != errno.EROFS)
+    assert _writing._SUFFIX not in str(raised.value)
+    exec(code_in(raised.value), {"sharedtree": st, "model": [1], "os": os})
+    assert st.load(path if is_there else tmp_path / "model") == [1]
+
+
+def test_a_file_that_is_mounted_by_itself(tmp_path, monkeypatch):
+    """As single files are in containers: it can be written to, and not be replaced."""
+    path = tmp_path / "model"
+    st.save(path, list(range(1000)))
+
+    def refuse(source, target):
+        raise OSError(errno.EBUSY, "Device or resource busy", source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="cannot be replaced: Device or resource busy") as raised:
+        st.save(path, [1])
+    assert os.listdir(tmp_path) == ["model"]
+    exec(code_in(raised.value), {"sharedtree": st, "model": [1]})
+    assert st.load(path) == [1]
+
+
+FORKING = """
+    import os, signal, sys, warnings
+    import numpy as np
+    import sharedtree as st
+
+    warnings.simplefilter("ignore")  # JAX's, of forks
+    signal.alarm(3600)  # if it hangs
+    how, what = sys.argv[1:]
+    tree = [np.arange(3 * 2**20), np.ones(10)]
+    st.save("old", tree)
+    children = []
+
+    def progress(done, total):
+        if children:
+            return
+        children.append(os.fork())
+        if children[0]:
+            os.waitpid(children[0], 0)
+        elif how == "raises":
+            raise SystemExit(3)
+
+    work = {
+        "save": lambda: st.save("model", tree, progress=progress),
+        "stream": lambda: st.save(open("model", "ab"), tree, progress=progress),
+        "load": lambda: st.load("old", progress=progress),
+        "verify": lambda: st.verify("old", progress=progress),
+    }
+    try:
+        work[what]()
+    except BaseException as error:
+        if children != [0]:
+            raise
+        with open("child", "w") as file:
+            file.write(f"{type(error).__name__}: {error}")
+        os._exit(0)
+    if children == [0]:
+        open("went on", "w").close()
+        os._exit(0)
+    # A thread that reads ends in the child with its error, and the child with it, for it has no other.
+    if what in ("save", "stream") or os.path.exists("child"):
+        child = open("child").read()
+        assert child.startswith("SystemExit: 3" if how == "raises" else "RuntimeError: `progress` forked"), child
+    if what in ("save", "stream"):
+        assert (st.load("model")[0] == tree[0]).all()
+    assert set(os.listdir()) - {"child"} == {"old", *(["model"] if what in ("save", "stream") else [])}
+    print("well")
+    """
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+@pytest.mark.parametrize("how", ["raises", "returns"])
+@pytest.mark.parametrize("what", ["save", "stream", "load", "verify"])
+def test_a_child_that_progress_forks_leaves_the_work_to_its_parent(how, what, tmp_path, python):
+    assert re.fullmatch("well\n", python(tmp_path, "-c", FORKING, how, what))
