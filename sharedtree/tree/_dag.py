@@ -76,7 +76,8 @@ class Dag(Generic[T]):
     yourself, and use `sharedtree.save` for files.
 
     Limitations: a Dag is a value. To take over a mutation of `.tree`, make a new one: `st.Dag(dag.tree)`. Its Python
-    numbers in Equinox modules are static, as everywhere in sharedtree.
+    numbers in Equinox modules are static, as everywhere in sharedtree. One that JAX made (a gradient, the result of a
+    function) has the static values of the first tree with an equal structure.
     """
 
     __slots__ = ("_leaves", "_structure", "_tree")

@@ -94,6 +94,9 @@ def unflatten(structure: Structure, leaves: Any) -> Any:
         >>> leaves, structure = st.tree.flatten({"a": w, "b": w})
         >>> st.tree.unflatten(structure, [7])
         {'a': 7, 'b': 7}
+
+    Limitations: equal structures are one object, so the static values are those of the first tree that had an equal
+    one. `map` gives back those of its own argument.
     """
     leaves = builtins.list(leaves)
     tree = unpack_here(structure, leaves)
