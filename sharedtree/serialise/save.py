@@ -60,7 +60,7 @@ def save(
     another thread may write to them: such an array is saved half old and half new, and the file loads. What is not
     contiguous is copied 4 MiB at a time, and what is on other devices an array or a piece of a sharded one at a time.
     For a file object that cannot be patched (a pipe, a compressed stream), NumPy's arrays are kept until they are
-    written, beyond 64 MiB in a temporary file.
+    written, beyond 8 MiB in a temporary file.
 
     Limitations: the arrays must be addressable by this process; for many processes there is `sharedtree.orbax`. Whether
     what is left out holds what is saved is looked for in its attributes, closures and containers, in 10,000 objects of

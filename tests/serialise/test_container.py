@@ -357,7 +357,8 @@ def test_arrays_in_memory_do_not_wait_for_their_digests(tmp_path, monkeypatch):
         go_on.set()
 
     monkeypatch.setattr(_container, "_hash", slowly)
-    array = np.arange(2**23, dtype=np.float32)  # 8 chunks, of which 3 would wait
+    # 8 chunks, of which 3 would wait; of memory that nobody can write to, for other memory is copied.
+    array = np.frombuffer(np.arange(2**23, dtype=np.float32).tobytes(), np.float32)
     with open(tmp_path / "x", "w+b", buffering=0) as file:
         size = _container.write(file, [tensor_source("a", array), tensor_source("b", array)], "{}", force=force)
     assert sizes == [size]

@@ -273,7 +273,7 @@ def test_an_archive_is_called_one(tmp_path):
         pass
     for path in (tmp_path / "arrays.npz", tmp_path / "empty"):
         for read in (st.load, load, st.inspect, st.audit, st.verify, st.convert, functools.partial(st.convert, like=1)):
-            with pytest.raises(st.errors.FormatError, match="is a zip archive"):
+            with pytest.raises(st.errors.FormatError, match="it is a zip archive"):
                 read(path)
 
 

@@ -198,8 +198,8 @@ def require_no_zip(source: Source) -> None:
     """Raises `FormatError` if a file is a zip archive, as NumPy, PyTorch and Keras write."""
     if bytes(source.read(0, 4)) in (b"PK\3\4", b"PK\5\6"):  # with members, and without any
         raise FormatError(
-            f"`{source.label}` is a zip archive, as `numpy.savez`, `torch.save` and Keras write. Load it with the "
-            "library that wrote it. To see what is in it:\n    print(zipfile.ZipFile(path).namelist())"
+            f"`{source.label}` is not a sharedtree file: it is a zip archive, as `numpy.savez`, `torch.save` and Keras "
+            "write. Load it with the library that wrote it. To see what is in it:\n    print(zipfile.ZipFile(path).namelist())"
         )
 
 

@@ -237,7 +237,7 @@ def _force_folder(folder: str) -> None:
 
 
 MAX_INLINE_MANIFEST = 16 * 2**20
-MAX_KEPT_IN_MEMORY = 64 * 2**20
+MAX_KEPT_IN_MEMORY = 8 * 2**20
 _WORTH_A_THREAD = 2**20  # below, handing a tensor over takes longer than hashing it
 
 
