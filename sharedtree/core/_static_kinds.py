@@ -227,7 +227,7 @@ _MUTABLE = tuple([cls for cls, container in _CONTAINERS.items() if container.is_
 
 def with_new_parts(value: Any, new_part: _CopyPart) -> Any:
     """Makes a tuple, a list or a dictionary anew if one of its parts is new; otherwise returns it."""
-    base = tuple if isinstance(value, tuple) else type(value)
+    base: Any = tuple if isinstance(value, tuple) else type(value)
     parts = dict.values(value) if base is dict else base.__iter__(value)
     if all(new_part(part) is part for part in parts):
         return value
@@ -519,7 +519,7 @@ def _bits_of(value: Any) -> Any:
         return struct.pack("d", value)
     if isinstance(value, complex):
         return struct.pack("dd", value.real, value.imag)
-    base = next(base for base in (int, str, bytes) if isinstance(value, base))
+    base: Any = next(base for base in (int, str, bytes) if isinstance(value, base))
     return base.__pos__(value) if base is int else base.__getitem__(value, slice(None))
 
 

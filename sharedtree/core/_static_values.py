@@ -224,8 +224,9 @@ class Static:
         if is_exact and self._may_have_objects:
             objects = objects_with_identity(value)
             self.objects = tuple([Same(obj) for obj in objects])
-            for obj in objects if known is not None else ():
-                note_class(known, obj, type(obj))
+            if known is not None:
+                for obj in objects:
+                    note_class(known, obj, type(obj))
         elif self._is_mutable and not is_exact:
             known = nothing_known() if known is None else known
             self._value = copy_of(value, known.copies)

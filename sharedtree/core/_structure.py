@@ -338,12 +338,11 @@ def _objects_in(records: Sequence[Record]) -> tuple[Same, ...]:
     found: list[Same] = []
     # Written out, for each trace comes here several times.
     for op, _ in records:
-        kind = type(op)
-        if kind is Node:
+        if type(op) is Node:
             found += op.aux.objects
-        elif kind is Static:
+        elif type(op) is Static:
             found += op.objects
-        elif kind is Update:
+        elif type(op) is Update:
             found += op.node.aux.objects
     return tuple(found)
 

@@ -207,7 +207,7 @@ def keep_static_objects(target: Any, content: Any, tree: Walked, number: int) ->
             if isinstance(content, (list, dict, collections.deque)):
                 content[place] = before[place]
             else:
-                object.__setattr__(content, place, before[place])
+                object.__setattr__(content, str(place), before[place])
 
 
 def _parts_of_containers(value: Any) -> Iterable[Any]:

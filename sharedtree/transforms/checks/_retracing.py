@@ -212,8 +212,10 @@ def _value_of(op: Op) -> Any:
     return static.peek()
 
 
-def _first_difference(old: Any, new: Any) -> tuple[Any, Any]:
+def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:
     """The first part in which two static values differ, as far as tuples, dictionaries and dataclasses lead to it."""
+    old: Any = one
+    new: Any = other
     while True:
         if isinstance(new, dict) and isinstance(old, dict):
             old, new = tuple(old.items()), tuple(new.items())
