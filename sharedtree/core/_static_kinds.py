@@ -227,7 +227,7 @@ _MUTABLE = tuple([cls for cls, container in _CONTAINERS.items() if container.is_
 
 def with_new_parts(value: Any, new_part: _CopyPart) -> Any:
     """Makes a tuple, a list or a dictionary anew if one of its parts is new; otherwise returns it."""
-    base: Any = tuple if isinstance(value, tuple) else type(value)
+    base: Any = tuple if issubclass(type(value), tuple) else type(value)
     parts = dict.values(value) if base is dict else base.__iter__(value)
     if all(new_part(part) is part for part in parts):
         return value
@@ -520,7 +520,8 @@ def _bits_of(value: Any) -> Any:
     if isinstance(value, complex):
         return struct.pack("dd", value.real, value.imag)
     base: Any = next(base for base in (int, str, bytes) if isinstance(value, base))
-    return base.__pos__(value) if base is int else base.__getitem__(value, slice(None))
+    instance: Any = value
+    return base.__pos__(instance) if base is int else base.__getitem__(instance, slice(None))
 
 
 def _content_of_container(value: Any, base: type, keys: Keys) -> Any:

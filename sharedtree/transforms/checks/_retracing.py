@@ -3,7 +3,6 @@
 A static value that is another one on every call has the function traced on every call, which is said once.
 """
 
-import dataclasses
 import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -219,7 +218,11 @@ def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:
     while True:
         if isinstance(new, dict) and isinstance(old, dict):
             old, new = tuple(old.items()), tuple(new.items())
-        elif type(old) is type(new) and dataclasses.is_dataclass(new) and type(new).__eq__ is not object.__eq__:
+        elif (
+            type(old) is type(new)
+            and hasattr(type(new), "__dataclass_fields__")
+            and type(new).__eq__ is not object.__eq__
+        ):
             names = [field.name for field in dataclass_fields(type(new))]
             old, new = (tuple([getattr(each, name, None) for name in names]) for each in (old, new))
         if type(new) is not tuple or type(old) is not tuple or len(old) != len(new):
