@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
 
 import equinox as eqx
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import sharedtree as st
 from tests.deep import lists
@@ -39,6 +41,10 @@ class Scaled(eqx.Module):
 class Tally:
     count: jax.Array
     step: jax.Array
+
+
+class Kernel(nnx.Variable):
+    """A class of variables of which nobody says what it is."""
 
 
 def tied():
@@ -272,6 +278,13 @@ def a_model_used_twice_of_which_one_is_differentiated(path):
     return again(call, st.UntiedWarning, **names)
 
 
+def not_lost(call):
+    """A call without a warning; the module that it was given is as it should be."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call()
+
+
 @scenario
 def a_change_that_an_inner_transform_loses(path):
     def loss(tally):
@@ -295,6 +308,26 @@ def a_change_that_a_branch_loses(path):
         st.jit(call, in_place=True)(Tally(jnp.ones(()), jnp.ones(())))
 
     return of(lambda: after(st.cond), st.errors.LostChangeWarning, after, are_alternatives=True, functools=functools)
+
+
+def parameters_unsaid():
+    model = nnx.Dict(kernel=Kernel(jnp.ones(2)), bias=nnx.Param(jnp.ones(2)))
+    provoke = lambda: st.optimizer(optax.sgd(0.1)).init(model)
+    after = lambda tx: not_lost(lambda: tx.init(model))
+    names = {"tx": optax.sgd(0.1), "nnx": nnx, "Kernel": Kernel}
+    return of(provoke, st.errors.UnsaidVariableWarning, after, are_alternatives=True, **names)
+
+
+def only_state():
+    model = nnx.Dict(mean=nnx.BatchStat(jnp.ones(2)))
+    provoke = lambda: st.optimizer(optax.sgd(0.1)).init(model)
+    return of(provoke, ValueError, lambda tx: tx.init(model), tx=optax.sgd(0.1))
+
+
+scenarios(
+    variables_that_may_be_state=parameters_unsaid,
+    an_optimizer_of_state=only_state,
+)
 
 
 @scenario

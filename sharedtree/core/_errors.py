@@ -169,5 +169,9 @@ class LostChangeWarning(_PrintableWarning):
     """Under an outer transform in place, a function changes its arguments inside an inner one that is not."""
 
 
+class UnsaidVariableWarning(_PrintableWarning):
+    """An optimizer trains a variable of Flax NNX whose class does not say whether it is a parameter or state."""
+
+
 class CompatibilityError(SharedTreeError, ImportError):
     """A library that `sharedtree.compat` imports is absent, of another release, or lacks something that it needs."""

@@ -22,6 +22,13 @@ an object; but below mutable containers that carry identity arrays are, which is
 Keys = tuple[Any, ...]
 
 
+Role = Literal["parameter", "unsaid", "state"]
+"""What a leaf is to an optimizer, as its library says: trained; trained, although nobody says so; or left alone."""
+
+RolesBelow = Role | Callable[[Any], Sequence[Role | None] | None]
+"""The role of all leaves below an instance; or, of its auxiliary data, that of each child, None if nothing is said."""
+
+
 class NodeType(NamedTuple):
     """How the instances of one class come apart and are put together.
 
@@ -33,6 +40,7 @@ class NodeType(NamedTuple):
         take_apart: instance → (children, auxiliary data).
         put_together: (auxiliary data, children) → a new instance.
         keys_of: instance → one key entry a child, as in JAX's key paths.
+        roles: what the leaves below an instance are to an optimizer; None if nothing is said of any.
         fields: for classes that are read field by field, the names of all fields; their auxiliary data is (names of
             the traced fields that are there, pairs of names and values of the static ones).
     """
@@ -45,6 +53,7 @@ class NodeType(NamedTuple):
     put_together: Callable[[Any, Sequence[Any]], Any]
     keys_of: Callable[[Any], Keys]
     fields: tuple[str, ...] = ()
+    roles: RolesBelow | None = None
 
     @property
     def carries_identity(self) -> bool:
