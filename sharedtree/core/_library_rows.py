@@ -209,6 +209,8 @@ class Library(NamedTuple):
         marker: the class of what stands for an attribute that was never set, of one library at most.
         without_missing: attributes → those that were set, where there is a marker; else None.
         held_anyway: classes of which keeping an instance keeps nothing else alive.
+        writes_back: class in JAX's registry → whether the library writes what a function changes in an instance back
+            into the caller's; False if what is in instances is never missed, None of classes that are not its own.
         role_of: class → the role of all leaves below its instances; or, where each child has its own, a function of the
             auxiliary data, with None for those of which nothing is said; None if nothing is said of any.
         trained_below: class, auxiliary data and number of children → which leaves train below each child.
@@ -233,6 +235,7 @@ class Library(NamedTuple):
     marker: type | None = None
     without_missing: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     held_anyway: tuple[type, ...] = ()
+    writes_back: Callable[[Any], bool | None] = _nothing
     role_of: Callable[[Any], RolesBelow | None] = _nothing
     trained_below: Callable[[Any, Any, int], Sequence[Trained] | None] = _nothing
     argument_and_filter: Callable[[Any], tuple[Any, str] | None] = _nothing
@@ -258,6 +261,11 @@ def node_type_by_library(cls: Any) -> NodeType | None:
 def convention_by_library(cls: Any) -> Convention | None:
     """Which leaves the instances of a class trace, if a library says so."""
     return next((found for library in LIBRARIES if (found := library.convention_of(cls)) is not None), None)
+
+
+def writes_back_by_library(cls: Any) -> bool | None:
+    """Whether a library writes changes of instances back into the caller's objects; None if no library says."""
+    return next((found for library in LIBRARIES if (found := library.writes_back(cls)) is not None), None)
 
 
 def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:

@@ -40,6 +40,8 @@ class NodeType(NamedTuple):
         take_apart: instance → (children, auxiliary data).
         put_together: (auxiliary data, children) → a new instance.
         keys_of: instance → one key entry a child, as in JAX's key paths.
+        writes_back: whether the library of the class writes what a function changes back into the caller's objects;
+            False if what is in its instances is never missed; None if nothing is said.
         roles: what the leaves below an instance are to an optimizer; None if nothing is said of any.
         fields: for classes that are read field by field, the names of all fields; their auxiliary data is (names of
             the traced fields that are there, pairs of names and values of the static ones).
@@ -53,6 +55,7 @@ class NodeType(NamedTuple):
     put_together: Callable[[Any, Sequence[Any]], Any]
     keys_of: Callable[[Any], Keys]
     fields: tuple[str, ...] = ()
+    writes_back: bool | None = None
     roles: RolesBelow | None = None
 
     @property

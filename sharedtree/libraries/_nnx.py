@@ -59,6 +59,14 @@ def convention_of(cls: type) -> Convention | None:
     return "variable" if variable is not None and issubclass(cls, variable) else None
 
 
+def writes_back(cls: Any) -> bool | None:
+    """NNX's transforms write objects and variables back. An `Intermediate` is sown by one call and popped after it."""
+    if issubclass(cls, loaded("flax.nnx", "Intermediate") or ()):
+        return False
+    is_own = issubclass(cls, tuple([own for name in ("Variable", "Pytree") if (own := loaded("flax.nnx", name))]))
+    return True if is_own else None
+
+
 _STATE = "BatchStat Cache Intermediate OptState RngState"
 
 
@@ -357,6 +365,7 @@ NNX = Library(
     native_layout_of=native_layout_of,
     introduce=introduce,
     parts_of_frozen=parts_of_frozen,
+    writes_back=writes_back,
     role_of=role_of,
     trained_below=trained_below,
     argument_and_filter=argument_and_filter,

@@ -46,6 +46,11 @@ def introduce(native: Any) -> None:
     native.take_over("modules", Kinds, *[vars(of)[name] for of, name in slots])
 
 
+def writes_back(cls: Any) -> bool | None:
+    """Modules that keep state are changed by calls, and `in_place=True` writes that back."""
+    return True if _is_one(cls) else None
+
+
 def role_of(cls: Any) -> Callable[[Any], Sequence[Role | None] | None] | None:
     """What `state_field` marks is state."""
     return _roles if _is_one(cls) else None
@@ -139,6 +144,7 @@ MODULE = Library(
     native_layout_of=native_layout_of,
     introduce=introduce,
     held_anyway=(Kinds,),
+    writes_back=writes_back,
     role_of=role_of,
     trained_below=trained_below,
     plain_form_of=plain_form_of,

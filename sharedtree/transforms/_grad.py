@@ -280,7 +280,7 @@ class GradTransform(FunctionTransform):
                 )
             return result
         tree = inside.walked(inside.with_state(result))
-        inside.check_walked(tree, is_with_state=policy.in_place)
+        inside.check_walked(tree, is_with_state=bool(policy.in_place))
         value, aux = result if self._has_aux else (result, None)
         if policy.in_place:
             taken = self.is_taken(inside.received)

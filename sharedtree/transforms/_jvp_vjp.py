@@ -30,7 +30,7 @@ from ._hands import Deal, Hand, like
 from ._leaf_labels import Treatment
 from ._meet_of_trees import holds_modules
 from ._tangents import Fit, as_tuple, fitted
-from .checks._outer_policy import report_tied_values
+from .checks._tied_values import report_tied_values
 
 _MOST_LEVELS = 100
 
