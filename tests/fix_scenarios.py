@@ -393,9 +393,57 @@ def only_state():
     return of(provoke, ValueError, lambda tx: tx.init(model), tx=optax.sgd(0.1))
 
 
+def closed_over(hold):
+    """The function has the module that is differentiated; `hold` makes it of one."""
+
+    def scenario():
+        model = Leaf(jnp.ones((2, 2)))
+        f = hold(model)
+        call = lambda f: not_lost(lambda: st.grad(f)(model))
+        return of(lambda: st.grad(f)(model), st.UntiedWarning, call, f=f, argument=model, held=model)
+
+    return scenario
+
+
+def held_by_closure():
+    model = Leaf(jnp.ones((2, 2)))
+
+    def after(held):
+        not_lost(lambda: st.grad(lambda argument: (argument.weight * held.weight).sum())(model))
+
+    call = lambda held: st.grad(lambda argument: (argument.weight * held.weight).sum())(held)
+    return of(call, st.UntiedWarning, after, held=model, argument=model)
+
+
+def product(argument, held):
+    return (argument.weight * held.weight).sum()
+
+
+class Squared(Leaf):
+    def square(self, argument):
+        return (self.weight * argument.weight).sum()
+
+    __call__ = square
+
+
+def bound(take):
+    def scenario():
+        model = Squared(jnp.ones((2, 2)))
+        call = lambda f: not_lost(lambda: st.grad(f)(model))
+        return of(lambda: st.grad(take(model))(model), st.UntiedWarning, call, argument=model)
+
+    return scenario
+
+
 scenarios(
     variables_that_may_be_state=parameters_unsaid,
     an_optimizer_of_state=only_state,
+    held_by_a_closure=held_by_closure,
+    held_by_a_partial=closed_over(lambda model: functools.partial(product, model)),
+    held_by_a_partial_by_name=closed_over(lambda model: functools.partial(product, held=model)),
+    held_by_a_default=closed_over(lambda model: lambda argument, held=model: product(argument, held)),
+    held_by_a_method=bound(lambda model: model.square),
+    held_as_the_function=bound(lambda model: model),
 )
 
 

@@ -117,6 +117,7 @@ class Crossing:
         *key: Hashable,
         caches_traces: bool = True,
         num_before: int = 0,
+        differentiates: bool = False,
     ) -> Inner:
         """What the transform sees in place of a function of the user's; made once for each function and body.
 
@@ -127,6 +128,7 @@ class Crossing:
             key: what else the body depends on.
             caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
             num_before: how many arguments the function is given before the operands.
+            differentiates: whether the transform differentiates the leaves that are labelled True.
         """
         if not callable(function):
             raise NoFunctionError  # so that the transform is asked to say so
@@ -146,6 +148,7 @@ class Crossing:
                 caches_traces,
                 self.writes,
                 learned=Learned(),
+                differentiates=differentiates,
             )
             own = Names(function).of(num_before + len(self.names.positional))
             made = Inner(function, shared.hold, functools.partial(_run, terms, body), terms, own, num_before)

@@ -27,6 +27,7 @@ from ._dealing_into_hands import with_notes
 from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
 from ._meet_of_trees import Words, fitted
+from .checks._closed_over import report_closed_over
 from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, walked_bound_module
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
@@ -50,6 +51,7 @@ class Terms(NamedTuple):
         writes: whether it could be in place.
         options: those of the transform, for messages.
         unwritable: (a call) → the leaves that could not be written back in it, with a sentence that says why.
+        differentiates: whether leaves with the label True are differentiated.
         bound_to: how the function is called on a module, as code, if it is a module that is traced.
         learned: what traces have taught, for the adapter.
     """
@@ -66,6 +68,7 @@ class Terms(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
     unwritable: Callable[[Call], tuple[Collection[int], str]] = lambda _: ((), "")
     bound_to: str = ""
+    differentiates: bool = False
     learned: Any = None
 
 
@@ -159,6 +162,8 @@ class Inside:
             call.was_traced = True
             require_separate(call.arguments, call.tree, terms.names)
             report_tied_values(call.tree, terms.names, terms.title, terms.policy)
+            if terms.differentiates:
+                report_closed_over(self.function, call, call.leaves_labelled(True), terms.names, terms.policy)
             numbers = tree.leaf_numbers
             hand_on([call.objects[n] for n in numbers], [tree.objects[n] for n in numbers])
         if terms.policy.containers:

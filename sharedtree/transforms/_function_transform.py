@@ -47,6 +47,8 @@ class FunctionTransform(Wrapper):
     """
 
     passes_through = False
+    differentiates = False
+    """Whether it differentiates the leaves that it labels True."""
     writes = True
     """Whether it can write back what the function changed in its arguments."""
 
@@ -284,6 +286,7 @@ class FunctionTransform(Wrapper):
             writes=self.writes,
             options=self.all_options,
             unwritable=self.unwritable,
+            differentiates=self.differentiates,
         )
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:

@@ -114,6 +114,7 @@ class GradTransform(FunctionTransform):
     """A function under `jax.grad`, with identities preserved."""
 
     own_options = frozenset({"wrt"})
+    differentiates = True
 
     def check_options(self) -> None:
         """As the base."""
