@@ -18,6 +18,7 @@ from .core._errors import (
     StaticTracerError as StaticTracerError,
     StructureMismatchError as StructureMismatchError,
     UnregisteredTypeError as UnregisteredTypeError,
+    UnsaidVariableWarning as UnsaidVariableWarning,
     UnserialisableError as UnserialisableError,
     UntiedError as UntiedError,
     UntiedWarning as UntiedWarning,

@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 import types
+import warnings
 from collections.abc import Callable
 
 import equinox as eqx
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import sharedtree as st
 from tests.deep import lists
@@ -46,6 +48,20 @@ class Scaled(eqx.Module):
 class Tally:
     count: jax.Array
     step: jax.Array
+
+
+class Counter(st.Module):
+    def __init__(self):
+        self.w = st.parameter(jnp.ones(()))
+        self.count = st.state_field(jnp.zeros(()))
+
+    def __call__(self, x):
+        self.count = self.count + 1
+        return self.w * x
+
+
+class Kernel(nnx.Variable):
+    """A class of variables of which nobody says what it is."""
 
 
 def tied():
@@ -358,29 +374,163 @@ def a_model_used_twice_of_which_one_is_differentiated(path):
     return again(call, st.UntiedWarning, **names)
 
 
+LOST = st.errors.LostChangeWarning
+
+
+def counted():
+    """A function that counts its calls in a module."""
+
+    def loss(counter, x=1.0):
+        counter.count = counter.count + 1
+        return counter.w * x
+
+    return loss
+
+
+def not_lost(call):
+    """A call without a warning; the module that it was given is as it should be."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call()
+
+
 @scenario
 def a_change_that_an_inner_transform_loses(path):
-    def loss(tally):
-        tally.count = tally.count + 1
-        return tally.step**2
-
-    def after(inner):
-        st.jit(lambda tally: inner(tally), in_place=True)(Tally(jnp.ones(()), jnp.ones(())))
-
-    return of(lambda: after(st.grad(loss)), st.errors.LostChangeWarning, after, are_alternatives=True, f=loss)
+    loss = counted()
+    after = lambda inner: not_lost(lambda: st.jit(lambda counter: inner(counter), in_place=True)(Counter()))
+    outer = lambda: st.jit(lambda counter: st.grad(loss)(counter), in_place=True)(Counter())
+    return of(outer, LOST, after, are_alternatives=True, f=counted())
 
 
 @scenario
 def a_change_that_a_branch_loses(path):
-    def count_up(tally):
+    loss = counted()
+
+    def after(inner):
+        own = counted()
+        not_lost(lambda: st.jit(lambda counter: inner(True, own, own, counter), in_place=True)(Counter()))
+
+    outer = lambda: st.jit(lambda counter: st.cond(True, loss, loss, counter), in_place=True)(Counter())
+    return of(outer, LOST, after, are_alternatives=True, functools=functools)
+
+
+@scenario
+def a_change_of_scratch_that_an_inner_transform_loses(path):
+    def loss(tally):
         tally.count = tally.count + 1
         return tally.step**2
 
-    def after(inner):
-        call = lambda tally: inner(True, count_up, count_up, tally)
-        st.jit(call, in_place=True)(Tally(jnp.ones(()), jnp.ones(())))
+    def returning(tally):
+        tally.count = tally.count + 1
+        return tally.step**2, tally
 
-    return of(lambda: after(st.cond), st.errors.LostChangeWarning, after, are_alternatives=True, functools=functools)
+    def after(inner):
+        not_lost(lambda: st.jit(lambda tally: inner(tally), in_place=True)(Tally(jnp.ones(()), jnp.ones(()))))
+
+    outer = lambda: st.jit(lambda tally: st.grad(loss)(tally), in_place=True)(Tally(jnp.ones(()), jnp.ones(())))
+    names = {
+        "f": loss,
+        "result": 0.0,
+        "tally": Tally(jnp.ones(()), jnp.ones(())),
+        "inner": st.grad(returning, has_aux=True),
+    }
+    return of(outer, LOST, after, are_alternatives=True, **names)
+
+
+@scenario
+def a_change_that_a_step_loses(path):
+    loss = counted()
+    after = lambda f: not_lost(lambda: f(Counter()))
+    return of(lambda: st.jit(loss)(Counter()), LOST, after, are_alternatives=True, loss=counted())
+
+
+@scenario
+def a_change_that_a_transform_of_a_transform_loses(path):
+    loss = counted()
+    after = lambda f: not_lost(lambda: f(Counter()))
+    return of(lambda: st.jit(st.grad(loss))(Counter()), LOST, after, loss=counted())
+
+
+@scenario
+def a_change_of_an_object_for_all_elements(path):
+    loss = counted()
+    after = lambda f: not_lost(lambda: f(Counter(), jnp.ones(2)))
+    call = lambda: st.vmap(loss, in_axes=(None, 0))(Counter(), jnp.ones(2))
+    return of(call, LOST, after, loss=counted())
+
+
+@scenario
+def a_change_of_a_module_that_is_called(path):
+    after = lambda f: not_lost(lambda: f(Counter(), 1.0))
+    return of(lambda: st.jit(Counter())(1.0), LOST, after)
+
+
+def parameters_unsaid():
+    model = nnx.Dict(kernel=Kernel(jnp.ones(2)), bias=nnx.Param(jnp.ones(2)))
+    provoke = lambda: st.optimizer(optax.sgd(0.1)).init(model)
+    after = lambda tx: not_lost(lambda: tx.init(model))
+    names = {"tx": optax.sgd(0.1), "nnx": nnx, "Kernel": Kernel}
+    return of(provoke, st.errors.UnsaidVariableWarning, after, are_alternatives=True, **names)
+
+
+def only_state():
+    model = nnx.Dict(mean=nnx.BatchStat(jnp.ones(2)))
+    provoke = lambda: st.optimizer(optax.sgd(0.1)).init(model)
+    return of(provoke, ValueError, lambda tx: tx.init(model), tx=optax.sgd(0.1))
+
+
+def closed_over(hold):
+    """The function has the module that is differentiated; `hold` makes it of one."""
+
+    def scenario():
+        model = Leaf(jnp.ones((2, 2)))
+        f = hold(model)
+        call = lambda f: not_lost(lambda: st.grad(f)(model))
+        return of(lambda: st.grad(f)(model), st.UntiedWarning, call, f=f, argument=model, held=model)
+
+    return scenario
+
+
+def held_by_closure():
+    model = Leaf(jnp.ones((2, 2)))
+
+    def after(held):
+        not_lost(lambda: st.grad(lambda argument: (argument.weight * held.weight).sum())(model))
+
+    call = lambda held: st.grad(lambda argument: (argument.weight * held.weight).sum())(held)
+    return of(call, st.UntiedWarning, after, held=model, argument=model)
+
+
+def product(argument, held):
+    return (argument.weight * held.weight).sum()
+
+
+class Squared(Leaf):
+    def square(self, argument):
+        return (self.weight * argument.weight).sum()
+
+    __call__ = square
+
+
+def bound(take):
+    def scenario():
+        model = Squared(jnp.ones((2, 2)))
+        call = lambda f: not_lost(lambda: st.grad(f)(model))
+        return of(lambda: st.grad(take(model))(model), st.UntiedWarning, call, argument=model)
+
+    return scenario
+
+
+scenarios(
+    variables_that_may_be_state=parameters_unsaid,
+    an_optimizer_of_state=only_state,
+    held_by_a_closure=held_by_closure,
+    held_by_a_partial=closed_over(lambda model: functools.partial(product, model)),
+    held_by_a_partial_by_name=closed_over(lambda model: functools.partial(product, held=model)),
+    held_by_a_default=closed_over(lambda model: lambda argument, held=model: product(argument, held)),
+    held_by_a_method=bound(lambda model: model.square),
+    held_as_the_function=bound(lambda model: model),
+)
 
 
 @scenario

@@ -122,9 +122,12 @@ def test_one_trace_for_each_policy_however_it_was_said():
         st.jit(f, in_place=True)(fresh())
     assert traces == 1
     st.jit(f, in_place=False)(fresh())
+    st.jit(f, policy=st.Policy(in_place=False))(fresh())
+    assert traces == 2
+    # What was told nothing has a trace of its own, which may have to say what is lost in it.
     st.jit(f)(fresh())
     st.jit(f, policy=APART)(fresh())
-    assert traces == 2
+    assert traces == 3
 
 
 def test_shardings_of_the_result_are_not_those_of_the_state():

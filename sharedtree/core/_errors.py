@@ -169,7 +169,17 @@ class RetraceWarning(_PrintableWarning):
 
 
 class LostChangeWarning(_PrintableWarning):
-    """Under an outer transform in place, a function changes its arguments inside an inner one that is not."""
+    """A function changes state in its arguments, and nothing writes that back.
+
+    Said when a function is traced under a transform that was not told `in_place=True` or `in_place=False`, neither by
+    the option nor by a `Policy`, of objects whose library writes changes back: Flax NNX's, treex's, and
+    `sharedtree.Module`. Of objects of other classes only where a transform further out is in place. Not said of what
+    the function returns, and of `jax.eval_shape` and others that run nothing.
+    """
+
+
+class UnsaidVariableWarning(_PrintableWarning):
+    """An optimizer trains a variable of Flax NNX whose class does not say whether it is a parameter or state."""
 
 
 class CompatibilityError(SharedTreeError, ImportError):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ._class_attributes import dataclass_entries, dataclass_fields
-from ._plain_containers import Convention, NodeType, is_namedtuple
+from ._plain_containers import Convention, NodeType, RolesBelow, is_namedtuple
 
 
 class NativeLayout(NamedTuple):
@@ -169,6 +169,8 @@ class NamesInFiles(NamedTuple):
         functions: those that compute arrays from arrays and do nothing else; and a few objects that mark a choice.
         tokens: objects that stand for a choice, each of a class of its own to which no name leads.
         if_trusted: classes that a file may name if the user trusts their package.
+        state: classes that hold state, which nobody trains, for tables of files, of which no class is looked up.
+        state_entry: the entry of an instance that says which of its attributes are state, as a dictionary of texts.
         kept_back: modules, with all below them, and names, of which no class may be named otherwise.
     """
 
@@ -182,6 +184,8 @@ class NamesInFiles(NamedTuple):
     functions: str = ""
     tokens: str = ""
     if_trusted: str = ""
+    state: str = ""
+    state_entry: str = ""
     kept_back: str = ""
 
 
@@ -205,6 +209,10 @@ class Library(NamedTuple):
         marker: the class of what stands for an attribute that was never set, of one library at most.
         without_missing: attributes → those that were set, where there is a marker; else None.
         held_anyway: classes of which keeping an instance keeps nothing else alive.
+        writes_back: class in JAX's registry → whether the library writes what a function changes in an instance back
+            into the caller's; False if what is in instances is never missed, None of classes that are not its own.
+        role_of: class → the role of all leaves below its instances; or, where each child has its own, a function of the
+            auxiliary data, with None for those of which nothing is said; None if nothing is said of any.
         trained_below: class, auxiliary data and number of children → which leaves train below each child.
         argument_and_filter: what was given as a position of an argument, but is a filter of the library's → the
             position, and a filter as code.
@@ -227,6 +235,8 @@ class Library(NamedTuple):
     marker: type | None = None
     without_missing: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     held_anyway: tuple[type, ...] = ()
+    writes_back: Callable[[Any], bool | None] = _nothing
+    role_of: Callable[[Any], RolesBelow | None] = _nothing
     trained_below: Callable[[Any, Any, int], Sequence[Trained] | None] = _nothing
     argument_and_filter: Callable[[Any], tuple[Any, str] | None] = _nothing
     plain_form_of: Callable[[Any, NodeType], PlainForm | None] = _nothing
@@ -253,6 +263,11 @@ def convention_by_library(cls: Any) -> Convention | None:
     return next((found for library in LIBRARIES if (found := library.convention_of(cls)) is not None), None)
 
 
+def writes_back_by_library(cls: Any) -> bool | None:
+    """Whether a library writes changes of instances back into the caller's objects; None if no library says."""
+    return next((found for library in LIBRARIES if (found := library.writes_back(cls)) is not None), None)
+
+
 def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
     """How the native walk reads the instances of a class, and who says so."""
     found = ((library, library.native_layout_of(cls)) for library in LIBRARIES)
@@ -276,6 +291,11 @@ def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
     for remove in _hooks("without_missing"):
         attributes = remove(attributes)
     return attributes
+
+
+def role_by_library(cls: Any) -> RolesBelow | None:
+    """What the leaves below the instances of a class are to an optimizer, if a library says so (see `Library`)."""
+    return next((found for library in LIBRARIES if (found := library.role_of(cls)) is not None), None)
 
 
 def trained_below(cls: Any, aux: Any, num_children: int) -> Sequence[Trained]:

@@ -15,7 +15,13 @@ from jax import tree_util as jtu
 from ._class_attributes import built_in_base
 from ._errors import UnregisteredTypeError
 from ._jax_internals import rebuild_registered, unflatten_of
-from ._library_rows import convention_by_library, native_layout_of, node_type_by_library
+from ._library_rows import (
+    convention_by_library,
+    native_layout_of,
+    node_type_by_library,
+    role_by_library,
+    writes_back_by_library,
+)
 from ._plain_containers import (
     PLAIN,
     Keys,
@@ -241,6 +247,8 @@ def _registered_type(cls: type) -> NodeType:
         put_together=put_together,
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
         names_children=form is None and native_layout_of(cls) is None,
+        writes_back=writes_back_by_library(cls),
+        roles=role_by_library(cls),
     )
 
 

@@ -22,6 +22,13 @@ an object; but below mutable containers that carry identity arrays are, which is
 Keys = tuple[Any, ...]
 
 
+Role = Literal["parameter", "unsaid", "state"]
+"""What a leaf is to an optimizer, as its library says: trained; trained, although nobody says so; or left alone."""
+
+RolesBelow = Role | Callable[[Any], Sequence[Role | None] | None]
+"""The role of all leaves below an instance; or, of its auxiliary data, that of each child, None if nothing is said."""
+
+
 class NodeType(NamedTuple):
     """How the instances of one class come apart and are put together.
 
@@ -33,6 +40,9 @@ class NodeType(NamedTuple):
         take_apart: instance → (children, auxiliary data).
         put_together: (auxiliary data, children) → a new instance.
         keys_of: instance → one key entry a child, as in JAX's key paths.
+        writes_back: whether the library of the class writes what a function changes back into the caller's objects;
+            False if what is in its instances is never missed; None if nothing is said.
+        roles: what the leaves below an instance are to an optimizer; None if nothing is said of any.
         fields: for classes that are read field by field, the names of all fields; their auxiliary data is (names of
             the traced fields that are there, pairs of names and values of the static ones).
         names_children: Whether an instance may call its children other than its class and its auxiliary data say.
@@ -47,6 +57,8 @@ class NodeType(NamedTuple):
     keys_of: Callable[[Any], Keys]
     fields: tuple[str, ...] = ()
     names_children: bool = False
+    writes_back: bool | None = None
+    roles: RolesBelow | None = None
 
     @property
     def carries_identity(self) -> bool:

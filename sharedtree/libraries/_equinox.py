@@ -24,7 +24,7 @@ from jax import tree_util as jtu
 
 from ..core._class_attributes import built_in_base, dataclass_fields, dict_descriptor
 from ..core._library_rows import ClassKind, Library, NamesInFiles, NativeLayout, PlainForm
-from ..core._plain_containers import Convention, Keys, NodeType
+from ..core._plain_containers import Convention, Keys, NodeType, Role
 
 
 class _Unset(eqx.Module):
@@ -113,7 +113,9 @@ def node_type_of(cls: Any) -> NodeType | None:
         attributes = without_missing(attributes_of(obj))
         return tuple([jtu.GetAttrKey(name) for name in traced if name in attributes])
 
-    return NodeType(cls, False, False, "equinox", take_apart, put_together, keys_of, traced + static)
+    return NodeType(
+        cls, False, False, "equinox", take_apart, put_together, keys_of, traced + static, roles=role_of(cls)
+    )
 
 
 def native_layout_of(cls: Any) -> NativeLayout | None:
@@ -133,6 +135,11 @@ def native_layout_of(cls: Any) -> NativeLayout | None:
 def convention_of(cls: type) -> Convention | None:
     """Arrays only, also in what Equinox registers that is no module."""
     return "equinox" if cls.__module__.partition(".")[0] == "equinox" else None
+
+
+def role_of(cls: Any) -> Role | None:
+    """What `make_with_state` parts from a model, and the initial values that it takes from there, are state."""
+    return "state" if issubclass(cls, (eqx.nn.State, eqx.nn.StateIndex)) else None
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
@@ -175,6 +182,7 @@ EQUINOX = Library(
     native_layout_of,
     marker=_MARKER,
     without_missing=without_missing,
+    role_of=role_of,
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
     compares_by_parts=compares_by_parts,
@@ -184,6 +192,7 @@ EQUINOX = Library(
         importable="equinox.internal equinox.nn",
         kinds=("module", "namedtuple", "placeholder", "enum"),
         has_methods=True,
+        state="equinox.nn: State StateIndex",
         instances="equinox: if_array    equinox._module._flatten: _Missing    equinox.nn: State",
         functions="""
             equinox.nn._mlp: _identity    equinox.nn._weight_norm: _norm_except_axis

@@ -34,7 +34,7 @@ from ..core._library_rows import (
     RefusalError,
     Trained,
 )
-from ..core._plain_containers import Convention, NodeType, is_namedtuple, name_in
+from ..core._plain_containers import Convention, NodeType, Role, is_namedtuple, name_in
 from ..core._traced_leaves_and_identity import NUMPY_NUMBERS, PYTHON_NUMBERS
 from ._nnx_layouts import (
     INT_KEYS,
@@ -57,6 +57,28 @@ def convention_of(cls: type) -> Convention | None:
     """That of variables, for variables."""
     variable = loaded("flax.nnx.variablelib", "Variable")
     return "variable" if variable is not None and issubclass(cls, variable) else None
+
+
+def writes_back(cls: Any) -> bool | None:
+    """NNX's transforms write objects and variables back. An `Intermediate` is sown by one call and popped after it."""
+    if issubclass(cls, loaded("flax.nnx", "Intermediate") or ()):
+        return False
+    is_own = issubclass(cls, tuple([own for name in ("Variable", "Pytree") if (own := loaded("flax.nnx", name))]))
+    return True if is_own else None
+
+
+_STATE = "BatchStat Cache Intermediate OptState RngState"
+
+
+def role_of(cls: Any) -> Role | None:
+    """Of variables: `Param`s train, NNX's own classes of state do not. A user's class of variables may be either."""
+    if not issubclass(cls, loaded("flax.nnx", "Variable") or ()):
+        return None
+    if issubclass(cls, loaded("flax.nnx", "Param") or ()):
+        return "parameter"
+    state = [loaded("flax.nnx", name) for name in _STATE.split()]
+    state.append(loaded("flax.nnx.training.metrics", "MetricState"))
+    return "state" if issubclass(cls, tuple([own for own in state if own is not None])) else "unsaid"
 
 
 def trained_below(cls: Any, _: Any, num_children: int) -> Sequence[Trained] | None:
@@ -311,6 +333,10 @@ _NAMES = NamesInFiles(
     importable="flax.nnx",
     # What stands for a carry and for a plain pytree.
     classes="flax.nnx: Carry    flax.nnx.graphlib: GenericPytree",
+    state="""
+        flax.nnx: BatchStat Cache Intermediate OptArray OptState OptVariable Perturbation RngCount RngKey RngState
+        flax.nnx.training.metrics: MetricState
+    """,
     functions="""
         flax.nnx: dot_product_attention    flax.nnx.nn.attention: dot_product_attention
         flax.nnx.nn.dtypes: promote_dtype    flax.nnx.nn.recurrent: _concatenate
@@ -339,6 +365,8 @@ NNX = Library(
     native_layout_of=native_layout_of,
     introduce=introduce,
     parts_of_frozen=parts_of_frozen,
+    writes_back=writes_back,
+    role_of=role_of,
     trained_below=trained_below,
     argument_and_filter=argument_and_filter,
     plain_form_of=plain_form_of,

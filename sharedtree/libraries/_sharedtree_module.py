@@ -9,7 +9,7 @@ They also say in which order the attributes are, which is that of the leaves. No
 is loaded, and a file that says nothing of the kinds, or not of all attributes, gets those that follow from the values.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core._class_attributes import dataclass_fields
@@ -24,7 +24,7 @@ from ..core._library_rows import (
     PlainForm,
     Trained,
 )
-from ..core._plain_containers import NodeType
+from ..core._plain_containers import NodeType, Role
 from . import _sharedtree_module_kinds as kept
 from ._sharedtree_module_assignment import assign, forget
 from ._sharedtree_module_kinds import KINDS_SLOT, HasKinds, Kinds, is_read_by_kinds, kinds_in
@@ -44,6 +44,23 @@ def introduce(native: Any) -> None:
     """Where an instance has its `Kinds`, and these what is in them."""
     slots = (HasKinds, KINDS_SLOT), (Kinds, "names"), (Kinds, "are_static")
     native.take_over("modules", Kinds, *[vars(of)[name] for of, name in slots])
+
+
+def writes_back(cls: Any) -> bool | None:
+    """Modules that keep state are changed by calls, and `in_place=True` writes that back."""
+    return True if _is_one(cls) else None
+
+
+def role_of(cls: Any) -> Callable[[Any], Sequence[Role | None] | None] | None:
+    """What `state_field` marks is state."""
+    return _roles if _is_one(cls) else None
+
+
+def _roles(aux: Any) -> Sequence[Role | None] | None:
+    kinds = kinds_in(aux)
+    if kinds is None:
+        return None
+    return ["state" if kinds.by_name[name] == STATE else None for name in kinds.children]
 
 
 def trained_below(_: Any, aux: Any, __: int) -> Sequence[Trained] | None:
@@ -127,6 +144,8 @@ MODULE = Library(
     native_layout_of=native_layout_of,
     introduce=introduce,
     held_anyway=(Kinds,),
+    writes_back=writes_back,
+    role_of=role_of,
     trained_below=trained_below,
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
@@ -135,6 +154,7 @@ MODULE = Library(
     names=NamesInFiles(
         "sharedtree",
         importable="sharedtree.cli._demo",
+        state_entry=KINDS_SLOT,
         instances="""
             sharedtree: Dag
             sharedtree.cli._demo: Attention Block Checkpoint Embedding LanguageModel Sizes

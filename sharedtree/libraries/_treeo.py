@@ -31,6 +31,12 @@ Noted = tuple[bool, type, Any]
 """What metadata says: `node`, `kind` and `opaque`."""
 
 
+def writes_back(cls: Any) -> bool | None:
+    """Trees, as treex's modules are, keep state that calls change."""
+    tree = loaded("treeo.tree", "Tree")
+    return True if tree is not None and tree in type.__getattribute__(cls, "__mro__") else None
+
+
 def kind_in_files(cls: Any) -> ClassKind | None:
     """All attributes of a tree, and of what metadata and hashable values are in."""
     is_holder = cls.__module__ == "treeo.types" and cls.__qualname__ in ("FieldMetadata", "Hashable")
@@ -200,6 +206,7 @@ def _no_metadata() -> FormatError:
 
 TREEO = Library(
     "treeo",
+    writes_back=writes_back,
     kind_in_files=kind_in_files,
     attributes=_Rules(),
     # Layers and metrics of treex call nothing but the functions that they hold, and those are listed by their own

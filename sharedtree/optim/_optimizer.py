@@ -38,14 +38,18 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
         tx: any `optax.GradientTransformation`, extra arguments included.
         wrt: which leaves are optimised, a filter as in `sharedtree.grad(f, wrt=...)`: a class, a tag, a function of a
             path and a value, or several of these. The others have no slot in the state and no update, whether the
-            gradient has them or not; weight decay and norms do not see them either. None for all.
+            gradient has them or not; weight decay and norms do not see them either. None for all but what its library
+            says is state: `BatchStat`, `Cache`, `Intermediate`, `RngState`, `MetricState`, `OptState` of NNX and their
+            subclasses, what `state_field` marks, an `equinox.nn.State`. Variables of other classes of NNX, and plain
+            arrays, are optimised. Give `...` for all, state included.
 
     Returns:
         An `optax.GradientTransformationExtraArgs`.
 
         `init(params)`: `params` is a model, or any container of modules and arrays; its inexact traced leaves are
         optimised. Returns the state, in which every tree of the shape of the model is such a model, with its ties.
-        Raises `ValueError` if `wrt` selects none of them.
+        Raises `ValueError` if `wrt` selects none of them, or if all are state. Warns with `UnsaidVariableWarning` of a
+        class of NNX's variables that is neither `Param` nor state, which only `wrt` can tell.
 
         `update(updates, state, params=None, **extra)`: `updates` is a gradient with the sharing of the model, as
         `sharedtree.grad` returns it. Extra arguments of the shape of the model, and functions of a model among them
@@ -109,8 +113,10 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
         if not models.hold_parameters:
             if selected is not None:
                 require_nothing_left([params], is_inexact, wrt, OF_OPTIMIZER)
+            models.require_no_state()
             # `optax.tree_map_params` asks with a placeholder where in the state there are parameters.
             return tx.init(params)
+        models.warn_of_unsaid()
         initial_ties.remember(params)
         cut = models.cut(params, "params")
         return models.whole(_without_aliases(inner(models).init(cut), cut))

@@ -12,20 +12,23 @@ optimised. Masked parameters (`optax.MaskedNode()`) are nothing, too, of which t
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
-from ..core._errors import DepthError, InconsistentSharingError, SharingMismatchError
+from ..core._errors import DepthError, InconsistentSharingError, SharingMismatchError, UnsaidVariableWarning
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import labels
-from ..core._printing import shown
+from ..core._printing import listed, shown
 from ..core._recursion_limit import make_room
+from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path, depth_of
 from ..core._trees_taken_apart import Walked
+from ..core._warning_source import definition_of_caller, warn_about
 from ..ties._list_ties import how_to_sum, is_inexact
 from ..ties._policy_and_context import walk_exactly
 from ._wrt import Filter, select_everywhere, selection
@@ -51,14 +54,19 @@ class Parameters(NamedTuple):
     Attributes:
         model: its records, without its objects.
         is_parameter: for each record, whether it is a traced leaf that is optimised.
+        unsaid: the classes of variables that say neither that they are parameters nor that they are state, each with
+            the path of the first that is optimised.
+        state: the paths of what could be optimised, but is state.
     """
 
     model: Walked
     is_parameter: Sequence[bool]
+    unsaid: Mapping[type, str] = MappingProxyType({})
+    state: Sequence[str] = ()
 
     @classmethod
     def of(cls, model: Any, wrt: Filter | None = None) -> "Parameters":
-        """The inexact leaves of a model, or those of them that a filter selects.
+        """The inexact leaves of a model that are no state, or those that a filter selects.
 
         Raises:
             InconsistentSharingError: if it selects one at one of its paths and not at another.
@@ -74,7 +82,18 @@ class Parameters(NamedTuple):
                 ("",),
             )
         chosen = [op is LEAF and is_inexact(walked.objects[i]) for i, (op, _) in enumerate(walked.records)]
-        if wrt is not None:
+        unsaid: dict[type, str] = {}
+        state: list[str] = []
+        if wrt is None:
+            roles = roles_in(walked)
+            for number in sorted(roles.of_leaves):
+                if chosen[number] and roles.is_state(number):
+                    chosen[number] = False
+                    state.append(jtu.keystr(walked.first_paths[number]))
+            for number in roles.unsaid:
+                if any(chosen[leaf] for leaf in walked.below(number).reached):
+                    unsaid.setdefault(type(walked.objects[number]), jtu.keystr(walked.first_paths[number]))
+        else:
             asked: dict[int, tuple[bool, Path]] = {}
             answers = selection(model, wrt, "params")
             for number, answer, path in labels(answers, walked, lambda part: isinstance(part, bool), "wrt"):
@@ -84,7 +103,7 @@ class Parameters(NamedTuple):
                     fix = select_everywhere([model], wrt, [walked.objects[number]])
                     raise _selected_once(jtu.keystr(selected), jtu.keystr(other), fix)
             chosen = [is_chosen and asked[number][0] for number, is_chosen in enumerate(chosen)]
-        return cls(Walked(walked.records, walked.root), chosen)
+        return cls(Walked(walked.records, walked.root), chosen, unsaid, state)
 
     @property
     def num_paths(self) -> int:
@@ -225,6 +244,34 @@ class Models(NamedTuple):
     def hold_parameters(self) -> bool:
         return any(any(part.is_parameter) for part in self.parts)
 
+    def require_no_state(self) -> None:
+        """Raises `ValueError` if there is nothing to optimise because all that could be is state."""
+        state = [path for part in self.parts for path in part.state]
+        if state:
+            raise ValueError(
+                f"Nothing is left to optimise: {listed(state)} {'is' if len(state) == 1 else 'are'} state, as the "
+                "library says whose classes hold it.\n"
+                "State is computed from data, and not trained. Give the optimizer the parameters, or say that it is to "
+                "train state, too:\n"
+                "    tx = sharedtree.optimizer(tx, wrt=...)"
+            )
+
+    def warn_of_unsaid(self) -> None:
+        """Warns of variables that are optimised although nobody said what they are."""
+        unsaid = {cls: path for part in self.parts for cls, path in part.unsaid.items()}
+        if not unsaid:
+            return
+        which = listed([f"{cls.__name__}` at `{path}" for cls, path in unsaid.items()])
+        filters = ", ".join(map(_exactly, unsaid))
+        warn_about(
+            definition_of_caller(),
+            f"The optimizer trains each {which}, since a class of variables that is neither a `flax.nnx.Param` nor one "
+            "of NNX's own for state may be either. Leave such variables alone, or say that they are parameters:\n"
+            "    tx = sharedtree.optimizer(tx, wrt=nnx.Param)\n"
+            f"    tx = sharedtree.optimizer(tx, wrt=(nnx.Param, {filters}))",
+            UnsaidVariableWarning,
+        )
+
     def cut(self, tree: Any, name: str) -> Any:
         """A tree in which every part of the shape of a model is cut."""
         return self.change(tree, lambda part, found: part.cut(found, name))
@@ -275,6 +322,13 @@ class Models(NamedTuple):
             return part.cut_labels(given(part.whole(tree)), name)
 
         return of
+
+
+def _exactly(cls: type) -> str:
+    """A filter for the variables of a class, as code. `nnx.Variable` itself is the base of those for state, too."""
+    if cls.__module__.startswith("flax."):
+        return f"lambda path, value: type(value) is nnx.{cls.__name__}"
+    return cls.__name__
 
 
 def holds_several_models(params: Any) -> TypeGuard[tuple[Any, ...]]:

@@ -36,6 +36,7 @@ from ..transforms._hands import Deal, Hand, Hands
 from ..transforms._jit import Filtered, JitTransform
 from ..transforms._preserve_identities import preserve_identities
 from ..transforms._signatures import Exporting
+from ..transforms.checks._lost_changes import only_traced
 from ..tree._dag import Dag
 from ._older_exports import (
     Packed,
@@ -229,7 +230,8 @@ def exporting(
         with jitted.enter(args, kwargs, own) as call:
             made = jitted.transformed_for(own, call)
             made = made.jitted if isinstance(made, Filtered) else made
-            exported = transform(made, **options)(*call.hands, *call.statics)
+            with only_traced():
+                exported = transform(made, **options)(*call.hands, *call.statics)
         return Exported(exported, jitted.policy or policy)
 
     return for_arguments

@@ -10,6 +10,7 @@ from ..core._errors import UnregisteredTypeError
 from ..core._library_rows import LIBRARIES
 from ..core._node_types import node_type_of
 from ..core._printing import printable
+from ..core._state_and_parameters import roles_in
 from ..core._structure import LEAF, Node
 from ..core._traced_leaves_and_identity import carries_identity
 from ..core._trees_taken_apart import Walked
@@ -65,9 +66,11 @@ def _require_tree(tree: Any) -> None:
 
 def _parts(read: Walked) -> list[Part | None]:
     parts: list[Part | None] = []
+    roles = roles_in(read)
     for number, (op, children) in enumerate(read.records):
         if op is LEAF:
-            parts.append(_leaf(read.leaves[number]))
+            part = _leaf(read.leaves[number])
+            parts.append(part._replace(parameters=0) if roles.is_state(number) else part)
         elif type(op) is not Node or op.type.cls is type(None):
             parts.append(None)
         else:

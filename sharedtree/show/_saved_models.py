@@ -1,5 +1,6 @@
 """The description of a model in a file, from its header: no class is looked up, and no array is read."""
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 from ..core._printing import printable
 from ..serialise.arrays._dtypes import dtype_named
 from ..serialise.arrays._placing import ArrayEntry
+from ..serialise.trust._allow_list import STATE, STATE_ENTRIES
 from ..serialise.values._all_kinds_of_nodes import KINDS, inline_text, node_text, steps
 from ..serialise.values._kinds_of_jax_values import key_dtype
 from ..serialise.values._nodes import Child, Manifest, Node
@@ -24,7 +26,8 @@ def description_of_file(manifest: Manifest) -> Description:
         manifest: of the file.
 
     What is static in a model, and Python numbers, are values in a file, and are left out; so are containers that hold
-    nothing else. Static fields that are containers of containers cannot be told from others.
+    nothing else. Static fields that are containers of containers cannot be told from others. State is told by the names
+    of the libraries' own classes, so that in a class of the user's that inherits from one counts as parameters.
 
     Cost: linear in the nodes and the references to them.
     """
@@ -32,11 +35,42 @@ def description_of_file(manifest: Manifest) -> Description:
     known: dict[str, str] = {}
     for node in manifest.nodes:
         parts.append(_part(manifest, node, parts, known))
+    for number in _state_in(manifest):
+        part = parts[number]
+        if part is not None and part.parameters:
+            parts[number] = part._replace(parameters=0)
     root = manifest.root if type(manifest.root) is int else len(parts)
     if root == len(parts) or parts[root] is None:
         parts.append(Part("container", "a value without arrays", has_identity=False))
         root = len(parts) - 1
     return Description(parts, root)
+
+
+def _state_in(manifest: Manifest) -> set[int]:
+    """The nodes that are state wherever they are: below a class of state, or an attribute that is marked as state."""
+    found: dict[bool, set[int]] = {True: set(), False: set()}
+    stack = [(manifest.root, False)]
+    while stack:
+        number, is_state = stack.pop()
+        if type(number) is not int or number in found[is_state]:
+            continue
+        node = manifest.nodes[number]
+        is_instance = node[0] in ("object", "registered")
+        is_state = is_state or (is_instance and manifest.types[node[1]].name in STATE)
+        found[is_state].add(number)
+        below = list(steps(manifest, node))
+        marked = _marked_as_state(manifest, below) if is_instance else ()
+        stack += [(child, is_state or step in marked) for child, step in below]
+    return found[True] - found[False]
+
+
+def _marked_as_state(manifest: Manifest, below: Sequence[tuple[Child, str]]) -> Collection[str]:
+    """The steps to the attributes of an instance that its own entry says are state."""
+    for child, step in below:
+        if step.removeprefix(".") in STATE_ENTRIES and type(child) is int and manifest.nodes[child][0] == "dict":
+            _, names, kinds = manifest.nodes[child]
+            return [f".{name}" for name, kind in zip(names, kinds, strict=True) if kind == "state"]
+    return ()
 
 
 def _part(manifest: Manifest, node: Node, parts: list[Part | None], known: dict[str, str]) -> Part | None:

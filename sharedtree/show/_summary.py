@@ -119,7 +119,7 @@ def summary(tree: Any, *, depth: int | None = None, lines: int = MOST_ROWS) -> S
         >>> table.parameters, table.untied_parameters
         (15, 27)
 
-    Limitations: what is static and None has no row. Parameters are the numbers of inexact dtypes, as
+    Limitations: what is static and None has no row. Parameters are the numbers of inexact dtypes that are no state, as
     `count_parameters` counts them, whether they are trained or not. A variable of Flax NNX is one row with its array.
     """
     for name, value in (("depth", depth), ("lines", lines)):

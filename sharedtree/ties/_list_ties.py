@@ -12,6 +12,7 @@ from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._printing import MOST_PATHS
 from ..core._sharing import Agree, LostTie, Mismatch, Rooted, lost_ties
+from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op
 from ..core._traced_leaves_and_identity import carries_identity
@@ -230,7 +231,8 @@ def count_parameters(tree: Any) -> int:
     """The number of trainable numbers in a tree: the elements of its inexact traced leaves, each tied one once.
 
     Args:
-        tree: a module, or any container of modules and arrays. Abstract arrays count.
+        tree: a module, or any container of modules and arrays. Abstract arrays count. What a library says is state does
+            not, as for `sharedtree.optimizer`: NNX's `BatchStat` and the like, a `state_field`, an `equinox.nn.State`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -238,10 +240,12 @@ def count_parameters(tree: Any) -> int:
         >>> st.count_parameters({"embed": w, "head": w, "step": jnp.array(0)})
         6
     """
+    read = read_tree(tree)
+    roles = roles_in(read)
     return sum(
         int(np.prod(jnp.shape(leaf), dtype=np.int64)) if not carries_identity(leaf) else _size(leaf)
-        for leaf in read_tree(tree).leaves.values()
-        if is_inexact(leaf)
+        for number, leaf in read.leaves.items()
+        if is_inexact(leaf) and not roles.is_state(number)
     )
 
 

@@ -44,8 +44,10 @@ class Policy:
         on_untie: what to do when a tie enters a transform and does not leave it, or was lost between two calls or on
             its way to an optimizer: `"warn"` (`UntiedWarning`), `"error"` (`UntiedError`) or `"ignore"`. Checked when
             a function is traced, never on a cached call, and in each `update` of `sharedtree.optimizer`.
-        in_place: write what the function changed in its arguments back into the caller's objects, all or nothing.
-            Costs one output for each leaf that changed.
+        in_place: True: what the function changed in its arguments is written back into the caller's objects, all or
+            nothing. Costs one output for each leaf that changed. False: it is meant to be lost. None, the default: it
+            is lost, and a `LostChangeWarning` says so of objects that are used as state: those of Flax NNX and treex,
+            and `sharedtree.Module`.
         pass_through: under `jax.jit`, a module that the function returns unchanged comes back as the caller's own
             object, without an output or a copy. Donating it later donates the original.
 
@@ -58,7 +60,7 @@ class Policy:
     arrays: bool = True
     containers: bool = False
     on_untie: Literal["warn", "error", "ignore"] = "warn"
-    in_place: bool = False
+    in_place: bool | None = None
     pass_through: bool = True
 
     def __post_init__(self) -> None:

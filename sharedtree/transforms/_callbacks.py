@@ -28,7 +28,7 @@ from ._function_side import receive
 from ._hands import Hand, whole
 from ._meet_of_trees import Words, fitted, holds_modules
 from ._shape_evaluation import NO_KEYWORDS
-from .checks._outer_policy import report_tied_values
+from .checks._tied_values import report_tied_values
 
 
 def callback_with_result(

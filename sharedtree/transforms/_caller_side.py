@@ -124,6 +124,15 @@ class Call:
         """What the records stand for."""
         return self.tree.objects
 
+    def leaves_labelled(self, label: Any) -> set[int]:
+        """The numbers of the leaves of which the first treatment makes this."""
+        structure, found = self.plan.structure, set[int]()
+        for labels, deal in zip(self.plan.labels, self.plan.deals, strict=True):
+            if labels and labels[0] == label:
+                places = range(structure.num_leaves) if deal.numbers is None else deal.numbers
+                found.update([structure.leaf_numbers[place] for place in places])
+        return found
+
     @property
     def cuts(self) -> list[Cut]:
         """The ties that were cut, with the objects of the caller."""

@@ -36,6 +36,7 @@ from ._hands import Hand, whole
 from ._in_place import Changes
 from ._leaf_labels import Treatment
 from ._meet_of_trees import Lowering
+from .checks._lost_changes import Unsaid
 from .checks._refused_arguments import forbid_bound_module
 
 
@@ -66,12 +67,12 @@ class Crossing:
         self.transform = transform
         self.title = title
         self.policy = current_policy(policy)
-        self.is_told = policy is not None
         self.writes = writes
         self.rules = rules_of_call(self.policy, filtered=is_of_equinox(transform), is_exact=calls_each_time)
         self.names: Names
         self.call: Call
         self._dealing: Dealing
+        self._unsaid: list[Unsaid] = []
 
     def enter(
         self,
@@ -125,6 +126,7 @@ class Crossing:
         *key: Hashable,
         caches_traces: bool = True,
         num_before: int = 0,
+        differentiates: bool = False,
     ) -> Inner:
         """What the transform sees in place of a function of the user's; made once for each function and body.
 
@@ -135,10 +137,12 @@ class Crossing:
             key: what else the body depends on.
             caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
             num_before: how many arguments the function is given before the operands.
+            differentiates: whether the transform differentiates the leaves that are labelled True.
         """
         if not callable(function):
             raise NoFunctionError  # so that the transform is asked to say so
         shared = shared_by(function, (self.transform, body, *key), {"names": self.names.positional})
+        self._unsaid.append(shared.unsaid)
         inner = shared.inner.get(self.policy)
         if inner is None:
             forbid_bound_module(function, self.policy, self.title)
@@ -149,10 +153,11 @@ class Crossing:
                 self.rules,
                 shared.traces,
                 shared.seen,
+                shared.unsaid,
                 caches_traces,
-                self.is_told,
                 self.writes,
-                Learned(),
+                learned=Learned(),
+                differentiates=differentiates,
             )
             own = Names(function).of(num_before + len(self.names.positional))
             made = Inner(function, shared.hold, functools.partial(_run, terms, body), terms, own, num_before)
@@ -165,8 +170,12 @@ class Crossing:
 
     def applied(self, transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """The same with another transform in its place."""
+        structure = self.call.tree.structure
         with self.call:
-            return transform(*args, **options)
+            result = transform(*args, **options)
+        for unsaid in self._unsaid:
+            unsaid.say(structure)
+        return result
 
     def leave(self, *results: Hand, with_state: Sequence[int] = ()) -> Any:
         """What the function returned, put together; what was changed in place is then written, all or nothing.

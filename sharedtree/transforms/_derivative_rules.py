@@ -49,7 +49,6 @@ class RuleTransform(FunctionTransform):
     """Methods of the transform of which nobody knows what they hand to rules."""
 
     writes = False
-    """Whether it can write back what the function changed in its arguments."""
 
     _operands: Walked
     _primal: Inner | None = None
@@ -183,7 +182,7 @@ class RuleTransform(FunctionTransform):
                 return result
             result, beside = result
         tree = inside.walked(inside.with_state(result))
-        inside.check_walked(tree, is_with_state=policy.in_place)
+        inside.check_walked(tree, is_with_state=bool(policy.in_place))
         packed: Any = changed_apart(result, inside, self._changed) if policy.in_place else inside.pack(result)
         if finish is None:
             if policy.in_place:

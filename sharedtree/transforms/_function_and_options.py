@@ -133,11 +133,13 @@ def in_code(title: str, options: str, function: str = "") -> str:
     offered = vars(sys.modules[__name__.rpartition(".")[0]])
     ready = offered.get(name) if package in ("jax", "jax.lax", "equinox") else None
     if ready is None:
-        return f"sharedtree.preserve_identities({title}, {options}){function and f'({function})'}"
+        own = f", {options}" if options else ""
+        title = title if all(part.isidentifier() for part in title.split(".")) else "transform"
+        return f"sharedtree.preserve_identities({title}{own}){function and f'({function})'}"
     first = next(iter(inspect.signature(ready).parameters.values()))
     if first.default is None:  # without a function it returns a decorator
-        return f"sharedtree.{name}({function or 'f'}, {options})"
-    return f"functools.partial(sharedtree.{name}, {options})"
+        return f"sharedtree.{name}({function or 'f'}{options and f', {options}'})"
+    return f"functools.partial(sharedtree.{name}{options and f', {options}'})"
 
 
 def transform_named(name: str) -> Any:

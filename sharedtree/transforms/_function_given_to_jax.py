@@ -27,6 +27,7 @@ from ..ties._policy_and_context import Policy
 from ._argument_names import Names
 from ._function_and_options import How
 from ._hands import Hand, Hands
+from .checks._lost_changes import Unsaid
 from .checks._retracing import Traces
 from .checks._ties_lost_in_calls import SeenArguments
 
@@ -183,6 +184,7 @@ class Shared:
         names: of the parameters.
         traces: of the function.
         seen: the arguments it was traced with.
+        unsaid: the changes that were lost in traces which did not run.
         inner: what the transform sees, for each policy.
     """
 
@@ -191,6 +193,7 @@ class Shared:
         self.names = Names(function)
         self.traces = Traces()
         self.seen = SeenArguments()
+        self.unsaid = Unsaid()
         self.inner: dict[Policy, Inner] = {}
 
 

@@ -8,7 +8,8 @@ hands the user's function is called with, and how its results are dealt to the t
         return inside.like(carry, carried), inside.pack(emitted)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -29,9 +30,11 @@ from ._dealing_into_hands import with_notes
 from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
 from ._meet_of_trees import Words, fitted
-from .checks._outer_policy import report_lost_changes, report_tied_values, traced_under
+from .checks._closed_over import report_closed_over
+from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, walked_bound_module
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
+from .checks._tied_values import report_tied_values
 from .checks._ties_cut_by_labels import report_cut_ties
 from .checks._ties_lost_in_calls import LostTie, SeenArguments, report_lost_ties, ties_lost_between
 from .checks._tracer_leaks import forbid_tracers
@@ -47,9 +50,13 @@ class Terms(NamedTuple):
         rules: how results are walked.
         traces: those of the function.
         seen: the arguments it was traced with.
+        unsaid: the changes that were lost in traces which did not run.
         caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
-        is_told: whether it was said of this transform what its policy is.
         writes: whether it could be in place.
+        options: those of the transform, for messages.
+        unwritable: (a call) → the leaves that could not be written back in it, with a sentence that says why.
+        differentiates: whether leaves with the label True are differentiated.
+        bound_to: how the function is called on a module, as code, if it is a module that is traced.
         learned: what traces have taught, for the adapter.
     """
 
@@ -59,9 +66,13 @@ class Terms(NamedTuple):
     rules: Rules
     traces: Traces
     seen: SeenArguments
+    unsaid: Unsaid
     caches_traces: bool
-    is_told: bool
     writes: bool = True
+    options: Mapping[str, Any] = MappingProxyType({})
+    unwritable: Callable[[Call], tuple[Collection[int], str]] = lambda _: ((), "")
+    bound_to: str = ""
+    differentiates: bool = False
     learned: Any = None
 
 
@@ -188,14 +199,24 @@ class Inside:
             require_separate(call.arguments, call.tree, terms.names)
             report_tied_values(call.tree, terms.names, terms.title, terms.policy)
             report_cut_ties(call, terms.names, terms.title, terms.policy)
+            if terms.differentiates:
+                report_closed_over(self.function, call, call.leaves_labelled(True), terms.names, terms.policy)
             numbers = tree.leaf_numbers
             hand_on([call.objects[n] for n in numbers], [tree.objects[n] for n in numbers])
         if terms.policy.containers:
             note_one_around(tree)
-        with letting_wait() as self._waiting, traced_under(terms.policy, is_told=terms.is_told):
+        bound, called = walked_bound_module(self.function, terms.policy)
+        obstacle = "" if terms.writes else f"`{terms.title}` hands back what the function returns, and nothing else."
+        loss = Loss(terms.names.definition, terms.title, terms.options, obstacle=obstacle, bound_to=terms.bound_to)
+        unsaid = terms.unsaid if terms.caches_traces else None
+
+        def unwritable() -> tuple[Collection[int], str]:
+            return ((), "") if call is None else terms.unwritable(call)
+
+        with letting_wait() as self._waiting, FunctionBeingTraced(terms.policy, loss, unwritable, unsaid) as tracing:
             result = self.function(*args, **kwargs)
-        if not (terms.policy.in_place or terms.is_told):
-            report_lost_changes(tree, result, terms.names, terms.title, terms.rules, writes=terms.writes)
+            tracing.changed_what_it_is_bound_to(bound, called)
+            tracing.returned(tree, result, terms.rules)
         return result
 
     def walked(self, result: Any, rules: Rules | None = None, name: str = "result") -> Walked:
@@ -216,7 +237,7 @@ class Inside:
 
     def check(self, result: Any) -> None:
         """Warns, at the name of the function, of ties that are lost in it."""
-        self.check_walked(self.walked(self.with_state(result)), is_with_state=self.terms.policy.in_place)
+        self.check_walked(self.walked(self.with_state(result)), is_with_state=bool(self.terms.policy.in_place))
 
     def with_state(self, result: Any) -> Any:
         """The result, in place beside what was received."""

@@ -23,8 +23,10 @@ from ._leaf_labels import Treatment, is_donated, labels_in
 from ._pass_through import passed_through, unchanged
 from ._repeated_calls import Form, Way, new_latest
 from ._wrapped_function import Wrapper
+from .checks._lost_changes import Unsaid
 from .checks._refused_arguments import forbid_bound_module, is_refusal, name_counterpart, require_separate
 from .checks._retracing import Traces
+from .checks._ties_lost_in_calls import SeenArguments
 
 
 class UnfitResultError(Exception):
@@ -47,6 +49,10 @@ class FunctionTransform(Wrapper):
     passes_through = False
     default_out: Any = None
     """What the transform does with results that its option says nothing about."""
+    differentiates = False
+    """Whether it differentiates the leaves that it labels True."""
+    writes = True
+    """Whether it can write back what the function changed in its arguments."""
 
     def go_on(self, left: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """As the base."""
@@ -90,8 +96,11 @@ class FunctionTransform(Wrapper):
             except Exception as error:
                 self.explain(error, lambda: call)
                 raise
+            self._shared.unsaid.say(call.tree.structure)
             way = self.way
-            if way is not None and way.policy is policy:
+            if self._shared.unsaid:
+                self.way = None  # a call in C would not say it
+            elif way is not None and way.policy is policy:
                 way.learn(args, kwargs, self._form(args, kwargs, policy, call), call, self.settled(transformed))
             return self.leave(result, call, policy)
 
@@ -180,6 +189,10 @@ class FunctionTransform(Wrapper):
         """Whether a record may not be passed through, because its buffers are taken from the caller."""
         return lambda _: False
 
+    def unwritable(self, call: Call) -> tuple[Collection[int], str]:
+        """The leaves of a call that cannot be written back although the transform is in place, and why, a sentence."""
+        return (), ""
+
     # The caller's side --------------------------------------------------------------------------------------------
 
     def rules(self, policy: Policy) -> Rules:
@@ -266,17 +279,25 @@ class FunctionTransform(Wrapper):
         for name in ("function", "__wrapped__", "_shared", "_made"):
             vars(part).pop(name, None)
         part.policy, part.way = self.policy, None
-        part._terms_of = self._shared.traces, self._shared.seen
+        part._terms_of = self._shared.traces, self._shared.seen, self._shared.unsaid
         return part
 
-    _terms_of: Any
+    _terms_of: tuple[Traces, SeenArguments, Unsaid]
 
     def terms(self, policy: Policy) -> Terms:
         """What the traces of the function have in common."""
-        traces, seen = self._terms_of
-        is_told = self.policy is not None
-        rules = self.rules(policy)
-        return Terms(self.transform_name, self.names, policy, rules, traces, seen, self.caches_traces, is_told)
+        return Terms(
+            self.transform_name,
+            self.names,
+            policy,
+            self.rules(policy),
+            *self._terms_of,
+            caches_traces=self.caches_traces,
+            writes=self.writes,
+            options=self.all_options,
+            unwritable=self.unwritable,
+            differentiates=self.differentiates,
+        )
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Puts arguments together, calls the user's function and deals its results, inside the transform."""
@@ -296,7 +317,7 @@ class FunctionTransform(Wrapper):
         if leaving is not None:
             return self._pack_apart(result, inside, leaving)
         tree = inside.walked(inside.with_state(result))
-        inside.check_walked(tree, is_with_state=policy.in_place)
+        inside.check_walked(tree, is_with_state=bool(policy.in_place))
         taken, rules = self.is_taken(received), inside.terms.rules
         if policy.in_place:
             tree = with_changes(result, received.tree, inside.forbidding(rules), taken)

@@ -115,6 +115,7 @@ class GradTransform(FunctionTransform):
 
     calls_each_time = True
     own_options = frozenset({"wrt"})
+    differentiates = True
 
     def check_options(self) -> None:
         """As the base."""
@@ -281,7 +282,7 @@ class GradTransform(FunctionTransform):
                 )
             return result
         tree = inside.walked(inside.with_state(result))
-        inside.check_walked(tree, is_with_state=policy.in_place)
+        inside.check_walked(tree, is_with_state=bool(policy.in_place))
         value, aux = result if self._has_aux else (result, None)
         if policy.in_place:
             taken = self.is_taken(inside.received)

@@ -25,10 +25,12 @@ from ._argument_names import Chosen, Names, several
 from ._caller_side import Call, Dealing, enter, leave
 from ._donation import DonatingTransform
 from ._function_given_to_jax import Shared, shared_by
+from ._function_side import Terms
 from ._function_transform import FunctionTransform
 from ._hands import Hands
 from ._leaf_labels import Treatment, is_donated
 from ._placements import is_sharding, placing
+from .checks._lost_changes import only_traced
 from .checks._refused_arguments import forbid_bound_module
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
@@ -147,7 +149,9 @@ class JitTransform(DonatingTransform):
             if any(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding for leaf in call.leaves):
                 policy = dataclasses.replace(policy, pass_through=False)  # what is compiled then moves its arguments
             try:
-                staged = getattr(self.transformed_for(policy, call), name)(*call.hands, *call.statics)
+                with only_traced():
+                    staged = getattr(self.transformed_for(policy, call), name)(*call.hands, *call.statics)
+                self._say_later()
                 # Which arguments are used is asked of this call: what is compiled must not keep the arguments alive.
                 used = self._used(call, policy) if self.passes_through else ()
             except Exception as error:
@@ -155,6 +159,11 @@ class JitTransform(DonatingTransform):
                 raise
             names, static = call.arguments.names, call.arguments.static
             return Stage(staged, Program(self, policy, used, names, static, call.plan.structure, call.plan.deals))
+
+    def _say_later(self) -> None:
+        """Leaves the next call to Python if it has to say what was lost in a trace that did not run."""
+        if self._shared.unsaid:
+            self.way = None
 
     def _entered(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         arguments = self.arguments(args, kwargs)
@@ -168,7 +177,9 @@ class JitTransform(DonatingTransform):
             policy = dataclasses.replace(policy, in_place=False)
         with self._entered(args, kwargs, policy) as call:
             try:
-                result = self.transformed_for(policy, call).eval_shape(*call.hands, *call.statics)
+                with only_traced():
+                    result = self.transformed_for(policy, call).eval_shape(*call.hands, *call.statics)
+                self._say_later()
             except Exception as error:
                 self.explain(error, lambda: call)
                 raise
@@ -234,6 +245,11 @@ class FilterJitTransform(JitTransform):
         donated = tuple([i for i, label in enumerate(labels) if is_donated(label)])
         jitted = jax.jit(inner, donate_argnums=donated, **options)
         return Filtered(jitted, inner, self.transform, bool(donated) and self._is_quiet)
+
+    def terms(self, policy: Policy) -> Terms:
+        """As the base. In place, a module that is the function is refused."""
+        terms = super().terms(policy)
+        return terms._replace(bound_to="model") if self._is_module else terms
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """As the signature says; and the function before them if it is a module."""

@@ -33,7 +33,7 @@ from ._hands import Deal, Hand, like
 from ._leaf_labels import Treatment
 from ._meet_of_trees import Lowering, holds_modules
 from ._tangents import Fit, as_tuple, fitted
-from .checks._outer_policy import report_tied_values
+from .checks._tied_values import report_tied_values
 
 _MOST_LEVELS = 100
 
@@ -154,7 +154,10 @@ class Trace:
         self.is_bare = of_nothing and not crossing.rules.filtered
         self.primals = tuple(primals) if self.is_bare else (self.seen,)
         self.of_result: Deal | None = None
-        self._inner = crossing.function(function, _pair if has_aux else _value, caches_traces=False)
+        differentiates = crossing.transform is not jax.linear_transpose
+        self._inner = crossing.function(
+            function, _pair if has_aux else _value, caches_traces=False, differentiates=differentiates
+        )
         functools.update_wrapper(self, self._inner, updated=())
         self.__signature__ = self._inner.__signature__
 

@@ -206,8 +206,8 @@ def preserve_identities(
         policy: what counts as sharing. Default: that of the innermost `Context` at each call. It can be given with the
             function, too: `jit(f, policy=Policy(containers=True))`.
         in_place: whether what the function changed in its arguments is written back into the caller's objects, as with
-            `Policy(in_place=True)`. Default: what the policy says. It wins over the policy, and can be given with the
-            function, too: `jit(f, in_place=True)`.
+            `Policy(in_place=True)`; False says that it is meant to be lost. Default: what the policy says. It wins over
+            the policy, and can be given with the function, too: `jit(f, in_place=True)`.
         options: of the transform, bound in advance.
 
     Returns:
@@ -233,6 +233,8 @@ def preserve_identities(
     and warns with:
         UntiedWarning: if a tie enters and does not leave, checked when the function is traced; or if a gradient lacks
             what flows through an argument that is not differentiated.
+        LostChangeWarning: if nothing was said of `in_place`, and the function changes objects whose library writes
+            changes back (Flax NNX, treex, `sharedtree.Module`) and does not return them.
         RetraceWarning: if a static value is another one on every call.
 
     Cost: each call packs its arguments and unpacks its results, in time proportional to the nodes; the arrays are

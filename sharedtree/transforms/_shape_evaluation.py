@@ -24,6 +24,7 @@ from ._crossing import Crossing
 from ._hands import Hand, whole, without_statics
 from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
 from ._meet_of_trees import holds_modules
+from .checks._lost_changes import only_traced
 
 _VanillaJitted = type(jax.jit(lambda: None))
 
@@ -70,7 +71,8 @@ class MakeJaxprTransform(CheckpointTransform):
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """As the base, without changes in place."""
-        return super().called(args, kwargs, _without_changes(policy))
+        with only_traced():
+            return super().called(args, kwargs, _without_changes(policy))
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
         """Coming out: the jaxpr, and the shapes if they were asked for."""

@@ -36,7 +36,7 @@ from ._hands import Deal, Hand
 from ._in_place import Changes, conventions, rules_for_state
 from ._leaf_labels import Treatment
 from ._pass_through import is_object_outside
-from .checks._outer_policy import report_tied_values
+from .checks._tied_values import report_tied_values
 
 
 class Operand(Hand):
@@ -173,7 +173,7 @@ class OpaqueTransform(FunctionTransform):
         received, own, named = _received(args, kwargs, self.names)
         result = inside.call_with(received, own, named)
         tree = inside.walked(((received.arguments, result)) if policy.in_place else result)
-        inside.check_walked(tree, is_with_state=policy.in_place)
+        inside.check_walked(tree, is_with_state=bool(policy.in_place))
         rules, tags = inside.forbidding(inside.terms.rules), Tags()
         if not policy.in_place:
             return _with_notes(spread(result, tags, rules).tree)
@@ -315,6 +315,8 @@ class UnregisteredTransform(OpaqueTransform):
     Ties inside one argument are kept, those of arrays between arguments are cut. A vmap with `in_axes=(0, None)` hidden
     in a lambda would otherwise map one occurrence of a module and not the other, and silently compute something else.
     """
+
+    writes = False
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """As the base; refuses mutation, whose results would have no place."""

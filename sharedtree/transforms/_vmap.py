@@ -150,6 +150,11 @@ class VmapTransform(DonatingTransform):
             has_containers=policy.containers,
         )
 
+    def unwritable(self, call: Call) -> tuple[Collection[int], str]:
+        """The leaves with the axis None, which are one for all elements, while a change has a value for each."""
+        why = f"Where `{self.in_name}` is None there is one object for all elements, into which none can be written."
+        return call.leaves_labelled(None), why
+
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
@@ -239,6 +244,11 @@ class ShardMapTransform(VmapTransform):
     def is_label_of_results(cls, obj: Any) -> bool:
         """As the base. None stands for itself: for a result in which there is nothing."""
         return obj is not None and cls.is_label(obj)
+
+    def unwritable(self, call: Call) -> tuple[Collection[int], str]:
+        """All leaves, if no specifications were given; what every device was given whole leaves whole."""
+        why = f"Without `{self.in_name}` nobody knows how to put together what would be written back."
+        return call.leaves_labelled(_INFERRED), why
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
         """As the base. Which argument and specification are at fault JAX says best of the arguments themselves."""

@@ -177,6 +177,12 @@ PACKAGES = frozenset(ROW_OF) - NAMES_ONLY
 IMPORTABLE = frozenset(ROW_OF) | _all("importable")
 """Modules of these packages that loading may import; others are looked at only if they are loaded already."""
 
+STATE = _all("state")
+"""Classes whose instances hold state. That allows nothing; it is what a table of a file says of them."""
+
+STATE_ENTRIES = tuple([row.state_entry for row in _ROWS if row.state_entry])
+"""The entries by which instances say which of their attributes are state."""
+
 INSTANCES = _all("instances")
 CLASSES = _all("classes")
 TOKENS = _all("tokens")

@@ -72,20 +72,25 @@ def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
     """
     if not policy.in_place:
         return
-    while isinstance(function, functools.partial):
-        function = function.func
-    is_method = isinstance(function, types.MethodType)
-    module = function.__self__ if is_method else function
+    module, called = bound_module(function)
     node_type = node_type_of(module)
     is_frozen = getattr(getattr(type(module), "__dataclass_params__", None), "frozen", False)
     if node_type is None or node_type.is_plain or node_type.convention == "equinox" or is_frozen:
         return
-    called = f"model.{function.__name__}" if is_method else "model"
     raise TypeError(
         f"`{title}` with `in_place=True` writes back what is changed in arguments. The function is bound to a "
         f"`{type(module).__name__}`, which is none, and would be left with tracers in it. Wrap one that takes it:\n"
         f"    f = lambda model, *args, **kwargs: {called}(*args, **kwargs)"
     )
+
+
+def bound_module(function: Any) -> tuple[Any, str]:
+    """What a function, or a partial of it, is bound to, or is itself; and how it is called on `model` in code."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, types.MethodType):
+        return function.__self__, f"model.{function.__name__}"
+    return function, "model"
 
 
 def require_separate(arguments: Arguments, call: Walked, names: Names) -> None:

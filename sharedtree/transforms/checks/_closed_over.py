@@ -1,0 +1,140 @@
+"""A gradient that lacks a part, because the function has the module that is differentiated in another way, too.
+
+    def loss(model, x):
+        return model(x).sum() + penalty(net)        # `net` is the model: the penalty has no gradient
+
+    st.grad(loss)(net, x)
+
+What a function closes over is no argument, so inside there are two objects. JAX takes the second for a constant, which
+is often meant (a frozen copy to stay close to) and often not, so it is said. Only what is held directly counts, in a
+closure, a default, a partial, or as the object of a method: what these hold may be anything, such as a trainer.
+"""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+from ...core._call_arguments import Arguments
+from ...core._node_types import is_module
+from ...core._warning_source import report_untied
+from ...ties._policy_and_context import Policy
+from .._argument_names import Names
+from .._caller_side import Call
+
+
+class _Held(NamedTuple):
+    """A module that a function has besides its arguments.
+
+    Attributes:
+        module: the module.
+        where: how the function has it, in words.
+        untied: code by which the function gets another one, with a hole for what the argument is called.
+    """
+
+    module: Any
+    where: str
+    untied: str
+
+
+def report_closed_over(
+    function: Callable[..., Any], call: Call, differentiated: Collection[int], names: Names, policy: Policy
+) -> None:
+    """Warns if the function holds a module that is differentiated as an argument.
+
+    Args:
+        function: the user's.
+        call: of the transform.
+        differentiated: the leaves that are, by their numbers.
+        names: of the function.
+        policy: what to do.
+
+    Raises:
+        UntiedError: under `Policy(on_untie="error")`.
+
+    Cost: a look at each cell and default; only if one is a module, a look at each object of the call.
+    """
+    if policy.on_untie == "ignore":
+        return
+    tree = call.tree
+    for held in _held_by(function, call.arguments):
+        numbers = [number for number, obj in enumerate(tree.objects) if obj is held.module]
+        if not any(not tree.below(number).reached.isdisjoint(differentiated) for number in numbers):
+            continue
+        path = tree.text(numbers[0])
+        what = (
+            f"`{path}` is differentiated, and it is the very `{type(held.module).__name__}` that the function has "
+            f"{held.where}. That is no argument, so inside they are two, and the gradient lacks what flows through the "
+            "second."
+        )
+        fix = (
+            f"Use `{path}` in its place, so that the gradient is whole. If it is a constant, give the function objects "
+            f"of its own:\n    {held.untied.format(path)}"
+        )
+        report_untied(policy.on_untie, names.definition, what, fix, (path,), verb="cut")
+
+
+def _held_by(function: Any, arguments: Arguments) -> Iterator[_Held]:
+    """The modules that a function holds directly, through partials, methods and wrappers."""
+    num_args, keywords = len(arguments.args), set(arguments.kwargs)
+    seen: list[Any] = []
+    while not any(function is known for known in seen):
+        seen.append(function)
+        if isinstance(function, functools.partial):
+            for i, value in enumerate(function.args):
+                if is_module(value):
+                    parts = [f"f.args[{place}]" for place in range(len(function.args))]
+                    parts[i] = "sharedtree.untie({})"
+                    parts += ["**f.keywords"] if function.keywords else []
+                    code = f"f = functools.partial(f.func, {', '.join(parts)})"
+                    yield _Held(value, f"as argument {i} of a partial", code)
+            for name, value in function.keywords.items():
+                if is_module(value) and name not in keywords:
+                    code = f"f = functools.partial(f, {name}=sharedtree.untie({{}}))"
+                    yield _Held(value, f"as `{name}` of a partial", code)
+            num_args += len(function.args)
+            keywords |= set(function.keywords)
+            function = function.func
+        elif isinstance(function, types.MethodType) or _is_method_of_equinox(function):
+            if is_module(function.__self__):
+                code = f"f = sharedtree.untie({{}}).{function.__func__.__name__}"
+                yield _Held(function.__self__, "as the object of the method", code)
+            num_args += 1
+            function = function.__func__
+        elif isinstance(function, types.FunctionType):
+            yield from _in_function(function, num_args, keywords)
+            function = function.__dict__.get("__wrapped__", function)
+        elif is_module(function):
+            yield _Held(function, "as what is called", "f = sharedtree.untie({})")
+            function = inspect.getattr_static(type(function), "__call__", function)
+            num_args += 1
+        else:  # a transform with identities preserved, for one
+            wrapped = inspect.getattr_static(function, "__wrapped__", None)
+            function = function if wrapped is None else getattr(function, "__wrapped__", function)
+
+
+def _is_method_of_equinox(function: Any) -> bool:
+    """Whether this is what Equinox makes of a method of a module: a module itself."""
+    return is_module(function) and {"__self__", "__func__"} <= getattr(function, "__dict__", {}).keys()
+
+
+def _in_function(function: types.FunctionType, num_args: int, keywords: Collection[str]) -> Iterator[_Held]:
+    """The modules in the closure of a function, and in the defaults that the call leaves as they are."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if is_module(value):
+            yield _Held(value, f"as `{name}` in its closure", f"{name} = sharedtree.untie({{}})")
+    defaults = function.__defaults__ or ()
+    positional = code.co_varnames[: code.co_argcount]
+    by_name = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
+    by_name = {name: value for name, value in by_name.items() if name not in positional[:num_args]}
+    for name, value in (by_name | (function.__kwdefaults__ or {})).items():
+        if is_module(value) and name not in keywords:
+            yield _Held(
+                value, f"as the default of `{name}`", f"f = functools.partial(f, {name}=sharedtree.untie({{}}))"
+            )
