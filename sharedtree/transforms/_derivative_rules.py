@@ -18,15 +18,16 @@ from typing import Any, NoReturn, Self
 import jax
 import numpy as np
 
-from ..core._call_arguments import Position
+from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
 from ..core._jax_internals import as_numpy
-from ..core._pack_and_unpack import unpack
+from ..core._pack_and_unpack import unpack, walked
 from ..core._structure import Structure
 from ..core._trees_taken_apart import Walked
 from ..libraries._equinox import name_of
-from ..ties._leaf_notes import noting_whole
+from ..ties._leaf_notes import note_tied, noting_whole
 from ..ties._policy_and_context import Policy
+from ._argument_names import Names
 from ._caller_side import Call, leave
 from ._derivative_rules_in_place import Changed, changed_apart, write_back
 from ._function_and_options import How, in_code
@@ -37,6 +38,7 @@ from ._hands import Hand, whole
 from ._meet_of_trees import Words, holds_modules, meet
 from ._tangents import Fit, as_tuple, fitted
 from .checks._refused_arguments import forbid_bound_module
+from .checks._ties_lost_in_calls import report_lost_ties, ties_lost_between
 
 
 class RuleTransform(FunctionTransform):
@@ -221,6 +223,9 @@ class RuleTransform(FunctionTransform):
         operands = as_tuple(self._operands)
         num_operands = len(operands.records[operands.root][1])
         with noting_whole() as found:
+            # The cotangents that come in are ours: of a tie, each is whole, and so it stays if it is handed on.
+            received = walked(Arguments(Names(rule).of(len(args)), args, {}), self.rules(policy))
+            note_tied(received, list(received.leaves.values()))
             given = rule(*args)
         logged: Any = None
         if logs:
@@ -244,6 +249,9 @@ class RuleTransform(FunctionTransform):
             raise
         if any(np.shape(leaf) != np.shape(own) for leaf, own in zip(leaves, operands.leaves.values(), strict=True)):
             self._refuse_as_jax(rule, given)
+        # What the rule made of a tied cotangent path by path is added up, and may be the whole at each of them.
+        lost = ties_lost_between(received, walked(tuple(given), self.rules(policy)), policy)
+        report_lost_ties((), lost, policy, Names(rule))
         made = (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
         return (made, logged) if logs else made
 
