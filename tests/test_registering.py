@@ -89,7 +89,7 @@ def test_policies_and_options_come_apart():
     solve = st.preserve_identities(integrate, order=2)
     solve(decay, tied(), TS, in_place=False, policy=st.Policy(on_untie="ignore", in_place=True))
     solve(decay, tied(), ts=TS, order=3)
-    assert given == [(st.Policy(on_untie="ignore"), {"order": 2}), (st.Policy(), {"order": 3})]
+    assert given == [(st.Policy(on_untie="ignore", in_place=False), {"order": 2}), (st.Policy(), {"order": 3})]
     assert inspect.signature(solve) == inspect.signature(integrate)
 
 

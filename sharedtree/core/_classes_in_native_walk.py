@@ -228,7 +228,16 @@ def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> boo
     leaves = [leaf for child in numbers if type(leaf := structure.records[child - structure.base][0]) is Static]
     if any(leaf.has_objects and not leaf.objects for leaf in leaves):
         return True
-    return op.before is not None and _step(op, numbers)[0] not in _SHAPES_WITH_NAMES
+    # Where attributes were added or removed, what was there before has no step of its own.
+    return op.before is not None and any(
+        _step(node, numbers)[0] not in _SHAPES_WITH_NAMES for node in (op.node, _before(op))
+    )
+
+
+def _before(op: Update) -> Node:
+    """The node that an object was before it was changed, so far as its auxiliary data says."""
+    assert op.before is not None
+    return Node(op.node.type, op.before, op.node.keys)
 
 
 _SHAPES_WITH_NAMES: set[int] = set()
@@ -259,8 +268,9 @@ def _step(op: Op, numbers: tuple[int, ...]) -> Step:
 def _step_updating(op: Update, numbers: tuple[int, ...]) -> Step:
     """The step for a node whose content is written into an object, with `KEPT` for what that object keeps."""
     shape, cls, record, places, names, values, _ = _step(op.node, numbers)
-    if op.before is not None and shape in _SHAPES_WITH_NAMES:
-        *_, names_before, values_before, _ = _step(Node(op.node.type, op.before, op.node.keys), numbers)
+    before_step = None if op.before is None else _step(_before(op), numbers)
+    if before_step is not None and {shape, before_step[0]} <= _SHAPES_WITH_NAMES:
+        *_, names_before, values_before, _ = before_step
         before = dict(zip(names_before, values_before, strict=False))
         values = (
             *[

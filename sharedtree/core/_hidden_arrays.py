@@ -25,6 +25,7 @@ from ._structure import Node, Path, Record, Structure
 
 _ARRAYS = (jax.Array, np.ndarray, jax.Ref)
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, np.ufunc, np.generic, np.dtype)
+_PLACES = (jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)  # a mesh has an array of devices
 _NUMBERS_AND_TEXTS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _CONTAINERS = (tuple, list, deque, set, frozenset)
 
@@ -70,7 +71,7 @@ def holds_array(obj: Any) -> bool:
 
     Nothing of the object's class is called, so properties are not looked at.
     """
-    if type(obj) in _NUMBERS_AND_TEXTS or isinstance(obj, _CODE) or _wraps_function(obj):
+    if type(obj) in _NUMBERS_AND_TEXTS or isinstance(obj, (*_CODE, *_PLACES)) or _wraps_function(obj):
         return False
     seen = IdentitySet([obj])
     waiting = deque([obj])
@@ -80,7 +81,7 @@ def holds_array(obj: Any) -> bool:
         for part in _parts_of(waiting.popleft()):
             if isinstance(part, _ARRAYS):
                 return True
-            if type(part) not in _NUMBERS_AND_TEXTS and not isinstance(part, _CODE) and seen.add(part):
+            if type(part) not in _NUMBERS_AND_TEXTS and not isinstance(part, (*_CODE, *_PLACES)) and seen.add(part):
                 waiting.append(part)
     return False
 

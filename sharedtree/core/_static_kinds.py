@@ -349,7 +349,8 @@ def _made_by(copier: Callable[[Any], Any], value: Any) -> Any:
 
 def _copy_attributes(value: Any, made: Any, memo: IdentityDict[Any]) -> None:
     """Gives a copy its own copies of what the original has in its `__dict__` and its slots."""
-    for name, part in getattr(value, "__dict__", {}).items():
+    # Another thread may add an attribute meanwhile.
+    for name, part in list(getattr(value, "__dict__", {}).items()):
         if vars(made).get(name, part) is part:
             vars(made)[name] = copy_of(part, memo)
     for slot in _slots_of(type(value)):
@@ -357,7 +358,8 @@ def _copy_attributes(value: Any, made: Any, memo: IdentityDict[Any]) -> None:
             part = slot.__get__(value)
         except AttributeError:  # never set
             continue
-        slot.__set__(made, copy_of(part, memo))
+        with contextlib.suppress(AttributeError, TypeError):  # it is read-only, as those of classes in C are
+            slot.__set__(made, copy_of(part, memo))
 
 
 def _slots_of(cls: type) -> list[Any]:
@@ -524,10 +526,15 @@ def _bits_of(value: Any) -> Any:
     return base.__pos__(instance) if base is int else base.__getitem__(instance, slice(None))
 
 
+def _is_only_its_items(cls: Any) -> bool:
+    """Whether a class is a namedtuple that has no attributes and no `==` of its own."""
+    return is_namedtuple(cls) and cls.__eq__ is tuple.__eq__ and cls.__dictoffset__ == 0
+
+
 def _content_of_container(value: Any, base: type, keys: Keys) -> Any:
     """The content of a container: its parts and, where a subclass has an `==` of its own, what that says."""
     cls, container = type(value), _CONTAINERS[base]
-    if container.is_mutable or (cls is not base and not is_namedtuple(cls)) or cls is functools.partial:
+    if container.is_mutable or (cls is not base and not _is_only_its_items(cls)) or cls is functools.partial:
         keys.may_have_objects = True
     if container.is_mutable:
         keys.is_mutable = True
@@ -641,7 +648,7 @@ def objects_with_identity(value: Any) -> list[Any]:
         has_no_content = cls.__eq__ is object.__eq__ and cls is not functools.partial
         if has_no_content or issubclass(cls, (np.generic, enum.Enum, *_FIXED)):
             continue
-        if cls in (slice, frozenset) or is_namedtuple(cls):
+        if cls in (slice, frozenset) or _is_only_its_items(cls):
             parts: Iterable[Any] | None = _CONTAINERS[cls if cls in _CONTAINERS else tuple].parts(part)
         else:
             parts = parts_of_frozen(part)

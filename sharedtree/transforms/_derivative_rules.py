@@ -225,7 +225,9 @@ class RuleTransform(FunctionTransform):
         with noting_whole() as found:
             # The cotangents that come in are ours: of a tie, each is whole, and so it stays if it is handed on.
             received = walked(Arguments(Names(rule).of(len(args)), args, {}), self.rules(policy))
-            note_tied(received, list(received.leaves.values()))
+            cotangents = received.child(len(args) - 1)  # what comes before are residuals
+            leaves = [received.leaves[number] for number in cotangents.leaf_numbers]
+            note_tied(cotangents, leaves)
             given = rule(*args)
         logged: Any = None
         if logs:

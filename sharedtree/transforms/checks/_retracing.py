@@ -15,6 +15,7 @@ from ...core._comparison import described
 from ...core._errors import RetraceWarning
 from ...core._locks import Lock
 from ...core._printing import shown
+from ...core._static_kinds import Incomparable
 from ...core._static_values import Static
 from ...core._structure import Node, Op, Path, Record
 from ...core._traced_leaves_and_identity import PYTHON_NUMBERS
@@ -81,7 +82,7 @@ class Traces:
             for number in new:
                 self._seen.setdefault(number, [before.arguments.records[number][0]]).append(records[number][0])
             often = [number for number in new if len(self._seen[number]) > _ENOUGH]
-            self._warned = bool(often)
+            self._warned |= bool(often)
             if self._warned:
                 self._seen.clear()
         if often:
@@ -223,11 +224,14 @@ def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:
             and hasattr(type(new), "__dataclass_fields__")
             and type(new).__eq__ is not object.__eq__
         ):
-            names = [field.name for field in dataclass_fields(type(new))]
+            names = [field.name for field in dataclass_fields(type(new)) if field.compare]
             old, new = (tuple([getattr(each, name, None) for name in names]) for each in (old, new))
         if type(new) is not tuple or type(old) is not tuple or len(old) != len(new):
             return old, new
-        differing = [(a, b) for a, b in zip(old, new, strict=True) if Static(a) != Static(b)]
+        try:
+            differing = [(a, b) for a, b in zip(old, new, strict=True) if Static(a) != Static(b)]
+        except Incomparable:  # whoever only warns raises nothing
+            return old, new
         if not differing:
             return old, new
         old, new = differing[0]
