@@ -1,6 +1,9 @@
 """A static value is the user's object: no retrace of the same model, and the same objects inside and after."""
 
+import collections
 import copy
+import dataclasses
+import functools
 import gc
 import warnings
 from typing import Any
@@ -151,7 +154,7 @@ TREE_FUNCTIONS = {
     "retie": lambda m: st.retie(m, like=m),
     "tie": lambda m: st.tie([m, jnp.arange(2.0)], lambda t: (t[0].weight, t[1]))[0],
     "at": lambda m: st.tree.at(lambda m: m.weight, m, jnp.zeros(2)),
-    "apply_updates": lambda m: st.apply_updates(m, st.tree.map(jnp.ones_like, m)),
+    "apply_updates": lambda m: st.apply_updates(m, st.tree.filter(st.tree.map(jnp.ones_like, m), eqx.is_inexact_array)),
     "device_put": lambda m: st.device_put(m, jax.devices()[0]),
 }
 
@@ -526,3 +529,104 @@ def test_the_two_walks_agree_while_static_values_change(chosen, data):
             assert [st.ties([m, m]) for m in models] == ties
         kept.append(natively)
         change(data.draw(hst.sampled_from(models[: 2 * len(chosen)])).note, step)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Declared:
+    weight: Any
+    note: Any = dataclasses.field(metadata={"static": True})
+
+
+CHANGES = {
+    "another value": lambda m: setattr(m, "note", None),
+    "another kind": lambda m: setattr(m, "note", (1,)),
+    "one attribute more": lambda m: setattr(m, "more", m.weight * 2),
+    "one static attribute more": lambda m: setattr(m, "more", "text"),
+    "one attribute less": lambda m: delattr(m, "note"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("how", ["dataclass", "st.Module", "NNX"])
+@pytest.mark.parametrize("kind", ["list", "config", "frozen config", "loose"])
+@pytest.mark.filterwarnings("ignore::sharedtree.RetraceWarning")
+def test_in_place_beside_a_static_object(kind, how, change):
+    if (how == "NNX" and nnx is None) or (how == "NNX" and kind in ONLY_IN_AUX):
+        pytest.skip("Flax is not installed, or a list is a node")
+    if how == "dataclass" and change in ("one attribute less", "one attribute more", "one static attribute more"):
+        pytest.skip("its fields are declared")
+    make = Declared if how == "dataclass" else MODELS[how]
+
+    def step(m):
+        if how == "NNX":
+            m.weight[...] = m.weight[...] + 1
+            if change == "one attribute more":
+                m.more = nnx.Param(m.weight[...] * 2)
+                return
+        else:
+            m.weight = m.weight + 1
+        CHANGES[change](m)
+
+    for _ in range(2):
+        m, expected = (make(jnp.arange(2.0), KINDS[kind]()) for _ in range(2))
+        note = m.note
+        st.jit(step, in_place=True)(m)
+        step(expected)
+        np.testing.assert_array_equal(weight_of(m), weight_of(expected))
+        assert vars(m).keys() == vars(expected).keys()
+        if change.startswith("one") and change != "one attribute less":
+            assert m.note is note
+        elif change != "one attribute less":
+            assert m.note == expected.note
+
+
+def test_a_warning_about_retracing_looks_at_nothing_that_was_not_compared():
+    class Odd:
+        def __eq__(self, other):
+            raise RuntimeError("not to be compared")
+
+        __hash__ = None
+
+    @dataclasses.dataclass(frozen=True)
+    class Stamped:
+        number: int
+        stamp: Any = dataclasses.field(default_factory=Odd, compare=False)
+
+    f = st.jit(lambda m: m.weight.sum())
+    for i in range(3):
+        f(Ref(jnp.ones(1), Stamped(i)))
+    with pytest.warns(st.RetraceWarning, match=r"now 3, before 2"):
+        f(Ref(jnp.ones(1), Stamped(3)))
+
+
+def test_what_a_class_in_c_has_stays_as_it_is():
+    class Bound(functools.partial):
+        def __eq__(self, other):
+            return type(other) is Bound and self.func is other.func
+
+        __hash__ = None
+
+    m = Ref(jnp.ones(1), Bound(max, 1))
+    assert st.tree.structure(m) is st.tree.structure(m)
+    assert st.jit(lambda m: (m, 1))(m)[0].note == m.note
+
+
+def test_a_namedtuple_with_attributes_is_its_own_object():
+    class Pointed(collections.namedtuple("Pointed", "x")):
+        pass
+
+    def of(label):
+        value = Pointed(1)
+        value.label = label
+        return Ref(jnp.ones(1), value)
+
+    kept = [of("a"), of("b")]
+    for m in kept:
+        assert st.tree.map(lambda x: x + 1, m).note.label == m.note.label
+        assert st.value_and_grad(lambda m: (m.weight.sum(), m), has_aux=True)(m)[0][1].note.label == m.note.label
+
+
+def test_a_mesh_holds_no_arrays():
+    mesh = jax.make_mesh((1,), ("x",))
+    assert st.tree.leaves({"mesh": mesh, "sharding": jax.sharding.NamedSharding(mesh, jax.P())}) is not None

@@ -28,10 +28,3 @@ def test_imports_point_downwards():
         for name in imports_of(path)[0]:
             if name.startswith("serialise"):
                 assert ORDER.index(room_of(name)) <= ORDER.index(here), f"{name_of(path)} imports {name}"
-
-
-def test_the_house_does_not_grow():
-    """A ratchet: what makes it smaller lowers these numbers, and what makes it larger has a reason."""
-    lines = [len(path.read_text().splitlines()) for path in OURS]
-    assert len(lines) <= 45
-    assert sum(lines) <= 9_780
