@@ -199,7 +199,8 @@ def require_no_zip(source: Source) -> None:
     if bytes(source.read(0, 4)) in (b"PK\3\4", b"PK\5\6"):  # with members, and without any
         raise FormatError(
             f"`{source.label}` is not a sharedtree file: it is a zip archive, as `numpy.savez`, `torch.save` and Keras "
-            "write. Load it with the library that wrote it. To see what is in it:\n    print(zipfile.ZipFile(path).namelist())"
+            "write. Load it with the library that wrote it. To see what is in it:\n"
+            "    print(zipfile.ZipFile(path).namelist())"
         )
 
 
