@@ -193,7 +193,7 @@ def is_in_site_packages(package: str) -> bool:
 
 
 class Library(NamedTuple):
-    """A library that files may name much of, which `pip` knows by the name of its package; and the installed version."""
+    """A library that files may name much of. `pip` knows it by the name of its package."""
 
     name: str
     version: str
