@@ -125,8 +125,8 @@ def convert(
 def _read(opened: Source, like: Any, trusted: Trusted | Iterable[Trusted]) -> Any:
     if begins_with_header(opened):
         return load_tree(opened, like=like, trusted=trusted)
-    require_no_zip(opened)
     start = bytes(opened.read(0, len(MAGIC)))
+    require_no_zip(opened.label, start)
     if start and not start.startswith(MAGIC):
         tree = read_state(opened, like)
         return tree if like is None else retie(tree, like)

@@ -194,19 +194,19 @@ def invalid(label: str, fact: str, *, foreign: bool = False) -> FormatError:
     return FormatError(f"`{label}` is not a valid {kind} file: {fact}.\nNothing was loaded. {RESTORE}")
 
 
-def require_no_zip(source: Source) -> None:
-    """Raises `FormatError` if a file is a zip archive, as NumPy, PyTorch and Keras write."""
-    if bytes(source.read(0, 4)) in (b"PK\3\4", b"PK\5\6"):  # with members, and without any
+def require_no_zip(label: str, first: bytes) -> None:
+    """Raises `FormatError` if a file begins as a zip archive, as NumPy, PyTorch and Keras write."""
+    if first.startswith((b"PK\3\4", b"PK\5\6")):  # with members, and without any
         raise FormatError(
-            f"`{source.label}` is not a sharedtree file: it is a zip archive, as `numpy.savez`, `torch.save` and Keras "
+            f"`{label}` is not a sharedtree file: it is a zip archive, as `numpy.savez`, `torch.save` and Keras "
             "write. Load it with the library that wrote it. To see what is in it:\n"
             "    print(zipfile.ZipFile(path).namelist())"
         )
 
 
 def _length(source: Source, foreign: bool) -> int:
-    require_no_zip(source)
     first = bytes(source.read(0, _CRC_AT))
+    require_no_zip(source.label, first)
     length = int.from_bytes(first[:_LENGTH_BYTES], "little")
     if length <= MAX_HEADER_BYTES and _LENGTH_BYTES + length <= source.size:
         return length

@@ -24,6 +24,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import site
 import sys
 import sysconfig
@@ -192,20 +193,25 @@ def is_in_site_packages(package: str) -> bool:
 
 
 class Library(NamedTuple):
-    """What is installed where `pip` puts packages: the name by which `pip` knows it, and the version."""
+    """A library that files may name much of. `pip` knows it by the name of its package."""
 
     name: str
     version: str
 
 
+_VERSION = re.compile(r"[0-9][0-9a-z.]*")
+
+
 def library_of(package: str) -> Library | None:
-    """The library that a package which is loaded belongs to; None for what users wrote themselves."""
-    if not is_in_site_packages(package):
+    """The library that a package which is loaded belongs to; None for what users may have written themselves.
+
+    Asked of a name in a file, so nothing is read from the disk: the package says its version.
+    """
+    version: Any = namespace(sys.modules.get(package)).get("__version__")
+    if package not in PACKAGES or type(version) is not str or not is_in_site_packages(package):
         return None
-    for name in (package, *importlib.metadata.packages_distributions().get(package, ())):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return Library(name, importlib.metadata.version(name))
-    return None
+    numbers = _VERSION.match(version)
+    return None if numbers is None else Library(package, numbers[0])
 
 
 class _Guard(importlib.abc.MetaPathFinder):
