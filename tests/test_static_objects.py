@@ -465,6 +465,7 @@ DIFFERENT_EACH_TIME = {
     "function": (lambda i: lambda x: x, "Two functions are equal only if they are one"),
     "object": (lambda i: Plain(i // 100), "`Plain` when two are equal"),
     "text": (lambda i: f"step {i}", "pass it as an array"),
+    "partial": (lambda i: functools.partial(jnp.add, i), "pass it as an array"),
     "in a config": (lambda i: KINDS["frozen config"]().__class__(act=lambda x: x), "is another one"),
 }
 
@@ -495,6 +496,12 @@ def test_a_few_static_values_in_turn_are_not_worth_a_word():
     for _ in range(5):
         for mode in ("train", "eval", "test"):
             f(Held(jnp.ones(2), mode))
+
+
+def test_static_values_that_change_with_the_shapes_are_not_worth_a_word():
+    f = st.filter_jit(lambda m, x: jax.vmap(m)(x))
+    for width in (8, 16, 32, 64, 128):
+        f(eqx.nn.Linear(2, width, key=jax.random.key(0)), jnp.ones((3, 2)))
 
 
 def test_the_offered_equality_ends_the_retracing():

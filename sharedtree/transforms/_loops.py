@@ -277,7 +277,7 @@ def _as_told(crossing: Crossing, carry: Hand, told: Told, position: int) -> Hand
     noted = frozenset([record for record, number in enumerate(numbers) if number in told.noted])
     return whole(
         carry.leaves,
-        as_kept(part, numbers, told, crossing.call.tree.records, in_place=crossing.policy.in_place, noted=noted),
+        as_kept(part, numbers, told, crossing.call.tree.records, in_place=bool(crossing.policy.in_place), noted=noted),
     )
 
 

@@ -3,6 +3,7 @@
 A static value that is another one on every call has the function traced on every call, which is said once.
 """
 
+import functools
 import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -71,7 +72,8 @@ class Traces:
         with self._lock:
             self.count += 1
             self.before_last, self.last = before, _ = self.last, trace
-            if self._warned or before is None:
+            # Where shapes or dtypes have changed, too, JAX would have traced it anyway.
+            if self._warned or before is None or before.leaves != trace.leaves:
                 return
         records = trace.arguments.records
         # Not under the lock, since comparing may run a user's `==`, which may call the function.
@@ -187,7 +189,7 @@ def _about_another_value(path: Path, before: Op, op: Op, definition: Definition)
     begin = (
         f"{what} is another one on each of the last calls of {definition}, so it was traced and compiled each time. "
     )
-    if type(new).__eq__ is not object.__eq__:
+    if type(new).__eq__ is not object.__eq__ or isinstance(new, functools.partial):
         return (
             f"{begin}If it can have any number of values, pass it as an array, which is traced. If it has a few, "
             "ignore this. `sharedtree.explain` says what else is static."
