@@ -252,7 +252,7 @@ class RuleTransform(FunctionTransform):
         if any(np.shape(leaf) != np.shape(own) for leaf, own in zip(leaves, operands.leaves.values(), strict=True)):
             self._refuse_as_jax(rule, given)
         # What the rule made of a tied cotangent path by path is added up, and may be the whole at each of them.
-        lost = ties_lost_between(received, walked(tuple(given), self.rules(policy)), policy)
+        lost = ties_lost_between(cotangents, walked(tuple(given), self.rules(policy)), policy)
         report_lost_ties((), lost, policy, Names(rule))
         made = (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
         return (made, logged) if logs else made
