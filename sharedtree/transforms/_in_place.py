@@ -20,7 +20,7 @@ from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
 from ..core._plain_containers import Inherited
 from ..core._static_kinds import Incomparable
-from ..core._static_values import Static
+from ..core._static_values import Static, key_of
 from ..core._structure import Node
 from ..core._traced_leaves_and_identity import is_traced
 from ..core._trees_taken_apart import Walked
@@ -224,8 +224,11 @@ def _parts_of_containers(value: Any) -> Iterable[Any]:
 
 
 def _are_alike(value: Any, other: Any) -> bool:
+    if type(value) is not type(other):
+        return False
     try:
-        return Static(value) == Static(other)
+        # A `Static` would also copy both, and this is asked on each call.
+        return key_of(value)[0] == key_of(other)[0]
     except Incomparable:
         return False
 
