@@ -57,6 +57,11 @@ class IdentityDict(Generic[ValueType]):
         """The value of an object, which is this one if it had none."""
         return self._entries.setdefault(id(obj), (obj, value))[1]
 
+    def forget_after(self, size: int) -> None:
+        """Takes out the entries that came after the first `size`."""
+        while len(self._entries) > size:
+            self._entries.popitem()
+
     def items(self) -> Iterable[tuple[Any, ValueType]]:
         """Each object with its value."""
         return self._entries.values()

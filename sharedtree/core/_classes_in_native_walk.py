@@ -131,14 +131,14 @@ class Token:
     """Stands for a static value in a key. Equal values have one token, as long as a structure has it.
 
     Attributes:
-        is_exact: Whether any equal value is as good, so that the token serves exact walks, too.
+        is_interchangeable: Whether any equal value is as good, so that the token serves exact walks, too.
     """
 
-    __slots__ = ("__weakref__", "is_exact", "key")
+    __slots__ = ("__weakref__", "is_interchangeable", "key")
 
-    def __init__(self, key: Any, *, is_exact: bool) -> None:
+    def __init__(self, key: Any, *, is_interchangeable: bool) -> None:
         self.key = key
-        self.is_exact = is_exact
+        self.is_interchangeable = is_interchangeable
 
     def complete(self) -> None:
         """Nothing follows from it."""
@@ -186,9 +186,9 @@ def _settled(value: Any, known: Known, looked: IdentityDict[Looked], *, is_exact
     objects = tuple(map(Same, objects_with_identity(value) if may_have_objects else ()))
     if cannot_change(value, looked):
         # An exact walk takes the token if any equal value does, and otherwise the address.
-        return _tokens.one_like(hash(key), Token(key, is_exact=not objects)), None
+        return _tokens.one_like(hash(key), Token(key, is_interchangeable=not objects)), None
     latest = _latest_exact if is_exact else _latest
-    token = Token((key, objects) if is_exact else key, is_exact=is_exact)
+    token = Token((key, objects) if is_exact else key, is_interchangeable=is_exact)
     # Of values without a hash there may be many that are to be compared with, and most are as they were.
     reference = latest.get(value)
     before = None if reference is None else reference()

@@ -337,7 +337,7 @@ static void parts_dealloc(PyObject *self)
 /* The names that C asks for: `name_aux` is "aux". */
 #define NAMES(X)                                                                                                          \
     X(unflatten) X(program) X(plans) X(num_leaves) X(dtype) X(committed) X(maxlen) X(default_factory) X(go_on) X(clear)   \
-    X(extend) X(copy) X(is_exact)
+    X(extend) X(copy) X(is_interchangeable)
 #define DECLARED(name) static PyObject *name_##name;
 NAMES(DECLARED)
 
@@ -348,7 +348,7 @@ typedef struct {
     PyTypeObject *type; /* that it had */
     PyObject *token;    /* a weak reference to what stands for it in keys, which may lead back to it; NULL for a class whose
                            instances are the same for ever */
-    int is_exact;       /* whether the token serves exact walks, too: any equal value is as good */
+    int is_interchangeable; /* whether any equal value is as good, so that the token serves exact walks, too */
     Py_ssize_t holders; /* a weak reference, and each `Held` */
 } Fact;
 
@@ -405,9 +405,9 @@ static int watch(PyObject *object)
 static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
 {
     PyObject *token = of_token == NULL ? NULL : PyWeakref_NewRef(of_token, NULL);
-    OWNED *exact = token == NULL ? NULL : PyObject_GetAttr(of_token, name_is_exact);
+    OWNED *answer = token == NULL ? NULL : PyObject_GetAttr(of_token, name_is_interchangeable);
     Fact *fact = pointer_at(&facts, value);
-    if (of_token != NULL && exact == NULL) {
+    if (of_token != NULL && answer == NULL) {
         Py_XDECREF(token);
         return FAILED;
     }
@@ -421,7 +421,7 @@ static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
         fact->type = type;
     }
     fact->holders++;
-    fact->is_exact = exact == Py_True;
+    fact->is_interchangeable = answer == Py_True;
     replace(&fact->token, token); /* which may be another, if the first one is gone */
     return 0;
 }
@@ -1800,9 +1800,9 @@ static int settle_pin(Walk *w, size_t i, PyObject *found)
         TRY(PyList_Append(w->settled, value));
         TRY(PyList_Append(w->settled, first));
         TRY(add_fact_weakly(value, type_of_pin(w, i), first));
-        OWNED *exact = w->flags & EXACT ? PyObject_GetAttr(first, name_is_exact) : Py_NewRef(Py_True);
-        NEED(exact);
-        if (exact != Py_True)
+        OWNED *answer = w->flags & EXACT ? PyObject_GetAttr(first, name_is_interchangeable) : Py_NewRef(Py_True);
+        NEED(answer);
+        if (answer != Py_True)
             return DONE;
     }
     put_token(w, i, first);
@@ -1817,7 +1817,7 @@ static int settle_known_pin(Walk *w, size_t i)
     if (fact != NULL && fact->token == NULL)
         return DONE;
     fact = fact_of(w->pins.items[i], type);
-    int is_exact = fact != NULL && fact->is_exact; /* read before Python runs */
+    int is_interchangeable = fact != NULL && fact->is_interchangeable; /* read before Python runs */
     OWNED *token = referent(fact == NULL ? NULL : fact->token);
     PyErr_Clear();
     NEED(token);
@@ -1825,7 +1825,7 @@ static int settle_known_pin(Walk *w, size_t i)
         TRY(PyList_Append(w->settled, w->pins.items[i]));
         TRY(PyList_Append(w->settled, token));
     }
-    if (!(w->flags & EXACT) || is_exact)
+    if (!(w->flags & EXACT) || is_interchangeable)
         put_token(w, i, token);
     return DONE;
 }
@@ -2101,7 +2101,8 @@ typedef struct {
     PyObject *beside;
     Step *steps;
     Py_ssize_t num_steps, root;
-    int is_noted, updates;    /* as of the structure */
+    int is_for_python;        /* whether only Python can finish a call whose result this is */
+    int updates;              /* as of the structure */
 } Program;
 
 /* One build. */
@@ -2141,19 +2142,19 @@ static int read_step(Step *step, PyObject *each)
     return DONE;
 }
 
-/* What a program has to know of its structure: (steps, given, root, is_noted, updates). */
+/* What a program has to know of its structure: (steps, given, root, is_for_python, updates). */
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     PyObject *content, *given;
     Py_ssize_t root;
-    int is_noted, updates;
-    if (!PyArg_ParseTuple(args, "O!Onpp", &PyTuple_Type, &content, &given, &root, &is_noted, &updates))
+    int is_for_python, updates;
+    if (!PyArg_ParseTuple(args, "O!Onpp", &PyTuple_Type, &content, &given, &root, &is_for_python, &updates))
         return NULL;
     PyObject *made = new_parts(type, content, given, NULL);
     Program *program = (Program *)made;
     if (made == NULL)
         return NULL;
-    program->root = root, program->is_noted = is_noted, program->updates = updates;
+    program->root = root, program->is_for_python = is_for_python, program->updates = updates;
     program->steps = PyMem_Calloc((size_t)PyTuple_Size(content) + 1, sizeof *program->steps);
     int outcome = program->steps == NULL ? no_memory() : DONE;
     for (Py_ssize_t i = 0; outcome == DONE && i < PyTuple_Size(content); i++)
@@ -2175,7 +2176,7 @@ static void program_dealloc(PyObject *self)
 
 static PyType_Slot program_slots[] = {
     {Py_tp_new, program_new}, {Py_tp_dealloc, program_dealloc}, {Py_tp_traverse, parts_traverse},
-    {Py_tp_doc, "(steps, given, root, is_noted, updates): a structure, as `build` runs it."}, {0, NULL},
+    {Py_tp_doc, "(steps, given, root, is_for_python, updates): a structure, as `build` runs it."}, {0, NULL},
 };
 
 /* How such a node is put together here: (shape, and of what is read by name the names, which are static, and their places). None
@@ -2488,7 +2489,8 @@ static int read_content(PyObject *object, const Shape *shape, PyObject *slots, P
 
 static PyObject *kept; /* stands in new content for a static value that did not change: the object keeps its own */
 
-/* Puts what an object has in the place of each `kept` in its new content. LEFT if it has nothing of that name. */
+/* Puts what an object has in the place of each `kept` in its new content. LEFT if it has nothing of that name, for another
+   thread may have taken that away meanwhile. */
 static int keep_values(PyObject **held)
 {
     PyObject *name, *value;
@@ -2500,9 +2502,9 @@ static int keep_values(PyObject **held)
     while (held[NEW_ITEMS] != NULL && PyDict_Check(held[NEW_ITEMS]) && PyDict_Next(held[NEW_ITEMS], &at, &name, &value)) {
         if (value != kept)
             continue;
-        /* The name is there, so that the dictionary keeps its size. */
         PyObject *own = PyDict_GetItemWithError(held[OLD_ITEMS], name);
         NEED(own);
+        /* The new content has the name already, so its dictionary keeps its size while it is iterated over. */
         TRY(PyDict_SetItem(held[NEW_ITEMS], name, own));
     }
     return DONE;
@@ -2927,7 +2929,7 @@ static int passes_through(PyObject *structure, PyObject *given, PyObject *leaves
 static int is_simple(const Call *c, const Program *program, PyObject *leaves)
 {
     int in_place = is_set(c->way, IN_PLACE);
-    if (program->is_noted || (program->updates && !in_place))
+    if (program->is_for_python || (program->updates && !in_place))
         return 0;
     int are_different = all_different(leaves, 0);
     if (are_different != 1 || program->given == Py_None || in_place)

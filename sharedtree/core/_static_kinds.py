@@ -226,12 +226,12 @@ _MUTABLE = tuple([cls for cls, container in _CONTAINERS.items() if container.is_
 
 
 def with_new_parts(value: Any, new_part: _CopyPart) -> Any:
-    """Makes a tuple, a list or a dictionary anew if one of its parts is new; otherwise returns it."""
-    base: Any = tuple if issubclass(type(value), tuple) else type(value)
-    parts = dict.values(value) if base is dict else base.__iter__(value)
-    if all(new_part(part) is part for part in parts):
+    """Makes a container anew if one of its parts is new. Returns it, and whatever is no container, otherwise."""
+    cls = type(value)
+    container = _CONTAINERS.get(tuple if _is_only_its_items(cls) else cls)
+    if container is None or all(new_part(part) is part for part in container.parts(value)):
         return value
-    return _CONTAINERS[base].copied(value, new_part)
+    return container.copied(value, new_part)
 
 
 def _container_base(cls: type) -> type | None:
@@ -316,16 +316,16 @@ def _copy_of_dataclass(value: Any, memo: IdentityDict[Any]) -> Any:
 
 def _copy_of_unhashable(value: Any, memo: IdentityDict[Any]) -> Any:
     """Copies an object with an `==` of its own and no hash. One that does not equal its copy is kept itself."""
-    trial = IdentityDict(memo.items())
+    size = len(memo)
     if hasattr(value, "__dict__") or _slots_of(type(value)):
-        copied = _copied_by_parts(value, trial)
+        copied = _copied_by_parts(value, memo)
     else:
         copied = _made_by(copy.deepcopy, value)
-    if copied is value or not _is_equal(value, copied):
-        return value
-    for original, its_copy in trial.items():
-        memo[original] = its_copy
-    return copied
+    if copied is value or _is_equal(value, copied):
+        return copied
+    # What was copied on the way may lead to the copy that is given up.
+    memo.forget_after(size)
+    return value
 
 
 def _copied_by_parts(value: Any, memo: IdentityDict[Any]) -> Any:

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from ._by_identity import IdentityDict
 from ._interned_objects import Interned
-from ._plain_containers import is_namedtuple
 from ._printing import shown
 from ._static_kinds import (
     BY_VALUE,
@@ -291,7 +290,7 @@ def with_originals(value: Any, given_copies: IdentityDict[Any]) -> Any:
     """Puts the original in the place of each copy in a value, unless the copy was changed meanwhile.
 
     Args:
-        value: A static value. Lists, tuples and dictionaries are entered, and made anew if they hold a copy.
+        value: A static value. Containers are entered, and made anew if they hold a copy.
         given_copies: Copy → original.
     """
     done: IdentityDict[Any] = IdentityDict()
@@ -302,10 +301,8 @@ def with_originals(value: Any, given_copies: IdentityDict[Any]) -> Any:
         original = given_copies.get(part, part)
         if original is not part:
             found = original if Static(original) == Static(part) else part
-        elif type(part) in (tuple, list, dict) or is_namedtuple(type(part)):
-            found = with_new_parts(part, replaced)
         else:
-            found = part
+            found = with_new_parts(part, replaced)
         done[part] = found
         return found
 

@@ -175,8 +175,8 @@ def _about_a_number(path: Path, op: Op, fields: Sequence[str], definition: Defin
             f"    {fields[0]}: jax.Array  # not: eqx.field(static=True)",
         )
     return (
-        f"The number at `{text}`{value} is static and has changed on each of the last calls of {definition}, so it was "
-        "traced and compiled each time. Make it an array, which is traced:\n"
+        f"The number at `{text}`{value} is static and was another one in each of the last traces of {definition}: each "
+        "value is traced and compiled anew. Make it an array, which is traced:\n"
         f"{fix}\n"
         "or, if it hardly ever changes from now on, ignore this. `sharedtree.explain` says what else is static."
     )
@@ -186,9 +186,7 @@ def _about_another_value(path: Path, before: Op, op: Op, definition: Definition)
     old, new = _first_difference(_value_of(before), _value_of(op))
     what = f"The static value at `{jtu.keystr(path)}` (now {shown(new)}"
     what += f", before {shown(old)})" if shown(old) != shown(new) else ")"
-    begin = (
-        f"{what} is another one on each of the last calls of {definition}, so it was traced and compiled each time. "
-    )
+    begin = f"{what} was another one in each of the last traces of {definition}: each is traced and compiled anew. "
     if type(new).__eq__ is not object.__eq__ or isinstance(new, functools.partial):
         return (
             f"{begin}If it can have any number of values, pass it as an array, which is traced. If it has a few, "
