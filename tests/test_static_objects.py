@@ -693,3 +693,64 @@ def test_an_original_comes_back_from_wherever_the_function_puts_it(wrap):
     out = st.vmap(changed)(Ref(jnp.ones(2), note))
     assert inside_of(out.note) == ["text", "more"]
     assert note == ["text"]
+
+
+MOVES = {
+    "swapped": lambda m: (setattr(m, "spare", m.note), setattr(m, "note", m.second)),
+    "at two places": lambda m: setattr(m, "spare", m.note),
+    "in a tuple": lambda m: setattr(m, "spare", (m.note, 3)),
+    "in a list": lambda m: setattr(m, "spare", [m.note]),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("how", ["st.Module", "NNX", "hand-written"])
+@pytest.mark.parametrize("transform", ["jit", "grad", "checkpoint"])
+@pytest.mark.filterwarnings("ignore::sharedtree.RetraceWarning")
+def test_what_moves_in_place_is_of_the_model_itself(move, how, transform):
+    """Of the second model, too, for which no trace is made."""
+    if how == "NNX" and (nnx is None or move == "in a list"):
+        pytest.skip("Flax is not installed, or a list is a node")
+
+    def make(kinds):
+        note, second = KINDS[kinds[0]](), KINDS[kinds[1]]()
+        if how == "hand-written":
+            m = Bag(weight=jnp.arange(2.0), note=note, second=second, spare=None)
+        else:
+            m = MODELS[how](jnp.arange(2.0), note)
+            m.second, m.spare = second, None
+        return m, note, second
+
+    def step(m):
+        if how == "NNX":
+            m.weight[...] = m.weight[...] + 1
+        else:
+            m.weight = m.weight + 1
+        MOVES[move](m)
+        return weight_of(m).sum()
+
+    for kinds in (("loose", "frozen config"), ("config", "labelled"), ("frozen, labelled", "loose, unhashable")):
+        f = getattr(st, transform)(step, in_place=True)
+        for _ in range(3):
+            m, note, second = make(kinds)
+            f(m)
+            moved = m.spare[0] if move.startswith("in") else m.spare
+            assert moved is note
+            assert m.note is (second if move == "swapped" else note)
+            assert m.second is second
+            np.testing.assert_array_equal(weight_of(m), [1, 2])
+
+
+class Bag:
+    """A hand-written class whose static attributes are pairs in its auxiliary data."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+def _take_bag_apart(bag):
+    rest = tuple((name, value) for name, value in vars(bag).items() if name != "weight")
+    return (bag.weight,), rest
+
+
+jax.tree_util.register_pytree_node(Bag, _take_bag_apart, lambda rest, ws: Bag(weight=ws[0], **dict(rest)))

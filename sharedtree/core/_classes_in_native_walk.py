@@ -222,22 +222,16 @@ def _compiled(structure: Structure) -> Any:
 
 
 def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> bool:
-    """Whether an object is written to whose own static objects may have to stay in places that C cannot tell."""
-    if type(op) is not Update:
+    """Whether only Python can write an object's new content, since it has static objects for which it must look.
+
+    C leaves alone what stayed in its attribute. What moved, or is in a place without a name, is found by its content.
+    """
+    if type(op) is not Update or op.node.aux.objects:
         return False
     leaves = [leaf for child in numbers if type(leaf := structure.records[child - structure.base][0]) is Static]
-    if any(leaf.has_objects and not leaf.objects for leaf in leaves):
+    if any(leaf.has_objects for leaf in leaves):
         return True
-    # Where attributes were added or removed, what was there before has no step of its own.
-    return op.before is not None and any(
-        _step(node, numbers)[0] not in _SHAPES_WITH_NAMES for node in (op.node, _before(op))
-    )
-
-
-def _before(op: Update) -> Node:
-    """The node that an object was before it was changed, so far as its auxiliary data says."""
-    assert op.before is not None
-    return Node(op.node.type, op.before, op.node.keys)
+    return op.node.aux.has_objects and _step_keeping(op, numbers) is None
 
 
 _SHAPES_WITH_NAMES: set[int] = set()
@@ -266,25 +260,37 @@ def _step(op: Op, numbers: tuple[int, ...]) -> Step:
 
 
 def _step_updating(op: Update, numbers: tuple[int, ...]) -> Step:
-    """The step for a node whose content is written into an object, with `KEPT` for what that object keeps."""
-    shape, cls, record, places, names, values, _ = _step(op.node, numbers)
-    before_step = None if op.before is None else _step(_before(op), numbers)
-    if before_step is not None and {shape, before_step[0]} <= _SHAPES_WITH_NAMES:
-        *_, names_before, values_before, _ = before_step
-        before = dict(zip(names_before, values_before, strict=False))
-        values = (
-            *[
-                native.KEPT if name in before and _stays(value, before[name]) else value
-                for name, value in zip(names, values, strict=False)
-            ],
-            *values[len(names) :],
-        )
-    return shape, cls, record, places, names, values, op.number
+    """The step for a node whose content is written into an object."""
+    keeping = None if op.node.aux.objects else _step_keeping(op, numbers)
+    return (*_step(op.node, numbers)[:-1], op.number) if keeping is None else keeping
 
 
-def _stays(value: Any, before: Any) -> bool:
-    """Whether an object keeps what it has in the place of a static value, for that did not change."""
-    return bool(objects_with_identity(value)) and Static(value) == Static(before)
+def _step_keeping(op: Update, numbers: tuple[int, ...]) -> Step | None:
+    """The same with `KEPT` for each static object that stays in its attribute; None if any other is to be written."""
+    now = _attributes_step(op.node, numbers)
+    before = None if op.before is None else _attributes_step(Node(op.node.type, op.before, op.node.keys), numbers)
+    if now is None or before is None:
+        return None
+    shape, cls, record, places, names, values, _ = now
+    values_before = dict(zip(before[4], before[5], strict=False))
+    written: list[Any] = []
+    for name, value in zip(names, values, strict=False):
+        if not objects_with_identity(value):
+            written.append(value)
+        elif name in values_before and Static(value) == Static(values_before[name]):
+            written.append(native.KEPT)
+        else:
+            return None
+    return shape, cls, record, places, names, (*written, *values[len(names) :]), op.number
+
+
+def _attributes_step(node: Node, numbers: tuple[int, ...]) -> Step | None:
+    """The step that builds a node attribute by attribute; None if its class is built otherwise."""
+    recipe = native.recipe(node.type, node.aux.peek(), len(numbers))
+    if recipe is None or recipe[0] not in _SHAPES_WITH_NAMES:
+        return None
+    shape, *declared = recipe
+    return shape, node.type.cls, (node, numbers), *_content(shape, declared, node, numbers), None
 
 
 def _step_calling(make: Callable[[tuple[Any, ...]], Any], numbers: tuple[int, ...]) -> Step:

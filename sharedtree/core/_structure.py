@@ -90,8 +90,9 @@ class Update(NamedTuple):
     Attributes:
         number: Of the object.
         node: What it is to be.
-        before: The auxiliary data that it had, where the user's own objects in that stay if they are equal to what it
-            is to be; None where there are none, or they are the user's own already.
+        before: The auxiliary data that it had when the function received it. A static object in it that equals its new
+            value is left alone, so that the caller still finds his own. None if it holds no such object, or if the
+            function got the caller's own.
     """
 
     number: int

@@ -19,7 +19,7 @@ from ..core._native_walk import native, write_natively
 from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
 from ..core._plain_containers import Inherited
-from ..core._static_kinds import Incomparable
+from ..core._static_kinds import Incomparable, objects_with_identity, with_new_parts
 from ..core._static_values import Static, key_of
 from ..core._structure import Node
 from ..core._traced_leaves_and_identity import is_traced
@@ -134,6 +134,7 @@ class Changes:
     def __init__(self, call: Call, title: str) -> None:
         self._call = call
         self._title = title
+        self._statics = CallersStatics(call.tree)
         self.pending: list[Any] = []
 
     def update(self, number: int, content: Any) -> Any:
@@ -150,7 +151,7 @@ class Changes:
                     raise_inconsistent(cut.fates, each, self._title, why)
         if is_written:
             self._raise_parted(target)
-        keep_static_objects(target, content, self._call.tree, number)
+        self._statics.put_into(content, target)
         self.pending += target, content
         return target
 
@@ -177,37 +178,83 @@ class Changes:
             write(self.pending)
 
 
-def keep_static_objects(target: Any, content: Any, tree: Walked, number: int) -> None:
-    """Puts the static objects that an object has into its new content, where they are equal to what that has.
+class CallersStatics:
+    """The static objects in a caller's arguments, which take their places again in what is written back.
 
-    A trace has copies of them, or those of the first model that it was made for.
+    A trace that serves many calls has copies of them, or the equal ones of the first model that it was made for. They
+    are found again by their content, wherever the function put them:
+
+        m.config, m.spare = m.spare, m.config           what the trace has for each is equal to one of the caller's
 
     Args:
-        target: The caller's object.
-        content: Another object of its class; it is changed.
         tree: What the caller's side packed.
-        number: Of the object in `tree`.
+
+    Cost: the statics of all arguments are read once, when the first is looked for.
     """
-    node = tree.node(number)
-    assert node is not None
-    leaves = [op for child in tree.records[number][1] if type(op := tree.records[child][0]) is Static]
-    statics = [node.aux, *leaves]
-    if any(static.objects for static in statics) or not any(static.has_objects for static in statics):
-        return
-    node_type = node_type_of(content)
-    assert node_type is not None
-    children, aux = node_type.take_apart(content)
-    leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
-    new = IdentitySet([*_parts_of_containers(aux), *leaves])
-    before = _content(target)
-    now = _content(content)
-    places: Iterable[Any] = range(min(len(now), len(before))) if isinstance(now, list) else now.keys() & before.keys()
-    for place in places:
-        if now[place] is not before[place] and now[place] in new and _are_alike(now[place], before[place]):
+
+    def __init__(self, tree: Walked) -> None:
+        self._tree = tree
+        self._by_content: dict[Any, Any] | None = None
+
+    def put_into(self, content: Any, target: Any) -> None:
+        """Replaces static objects in new content, which is changed, by equal ones of the caller's.
+
+        Args:
+            content: An object of the class of `target`, built from what the trace has.
+            target: The caller's object, to which the content is written. What it has in a place goes before others.
+        """
+        if self._tree.structure.objects:  # those of this very call already
+            return
+        node_type = node_type_of(content)
+        assert node_type is not None
+        children, aux = node_type.take_apart(content)
+        leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
+        if not any(objects_with_identity(value) for value in (aux, *leaves)):
+            return
+        statics = IdentitySet([*_parts_of_containers(aux), *leaves])
+        before, now = _content(target), _content(content)
+        places: Iterable[Any] = range(len(now)) if isinstance(now, list) else now.keys()
+        for place in places:
+            value = now[place]
+            if value not in statics or not objects_with_identity(value):
+                continue
+            there = place < len(before) if isinstance(before, list) else place in before
+            is_kept = there and (value is before[place] or _are_alike(value, before[place]))
+            own = before[place] if is_kept else self._with_own(value, IdentityDict())
+            if own is value:
+                continue
             if isinstance(content, (list, dict, collections.deque)):
-                content[place] = before[place]
+                content[place] = own
             else:
-                object.__setattr__(content, str(place), before[place])
+                object.__setattr__(content, str(place), own)
+
+    def _with_own(self, value: Any, done: IdentityDict[Any]) -> Any:
+        """A static value with the caller's objects in it; `done` has the parts that were met."""
+        if value not in done:
+            done[value] = value  # until it is known
+            own = self._own(value) if any(obj is value for obj in objects_with_identity(value)) else None
+            done[value] = with_new_parts(value, lambda part: self._with_own(part, done)) if own is None else own
+        return done[value]
+
+    def _own(self, value: Any) -> Any:
+        """The caller's first object with the content of another one; None if there is none."""
+        try:
+            key = key_of(value)[0]
+        except Incomparable:
+            return None
+        if self._by_content is None:
+            self._by_content = {}
+            for obj in self._objects():
+                self._by_content.setdefault(key_of(obj)[0], obj)
+        return self._by_content.get(key)
+
+    def _objects(self) -> Iterable[Any]:
+        for number, (op, _) in enumerate(self._tree.records):
+            if type(op) is Static and op.has_objects:
+                yield from objects_with_identity(self._tree.objects[number])
+            elif type(op) is Node and op.aux.has_objects:
+                _, aux = op.type.take_apart(self._tree.objects[number])
+                yield from objects_with_identity(aux)
 
 
 def _parts_of_containers(value: Any) -> Iterable[Any]:
