@@ -1133,6 +1133,12 @@ scenarios(
         lambda: st.tree.structure(Scaled(jnp.ones(1), Incomparable())), st.errors.StaticComparisonError
     ),
     trees_of_two_shapes=lambda: of(lambda a, b: st.retie(a, like=[b]), MISMATCH, b=Net(Leaf(jnp.ones(2)), 1)),
+    two_replacements_of_one_place=lambda: of(
+        lambda model: st.tree.at(lambda m: (m.embed.weight, m.embed.weight), model, (jnp.zeros(4), jnp.ones(4))),
+        INCONSISTENT,
+        model=loose(),
+        new=jnp.zeros(4),
+    ),
     a_tie_of_one=lambda: of(lambda model: st.tie(model, lambda m: m.embed), MISMATCH, model=loose()),
     a_tie_of_two_shapes=lambda: of(
         lambda model: st.tie(model, lambda m: (m.embed.weight, m.head.weight)),

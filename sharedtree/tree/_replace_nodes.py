@@ -310,6 +310,14 @@ def _tied(tree: Walked) -> set[int]:
 
 def _two_replacements(tree: Walked, target: int) -> InconsistentSharingError:
     paths = tree.all_paths[target]
+    if len(paths) == 1:
+        return InconsistentSharingError(
+            f"`where` returned the node at `{paths[0]}` twice, with two different replacements. It has one place, so "
+            "it has one replacement:\n"
+            f"    model = sharedtree.tree.at(lambda m: m{paths[0]}, model, new)",
+            paths,
+            ["replaced"],
+        )
     names = ", ".join(f"`{path}`" for path in paths)
     return InconsistentSharingError(
         f"`where` returned one node twice, with two different replacements. It is tied: its paths are {names}.\n"
