@@ -34,8 +34,8 @@ NEEDED: dict[str, dict[str, tuple[int, ...]]] = {
     "treeo": {"typing-extensions": (4,)},
     "treex": {
         "typing-extensions": (4,),
-        "flax": (0, 12),
-        "optax": (0, 2, 5),
+        "flax": (0, 12, 8),
+        "optax": (0, 2, 8),
         "einops": (0, 8),
         "rich": (13,),
         "PyYAML": (6,),
