@@ -97,7 +97,7 @@ print(json.dumps(outcomes))
     )
     for (_, installed, said), (text, changed) in zip(RELEASES, outcomes, strict=True):
         assert text.startswith(said)
-        assert "\n    pip install 'typing-extensions>=4' 'flax>=0.12' 'optax>=0.2.5' " in text or not installed
+        assert "\n    pip install 'typing-extensions>=4' 'flax>=0.12.8' 'optax>=0.2.8' " in text or not installed
         assert INSTALL in text
         assert not changed
 
