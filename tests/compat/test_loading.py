@@ -73,7 +73,7 @@ RELEASES = [
     ("treeo", {"treeo": "0.2.2"}, "`treeo` 0.2.2 is installed, but it is 0.0.10"),
     ("treex", {"treex": "0.6.9", "treeo": "0.0.9"}, "`treeo` 0.0.9 is installed, but it is 0.0.10"),
     ("treex", {"treex": "0.6.9", "treeo": "0.0.10", "flax": "0.4.2"}, "`flax` 0.4.2 is installed, which is too old"),
-    ("treex", {"treex": "0.6.9", "treeo": "0.0.10", "flax": "0.12.0", "optax": "0.0.9"}, "`optax` 0.0.9 is installed"),
+    ("treex", {"treex": "0.6.9", "treeo": "0.0.10", "flax": "0.12.8", "optax": "0.0.9"}, "`optax` 0.0.9 is installed"),
 ]
 
 
