@@ -8,6 +8,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -40,7 +41,7 @@ class Tree(eqx.Module):
 
 class Scaled(eqx.Module):
     x: jax.Array
-    k: int
+    k: Any
 
 
 @jax.tree_util.register_dataclass
@@ -1041,6 +1042,13 @@ scenarios(
     ),
     tangents_without_the_ties=lambda: again(
         lambda value, tangent: st.jvp(loss, (value,), (tangent,)), MISMATCH, f=jnp.ones_like, tangent=st.untie(tied())
+    ),
+    a_tangent_of_a_static_number=lambda: again(
+        lambda value, tangent: st.linearize(lambda net: net.x * net.k, value)[1](tangent),
+        MISMATCH,
+        f=jnp.ones_like,
+        value=Scaled(jnp.ones(2), 2.5),
+        tangent=Scaled(jnp.ones(2), 2.5),
     ),
     cotangents_of_two_shapes=lambda: again(
         lambda leaf, cotangent: gradient_by_rule(lambda net, y: (Net(Leaf(leaf), Leaf(cotangent)),)),

@@ -109,11 +109,13 @@ def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
         fault = _fault(records[number], others[pair.right], value, own, fit)
         if fault:
             path = name + jtu.keystr(pair.path)
+            # A filter for what is like an array keeps a module's static numbers.
+            kept = "is_inexact_array" if type(records[number][0]) is Static else "is_inexact_array_like"
             raise SharingMismatchError(
                 f"`{path}` does not fit what `{fit.title}` differentiates: there must be {fault}.\n"
                 "Tangents and cotangents have the shape of the value that they belong to, with None where it is not "
                 f"differentiated{' or where they are zero' if fit.may_lack else ''}:\n"
-                "    tangent = sharedtree.tree.map(f, sharedtree.tree.filter(value, eqx.is_inexact_array_like))",
+                f"    tangent = sharedtree.tree.map(f, sharedtree.tree.filter(value, eqx.{kept}))",
                 (path,),
             )
         found.setdefault(number, []).append(Part(value, pair.path))
@@ -168,8 +170,9 @@ def _fault(record: Record, other: Record, value: Any, leaf: Any, fit: Fit) -> st
         fits, expected = is_array, "a leaf that is differentiated"
     else:
         is_of_no_concern = fit.is_of_rule and (op is not LEAF or is_array)
-        # A number that equals the static one may be meant as its tangent, which would be lost.
-        rides_along = type(op) is Static and op == kind and type(op.peek()) not in (float, complex)
+        # A number that equals the static one may be meant as its tangent, which would be lost. A cotangent would not:
+        # what is static in a result depends on nothing.
+        rides_along = type(op) is Static and op == kind and (fit.adds_up or type(op.peek()) not in (float, complex))
         fits = value is None or is_of_no_concern or _is_float0(value) or rides_along
         expected = "None, for it is not differentiated"
     found = "None" if value is None else _in_words(kind, op, len(below))
