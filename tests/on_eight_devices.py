@@ -4,6 +4,7 @@ A process has as many devices as it had when JAX started. The oracle is vanilla 
 on a model with one copy of the weight, written by hand.
 """
 
+import collections
 import contextlib
 import functools
 import re
@@ -556,6 +557,33 @@ def test_the_error_of_two_places_names_both_and_its_fixes_run(mesh):
             assert call(own["net"], rules).head.sharding.is_equivalent_to(sharded(mesh, P(None, "x")), 2)
     apart = st.jit(lambda net: st.untie(net), out_shardings=rules)(model)
     assert [leaf.sharding.spec for leaf in (apart.embed, apart.head)] == [P("x"), P(None, "x")]
+
+
+@pytest.mark.parametrize("holder", ["dict", "tuple", "named tuple", "list"])
+def test_one_place_also_across_the_modules_of_one_argument(mesh, holder):
+    """A dictionary of layers is a model, and its rules by name are those of one."""
+    make = {
+        "dict": lambda a, b: {"embed": a, "head": b},
+        "tuple": lambda a, b: (a, b),
+        "named tuple": collections.namedtuple("Holder", ["embed", "head"]),
+        "list": lambda a, b: [a, b],
+    }[holder]
+    rows, columns, w = sharded(mesh), sharded(mesh, P(None, "x")), jnp.arange(64.0).reshape(8, 8)
+    model, rules = make(Net(w, None, None), Net(w, None, None)), make(Net(rows, None, None), Net(columns, None, None))
+    calls = [
+        lambda rules: st.jit(lambda m: m, in_shardings=(rules,))(model),
+        lambda rules: st.jit(lambda m, x: st.tree.map(lambda y: y * x, m), in_shardings=(rules, None))(model, 2.0),
+        lambda rules: st.device_put(model, rules),
+    ]
+    if holder != "tuple":  # whose parts are results of their own
+        calls.append(lambda rules: st.jit(lambda m: m, out_shardings=rules)(model))
+    for call in calls:
+        assert len(conflict(lambda call=call: call(rules)).paths) == 2
+        one, other = jax.tree.leaves(call(make(Net(rows, None, None), Net(rows, None, None))))
+        assert one is other
+    plain = {"q": w, "k": w}  # arrays of a batch
+    out = st.jit(lambda d: d, in_shardings=({"q": rows, "k": columns},))(plain)
+    assert [leaf.sharding.spec for leaf in (out["q"], out["k"])] == [P("x"), P(None, "x")]
 
 
 def test_arrays_in_two_arguments_or_results_stay_soft(mesh):

@@ -85,6 +85,10 @@ GRADIENTS = {
     "jacrev": lambda f, model, x: st.jacrev(f)(model, x),
     "jacfwd": lambda f, model, x: st.jacfwd(f)(model, x),
     "under jit": lambda f, model, x: st.jit(st.grad(f))(model, x),
+    "in a step": lambda f, model, x: st.jit(lambda m, x: st.grad(f)(m, x))(model, x),
+    "under Equinox's": lambda f, model, x: st.filter_jit(st.filter_grad(f))(model, x),
+    "under two": lambda f, model, x: st.checkpoint(lambda m: st.jit(lambda m: st.grad(f)(m, x))(m))(model),
+    "under vmap": lambda f, model, x: st.vmap(st.grad(f), in_axes=(None, 0))(model, x[None]),
 }
 X = jnp.array([1.0, 5.0])
 
@@ -102,15 +106,21 @@ def test_half_a_gradient_is_said(gradient, holding):
     model = layer()
     half, messages = caught(lambda: GRADIENTS[gradient](HOLDING[holding](model), model, X))
     # It is the half that vanilla JAX has for what is closed over.
-    np.testing.assert_allclose(half.w, model.w * X)
-    if gradient == "under jit":
-        # Under `jit` the argument is a copy of what the function holds, and that is the constant of the program.
-        assert not messages
-        return
+    np.testing.assert_allclose(np.ravel(half.w), model.w * X)
     (message,) = messages
     name = "argument" if holding not in ("method", "module", "partial of a method") else "model"
     assert f"`{name}` is differentiated, and it is the very `Layer` that the function has" in message
     assert "sharedtree.untie(" in message
+
+
+@pytest.mark.parametrize("jit", [jax.jit, eqx.filter_jit])
+@pytest.mark.parametrize("holding", [closure, default, keyword_default])
+def test_half_a_gradient_of_what_was_compiled_is_said(holding, jit):
+    """Methods and modules are left out: JAX cannot hash them, and Equinox copies them."""
+    model = layer()
+    half, messages = caught(lambda: st.grad(jit(holding(model)))(model, X))
+    np.testing.assert_allclose(half.w, model.w * X)
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize("holding", HOLDING)
@@ -126,6 +136,42 @@ def test_the_fix_is_silent_and_the_gradient_is_that_of_a_constant(holding):
     gradient, messages = caught(lambda: st.grad(f)(model, X))
     assert not messages
     np.testing.assert_allclose(gradient.w, model.w * X)
+
+
+GLOBAL = layer()
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_a_global_variable_counts_as_a_closure_does(gradient):
+    def loss(argument, x):
+        return (GLOBAL.w * argument.w * x).sum()
+
+    def in_a_lambda(argument, x):
+        return (lambda: (GLOBAL.w * argument.w * x).sum())()
+
+    for f in (loss, in_a_lambda):
+        half, (message,) = caught(lambda f=f: GRADIENTS[gradient](f, GLOBAL, X))
+        np.testing.assert_allclose(np.ravel(half.w), GLOBAL.w * X)
+        code = next(line.strip() for line in message.split("\n") if line.startswith("    "))
+        assert code == "argument = sharedtree.copy(argument)"
+        exec(code, names := {"argument": GLOBAL, "sharedtree": st})
+        half, messages = caught(lambda f=f: GRADIENTS[gradient](f, names["argument"], X))  # noqa: B023
+        np.testing.assert_allclose(np.ravel(half.w), GLOBAL.w * X)
+        assert not messages
+
+
+def test_a_global_variable_that_is_not_read_is_silent():
+    def loss(argument, x):
+        GLOBAL = argument  # noqa: N806 -- another variable of that name
+        return (GLOBAL.w * argument.w * x).sum()
+
+    assert not caught(lambda: st.grad(loss)(GLOBAL, X))[1]
+    assert not caught(lambda: st.grad(lambda m: m.GLOBAL)(Named(GLOBAL, jnp.ones(()))))[1]
+
+
+class Named(eqx.Module):
+    inner: Layer
+    GLOBAL: jax.Array
 
 
 def test_jvp_and_linearize_are_asked_too():

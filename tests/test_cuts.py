@@ -152,6 +152,17 @@ def test_axes_that_differ_at_an_array(transform):
         assert eqx.tree_equal(ours, vanilla(f, in_axes=in_axes)(twin(a), twin(b))), in_axes
 
 
+@pytest.mark.parametrize("make", [lambda a, b: {"a": a, "b": b}, lambda a, b: [a, b], lambda a, b: (a, [b])])
+def test_axes_that_differ_between_the_modules_of_one_argument_are_said(make):
+    w = jnp.arange(4.0).reshape(2, 2)
+    model, axes = make(Pair(w, 1), Pair(w, 1)), make(Pair(0, None), Pair(1, None))
+    total = lambda m: sum(jnp.vdot(x, x) for x in jax.tree.leaves(m) if eqx.is_array(x))
+    with pytest.warns(st.UntiedWarning, match="cut in"):
+        st.vmap(total, in_axes=(axes,))(model)
+    st.vmap(total, in_axes=(make(Pair(0, None), Pair(0, None)),))(model)
+    st.vmap(total, in_axes=(axes,))(st.untie(model))
+
+
 def axes_of_one_module(container):
     w = jnp.arange(4.0).reshape(2, 2)
     subtract = lambda m: m.first - m.second if container is Pair else m["first"] - m["second"]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ..core._call_arguments import Arguments
 from ..core._structure import LEAF, Given, Node, Op, Path, Structure, canonical, intern
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import which_are_noted, which_are_tied_values
@@ -130,30 +131,43 @@ def _forbid(fates: Fates, several: Mapping[int, Sequence[Way]], transform: str) 
             raise_inconsistent(fates, number, transform)
         if node is not None and node.type.carries_identity:
             containers.add(number)
-    conflicts = within_modules(fates, containers)
+    conflicts = within_groups(fates, containers, [[root] for _, root in outermost_ways(fates)] if containers else [])
     if fates.treatment.within_module == REFUSED:
         arrays = {number for number, node in nodes.items() if node is None}
-        conflicts |= within_modules(fates, arrays, has_containers=fates.treatment.has_containers)
+        conflicts |= within_groups(fates, arrays, modules_of_arguments(fates))
     if conflicts:
         raise_inconsistent(fates, min(conflicts), transform)
     return partible
 
 
-def within_modules(fates: Fates, numbers: Collection[int], *, has_containers: bool = False) -> set[int]:
-    """Those records to which the edges of one outermost module lead with two fates.
+def within_groups(fates: Fates, numbers: Collection[int], groups: Sequence[Sequence[Way]]) -> set[int]:
+    """Finds the records to which the edges below one group of ways lead with two fates.
 
     Args:
         fates: of the tree.
         numbers: the records that are asked about.
-        has_containers: whether mutable containers outside modules count as modules do.
+        groups: ways into modules. What two groups lead to may have two fates.
     """
     found: set[int] = set()
-    for _, root in outermost_ways(fates, has_containers=has_containers) if numbers else ():
+    for group in groups if numbers else ():
         first: dict[int, int] = {}
-        for way in fates.ways_from(root):
+        for way in [way for root in group for way in fates.ways_from(root)]:
             if way[0] in numbers and first.setdefault(way[0], fates[way]) != fates[way]:
                 found.add(way[0])
     return found
+
+
+def modules_of_arguments(fates: Fates) -> list[list[Way]]:
+    """The outermost ways into the modules of each argument, or of each result of several.
+
+    A dictionary of modules is one model as well as a module is, so a tie between two of its modules is no accident.
+    """
+    groups: dict[Any, list[Way]] = {}
+    root = fates.tree.node(fates.root[0])
+    has_several = root is not None and (root.type.cls is tuple or root.type.cls is Arguments)
+    for path, way in outermost_ways(fates, has_containers=fates.treatment.has_containers):
+        groups.setdefault(path[:1] if has_several else (), []).append(way)
+    return list(groups.values())
 
 
 def outermost_ways(fates: Fates, *, has_containers: bool = False) -> list[tuple[Path, Way]]:
@@ -241,7 +255,7 @@ def dealt_out(
     fates = Fates(tree, treatment)
     if treatment.within_module == REFUSED:
         objects = [number for number, (op, _) in enumerate(tree.records) if _is_object(op)]
-        conflicts = within_modules(fates, objects, has_containers=treatment.has_containers)
+        conflicts = within_groups(fates, objects, modules_of_arguments(fates))
         if conflicts:
             raise_inconsistent_result(fates, min(conflicts), transform)
     structure, names = numbered_anew(fates, op_of(fates) if op_of else lambda _: None)

@@ -8,6 +8,7 @@ hands the user's function is called with, and how its results are dealt to the t
         return inside.like(carry, carried), inside.pack(emitted)
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from ._dealing_into_hands import with_notes
 from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
 from ._meet_of_trees import Words, fitted
-from .checks._closed_over import report_closed_over
+from .checks._closed_over import handing_over, report_closed_over
 from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, walked_bound_module
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
@@ -213,7 +214,11 @@ class Inside:
         def unwritable() -> tuple[Collection[int], str]:
             return ((), "") if call is None else terms.unwritable(call)
 
-        with letting_wait() as self._waiting, FunctionBeingTraced(terms.policy, loss, unwritable, unsaid) as tracing:
+        with (
+            letting_wait() as self._waiting,
+            FunctionBeingTraced(terms.policy, loss, unwritable, unsaid) as tracing,
+            contextlib.nullcontext() if call is None else handing_over(call.tree, tree),
+        ):
             result = self.function(*args, **kwargs)
             tracing.changed_what_it_is_bound_to(bound, called)
             tracing.returned(tree, result, terms.rules)

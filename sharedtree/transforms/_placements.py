@@ -106,7 +106,7 @@ def shortened(spec: PartitionSpec) -> PartitionSpec:
 
 def _how_to_have_one_place(leaves: Sequence[Any]) -> str:
     return (
-        "What is tied within one module has one place. Change the rule for one of these paths; or make rules by name "
+        "What is tied within one argument has one place. Change the rule for one of these paths; or make rules by name "
         "so that they are asked once for each array, at its first path:\n"
         "    shardings = sharedtree.tree.map_with_path(rule, sharedtree.tree.filter(model, equinox.is_array))\n"
     )

@@ -1,4 +1,4 @@
-"""A tie within one module that is cut because its paths have two axes or specifications.
+"""A tie within the modules of one argument that is cut because its paths have two axes or specifications.
 
     vmap(f, in_axes=(Net(0, 1),))(Net(w, w))        inside, `embed` and `head` are two arrays
 
@@ -16,12 +16,12 @@ from ...core._warning_source import report_untied
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 from .._caller_side import Call
-from .._dealing_into_hands import outermost_ways
+from .._dealing_into_hands import modules_of_arguments, outermost_ways
 from .._leaf_labels import SAID, Fates, Way
 
 
 def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) -> None:
-    """Warns, once for a trace, of arrays that are several inside, because one module has them under several labels.
+    """Warns, once for a trace, of arrays that are several inside, because one argument has them under several labels.
 
     Args:
         call: the arguments, as they were dealt.
@@ -35,7 +35,7 @@ def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) ->
     if policy.on_untie == "ignore":
         return
     cuts = [cut for cut in call.plan.cuts if cut.fates.treatment.within_module == SAID and cut.leaves]
-    found = [paths for cut in cuts for paths in _cut_within_modules(cut.fates, set(cut.leaves))]
+    found = [paths for cut in cuts for paths in _cut_within_arguments(cut.fates, set(cut.leaves))]
     if not found:
         return
     lines = [f"    `{jtu.keystr(path)}`: {treatment}" for treatment, path in found[0].items()]
@@ -53,14 +53,16 @@ def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) ->
     report_untied(policy.on_untie, names.definition, what, fix, texts, verb="cut", count=len(found))
 
 
-def _cut_within_modules(fates: Fates, leaves: set[int]) -> list[dict[str, Path]]:
-    """For each array that one outermost module has under several labels: each label in words, with its first path."""
+def _cut_within_arguments(fates: Fates, leaves: set[int]) -> list[dict[str, Path]]:
+    """For each array that the modules of an argument have under several labels: each in words, with its first path."""
     found: list[dict[str, Path]] = []
-    for start, root in outermost_ways(fates, has_containers=fates.treatment.has_containers):
+    start_of = {way: path for path, way in outermost_ways(fates, has_containers=fates.treatment.has_containers)}
+    for group in modules_of_arguments(fates):
         places: dict[int, dict[str, Path]] = {}
-        for way, path in _first_paths(fates, root, start).items():
-            if way[0] in leaves:
-                places.setdefault(way[0], {}).setdefault(fates.described(way), path)
+        for root in group:
+            for way, path in _first_paths(fates, root, start_of[root]).items():
+                if way[0] in leaves:
+                    places.setdefault(way[0], {}).setdefault(fates.described(way), path)
         found += [paths for _, paths in sorted(places.items()) if len(paths) > 1]
     return found
 
