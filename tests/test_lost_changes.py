@@ -257,6 +257,13 @@ def test_a_function_that_a_rule_calls_is_listed_once():
     assert fixes_in(message)[0].count("custom_vjp") == 1
 
 
+@pytest.mark.parametrize("residual", [lambda model: model, lambda model: (model, 1), lambda model: model.count])
+def test_a_residual_is_not_returned_to_anybody(residual):
+    ruled = st.custom_vjp(lambda model, x: model(x).sum())
+    ruled.defvjp(lambda model, x: (model(x).sum(), residual(model)), lambda _, cotangent: (None, jnp.ones_like(X)))
+    assert "changes `model.count`" in message_of(lambda: st.grad(lambda x, model: ruled(model, x))(X, Counter()))
+
+
 def test_a_transform_without_a_name_is_called_so_in_code():
     message = message_of(lambda: st.preserve_identities(lambda f: jax.jit(f))(loss_of_counter())(Counter(), X))
     assert fixes_in(message) == ["f = sharedtree.preserve_identities(transform, in_place=False)(loss)"]

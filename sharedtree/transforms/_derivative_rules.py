@@ -177,7 +177,7 @@ class RuleTransform(FunctionTransform):
             finish: (the trace, what is beside the result) → what JAX gets of that; None if it is the function. If a
                 rule returns no pair, JAX gets that, for it says best what is wrong.
         """
-        inside, result = self.run(policy, rule, args)
+        inside, result = self.run(policy, rule, args, is_beside_more=finish is not None)
         beside = None
         if finish is not None:
             if not isinstance(result, (tuple, list)) or len(result) != 2:
@@ -281,12 +281,21 @@ class RuleTransform(FunctionTransform):
         rules = self.rules(policy)._replace(convention="jax")
         return Fit(self.transform_name, rules, adds_up, may_lack=True, is_of_rule=True, whole=whole)
 
-    def run(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any]) -> tuple[Inside, Any]:
-        """Calls a function with what was dealt."""
+    def run(
+        self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, is_beside_more: bool = False
+    ) -> tuple[Inside, Any]:
+        """Calls a function with what was dealt.
+
+        Args:
+            policy: what counts as sharing.
+            function: the function or a rule.
+            args: hands, and what is static.
+            is_beside_more: whether it returns a pair, of which callers get the first only.
+        """
         received = self.received(args)
         inside = Inside(self.terms(policy), function)
         own = received.arguments
-        return inside, inside.call_with(received, own.args, own.kwargs)
+        return inside, inside.call_with(received, own.args, own.kwargs, is_beside_more=is_beside_more)
 
 
 def returning(function: Callable[..., Any], value: Any) -> Inner:

@@ -189,8 +189,17 @@ class Inside:
         self.check(result)
         return result
 
-    def call_with(self, received: Received, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What the user's function makes of arguments that were received."""
+    def call_with(
+        self, received: Received, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_beside_more: bool = False
+    ) -> Any:
+        """Calls the user's function with arguments that were received.
+
+        Args:
+            received: the arguments, and what is kept beside them.
+            args: by position.
+            kwargs: by name.
+            is_beside_more: whether the function returns a pair, of which callers get the first only.
+        """
         terms, tree, call = self.terms, received.tree, received.call
         self.received = received
         if terms.caches_traces:
@@ -221,7 +230,8 @@ class Inside:
         ):
             result = self.function(*args, **kwargs)
             tracing.changed_what_it_is_bound_to(bound, called)
-            tracing.returned(tree, result, terms.rules)
+            is_pair = is_beside_more and isinstance(result, (tuple, list)) and len(result) == 2
+            tracing.returned(tree, result[0] if is_pair else result, terms.rules)
         return result
 
     def walked(self, result: Any, rules: Rules | None = None, name: str = "result") -> Walked:
