@@ -189,12 +189,3 @@ TOKENS = _all("tokens")
 FUNCTIONS = _all("functions") | TOKENS
 IF_TRUSTED = _all("if_trusted")
 KEPT_BACK = _all("kept_back")
-
-MOVED = {
-    "sharedtree._export:WrittenDag": "sharedtree.serialise._export:WrittenDag",
-    **{
-        f"sharedtree._demo:{name}": f"sharedtree.cli._demo:{name}"
-        for name in ("Attention", "Block", "Checkpoint", "Embedding", "LanguageModel", "Sizes")
-    },
-}
-"""What was written under a name that a class of this package had, and the name that it has now."""

@@ -23,7 +23,6 @@ from ._allow_list import (
     IMPORTABLE,
     INSTANCES,
     KEPT_BACK,
-    MOVED,
     NAMES_ONLY,
     PACKAGES,
     ROW_OF,
@@ -131,7 +130,6 @@ class Trust:
         What a program defines is in `__main__` while it runs, and elsewhere for everyone else. So `__main__` says
         little about where something is, and what the user gave and is called the same in its own module is meant.
         """
-        name = MOVED.get(name, name)
         module, _, qualname = name.partition(":")
         if module not in (MAIN, CHILD, main, self._program):
             return (name,)
