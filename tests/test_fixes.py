@@ -32,7 +32,7 @@ USUAL = {
 PIP = re.compile(
     r"pip install (--upgrade )?(sharedtree|ml_dtypes|jax|flax|optax|tqdm|orbax-checkpoint|treescope|igraph drawsvg"
     r"|equinox|'equinox<[\d.]+'|'flax>=0\.12\.1'"
-    r"|flatbuffers|'typing-extensions>=4' 'flax>=0\.12' 'optax>=0\.2\.5' 'einops>=0\.8' 'rich>=13' 'PyYAML>=6'"
+    r"|flatbuffers|'typing-extensions>=4' 'flax>=0\.12\.8' 'optax>=0\.2\.8' 'einops>=0\.8' 'rich>=13' 'PyYAML>=6'"
     r"|'jax<[\d.]+'|--no-deps treex==0\.6\.9 treeo==0\.0\.10)"
 )
 
