@@ -195,7 +195,6 @@ class Inside:
         if terms.caches_traces:
             terms.traces.add(tree, received.arguments, terms.names)
         if call is not None:
-            call.was_traced = True
             require_separate(call.arguments, call.tree, terms.names)
             report_tied_values(call.tree, terms.names, terms.title, terms.policy)
             report_cut_ties(call, terms.names, terms.title, terms.policy)
