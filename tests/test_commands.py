@@ -352,7 +352,7 @@ def test_audit_of_a_file_that_names_what_it_may_not(command, saved):
     by_name = {request["name"]: request for request in whole["requests"]}
     assert by_name[pair] == {
         "name": pair, "kind": "class", "paths": ["['pair']"], "allowed": True, "found": True, "why": "",
-        "elsewhere": "",
+        "not_imported": "",
     }  # fmt: skip
     assert by_name[colour]["allowed"] is False
 

@@ -9,9 +9,9 @@ JSON of `verify`: `files`, each with `file`; `whole`, true or false, or null if 
 text or null.
 
 JSON of `audit`: `file`; `requests`, each with `name`, `kind` (`"class"`, `"function"` or `"method"`), `paths` (the
-first few places), `allowed`, `found` and `why`, a text that is empty if all is well, and `not_imported`, the module that
-has to be imported before the file is loaded, or an empty text; `allow_list`, the names to trust if you trust what is
-refused.
+first few places), `allowed`, `found` and `why`, a text that is empty if all is well, and `not_imported`, the module
+that has to be imported before the file is loaded, or an empty text; `allow_list`, the names to trust if you trust what
+is refused.
 """
 
 import argparse

@@ -118,8 +118,8 @@ def test_another_program_loads(python, project):
     write(project / "eval.py", "import train as home\n" + loading(ANYHOW))
     assert python(project, "eval.py", path) == 2 * "fine\n"
     for trusted in ("'train'", "['train:Net', 'train:act', 'train:Mode', 'train:Net.Inner']"):
-        code = f"import sys, sharedtree as st\nnet = st.load(sys.argv[1], trusted={trusted})\n"
-        assert python(project, "-c", code + "home = sys.modules['train']; home.check(net, home)", path) == "fine\n"
+        code = f"import sys, sharedtree as st, train\nnet = st.load(sys.argv[1], trusted={trusted})\n"
+        assert python(project, "-c", code + "train.check(net, train)", path) == "fine\n"
 
 
 def test_the_program_itself_loads_and_does_not_run_twice(python, project, old):
@@ -148,6 +148,8 @@ def line_offered(**options):
     try:
         sharedtree.load(path, **options)
     except sharedtree.SharedTreeError as error:
+        global message
+        message = str(error)
         return re.findall(r"^    (sharedtree\\.load\\(path, .*\\))$", str(error), re.MULTILINE)[0]
 """
 
@@ -174,7 +176,10 @@ def test_the_message_where_nothing_of_the_name_is_loaded(python, project, old):
             assert "Import that from the file that defines it" in str(error)
         of_old = line_offered()
         path = new
-        net = eval(line_offered())
+        line = line_offered()
+        assert "train" not in sys.modules
+        exec(re.findall("^    (import train)$", message, re.MULTILINE)[0])
+        net = eval(line)
         home = sys.modules["train"]
         home.check(net, home)
         path = sys.argv[2]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...core._errors import StructureMismatchError, UntrustedTypeError
 from ...core._printing import printable
 from ._allow_list import CLASSES, FUNCTIONS, IF_TRUSTED, NAMES_ONLY, PACKAGES, ROW_OF
-from ._public_names import CHILD, MAIN, find, home_of, library_of, namespace, root_of
+from ._public_names import CHILD, MAIN, find, home_of, library_of, module_to_import, namespace, root_of
 from ._trusted_names import Trust, Use, Verdict
 
 Name = tuple[Use, str]  # what a file uses a name as, and the name; that of a class stands before those of its methods
@@ -66,7 +66,7 @@ def resolve_all(
         StructureMismatchError: if a name leads nowhere.
     """
     wanted: dict[Name, Any] = {(kind, name): _renamed(kind, name, renames) for kind, name in names}
-    texts = {key: new for key, new in wanted.items() if isinstance(new, str) and key[0] != "method"}
+
     verdicts = _verdicts(wanted, trust, main)
     faults: dict[Name, Verdict] = {
         (kind, name): verdict
@@ -194,14 +194,27 @@ def _untrusted(
 
 def imports(modules: Iterable[str]) -> list[str]:
     """The lines of a message that say what has to be imported before a file is loaded; empty texts are passed over."""
-    lines: list[str] = []
-    for module in dict.fromkeys(filter(None, modules)):
+    lines = _import_lines(modules)
+    return ["Loading imports nothing. Import this, then load again:", *lines] if lines else []
+
+
+def _import_lines(modules: Iterable[str]) -> list[str]:
+    lines: dict[str, None] = {}
+    for module in sorted(filter(None, modules)):
         row = ROW_OF.get(root_of(module))
         home = row.imported_from if row is not None else ""
         # treex by itself fails on today's JAX, also where only a part of it is wanted.
-        lines.append(f"    import {home}.{root_of(module)}" if home else f"    import {module}")
-    lines = list(dict.fromkeys(lines))
-    return ["Loading imports nothing. Import this, then load again:", *lines] if lines else []
+        name = f"{home}.{root_of(module)}" if home else module
+        lines[f"    import {name}"] = None
+    return list(lines)
+
+
+def _module_to_import(module: str) -> str:
+    """The module to import for names of a module; empty if that is done, or there is none."""
+    try:
+        return module_to_import(module) or ""
+    except LookupError:
+        return ""
 
 
 def _name_now(key: Name, wanted: Mapping[Name, Any]) -> str:
@@ -303,6 +316,8 @@ def _how_to_trust(
         yield "Import that from the file that defines it. If you trust it, say so:"
     else:
         yield "If you trust them, say so:"
+    others = [name.partition(":")[0] for name in names if not _is_of_program(name, main)]
+    yield from _import_lines([_module_to_import(module) for module in others])
     yield _call(texts, {own[name]: new for name, new in moved.items()}, renames)
     roots = dict.fromkeys(map(root_of, own))
     if not moved and not absent and (PACKAGES | NAMES_ONLY).isdisjoint(roots):

@@ -1,8 +1,8 @@
 """What a file may name: the allow-list, and how a name on it becomes an object.
 
 The text of a name is judged first. Only then is the name looked up, in the dictionaries of classes and of modules that
-are imported already: a file imports nothing. What is found is judged again: a class must be one of the kinds that can be
-rebuilt without calling it, and what a package was trusted for must be defined in that package, so that `os.system`
+are imported already: a file imports nothing. What is found is judged again: a class must be one of the kinds that can
+be rebuilt without calling it, and what a package was trusted for must be defined in that package, so that `os.system`
 does not come in through a module that imports it.
 """
 
