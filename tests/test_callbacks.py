@@ -220,8 +220,7 @@ def test_an_eager_callback_is_compiled_once():
             pure_callback(host.scaled, S, tied())
         assert [name for name in compiled if "backend_compile" in name] == before != []
     finally:
-        # JAX 0.8 offers no way to let go of one.
-        getattr(jax.monitoring, "unregister_event_duration_listener", lambda _: None)(listener)
+        jax.monitoring.unregister_event_duration_listener(listener)
 
 
 def test_what_is_changed_on_the_host_stays_there():

@@ -144,7 +144,7 @@ class Drops:
     x: int = 7
 
 
-jax.tree_util.register_dataclass(Drops, ["a"], [], drop_fields=["x"])  # JAX 0.8 takes a name for its letters
+jax.tree_util.register_dataclass(Drops, ["a"], [], drop_fields=["x"])
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["a"], meta_fields=[])

@@ -21,10 +21,7 @@ from sharedtree.__main__ import main
 from sharedtree.cli import _demo
 from sharedtree.cli._demo import (
     Advanced,
-    Attention,
-    Block,
     Checkpoint,
-    Embedding,
     LanguageModel,
     Report,
     Sizes,
@@ -42,7 +39,6 @@ from sharedtree.cli._demo import (
     unigram_loss,
 )
 from sharedtree.core._native_or_python import engine
-from sharedtree.serialise.trust._trusted_names import Trust
 
 from .serialise.process import run as in_new_process
 
@@ -346,11 +342,6 @@ def test_at_most_half_of_the_steps_are_taken_again(monkeypatch, capsys):
         said = capsys.readouterr().err
         assert f"in {steps} steps" in said
         assert f"the last {again} steps bit for bit" in said
-
-
-def test_files_of_earlier_demos_lead_to_the_same_classes():
-    for cls in (Checkpoint, Sizes, LanguageModel, Block, Attention, Embedding):
-        assert Trust().resolve(f"sharedtree._demo:{cls.__name__}", "class").obj is cls
 
 
 @pytest.mark.slow

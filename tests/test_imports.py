@@ -149,10 +149,5 @@ def test_every_public_name_is_re_exported_as_itself():
     assert all(module.startswith(f"{_lazy_names.ROOM_OF[name]}.") for name, module in later.items())
     assert {"save", "show", "serialise", "Dag"} <= {*dir(sharedtree)}
     assert not hasattr(sharedtree, "Sequence")
-    for name in dir(sharedtree.errors):
-        if not name.startswith("_") and name not in vars(sharedtree):
-            with pytest.warns(DeprecationWarning, match=f"is `sharedtree.errors.{name}` now") as told:
-                assert getattr(sharedtree, name) is getattr(sharedtree.errors, name)
-            assert [each.filename for each in told] == [__file__]
     with pytest.raises(AttributeError, match="module 'sharedtree' has no attribute 'nothing'"):
         _ = sharedtree.nothing

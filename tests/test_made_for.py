@@ -83,7 +83,7 @@ def test_a_program_keeps_no_argument_alive(name, options):
     model, alive = Pair(weight, weight), weakref.ref(weight)
     stage = getattr(st.jit(lambda m, n: 2 * m.first, **options), name)(model, 1)
     program = stage.compile() if name == "lower" else stage.lower().compile()
-    del model, weight, stage  # what JAX 0.8 has traced keeps its arguments
+    del model, weight, stage  # what JAX has traced keeps its arguments
     gc.collect()
     assert alive() is None
     assert program(TIED, *([] if "static_argnums" in options else [1])).tolist() == [0, 2]

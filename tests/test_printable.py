@@ -198,8 +198,7 @@ def sharding():
 
 COMMANDS = [
     ["show", "A"], ["show", "--arrays", "A"], ["show", "--json", "A"], ["audit", "A"], ["audit", "--json", "A"],
-    ["verify", "A"], ["verify", "--json", "A"], ["diff", "A", "B"], ["diff", "B", "A"], ["diff", "--json", "A", "B"],
-    ["diff", "--structure", "A", "A"],
+    ["verify", "A"], ["verify", "--json", "A"],
 ]  # fmt: skip
 
 

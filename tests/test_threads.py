@@ -137,8 +137,6 @@ FIRST_CALLS = {
     if hasattr(st, transform.__name__) and transform.__module__.startswith("jax")
     if scenario.tested != "on_eight_devices"
 }
-# Of JAX 0.8 a vanilla `pmap` fails in eight threads, too.
-CAN_BE_FIRST = [name for name in IN_PLACE if name != "pmap" or jax.__version_info__ >= (0, 9)]
 
 
 @pytest.mark.slow
@@ -158,7 +156,7 @@ def test_first_calls_of_each_transform(name):
         assert all(map(np.array_equal, values, leaves))
 
 
-@pytest.mark.parametrize("name", CAN_BE_FIRST)
+@pytest.mark.parametrize("name", IN_PLACE)
 def test_first_calls_in_place(name):
     """Each thread has a model of its own, and writes into that one only."""
 

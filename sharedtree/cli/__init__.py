@@ -7,11 +7,11 @@ looks up a name of a file, but by `audit --trusted`, nor prints a character that
 
 from typing import Any
 
-from . import _diff, _show_and_draw, _verify_and_audit
+from . import _show_and_draw, _verify_and_audit
 from ._terminal_output import guarded as guarded
 
 
 def add_to(commands: Any) -> None:
     """Adds the commands to the subparsers of a parser."""
-    for command in (_show_and_draw, _verify_and_audit, _diff):
+    for command in (_show_and_draw, _verify_and_audit):
         command.add_to(commands)

@@ -23,8 +23,6 @@ import numpy as np
 import sharedtree as st
 
 from ..core._native_or_python import engine
-from ..serialise.load import opened
-from ._diff import compare
 
 FilePath = str | os.PathLike[str]
 STEPS, QUICK_STEPS = 900, 30
@@ -268,8 +266,22 @@ def reload(checkpoint: Checkpoint, path: FilePath) -> tuple[Checkpoint, FileSize
 def differences(live: Advanced, again: Advanced) -> tuple[str, ...]:
     """What is not the same, bit for bit, after the same steps from two checkpoints: `losses`, and paths."""
     found = ["losses"] if live.losses.tobytes() != again.losses.tobytes() else []
-    with opened(st.to_bytes(live.checkpoint)) as a, opened(st.to_bytes(again.checkpoint)) as b:
-        return (*found, *[" is ".join(each.paths) for each in compare(a, b)])
+    ties, other_ties = ({" is ".join(tie.paths) for tie in st.ties(each.checkpoint)} for each in (live, again))
+    bits, other_bits = (_bits_by_path(each.checkpoint) for each in (live, again))
+    differing = [path for path in bits | other_bits if bits.get(path) != other_bits.get(path)]
+    return (*found, *sorted(ties ^ other_ties), *differing)
+
+
+def _bits_by_path(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Path → what is there: of an array its class, dtype, shape and bytes; of anything else the class and the value."""
+    found: dict[str, Any] = {}
+    for path, value in jax.tree_util.tree_leaves_with_path(checkpoint):
+        is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        plain = jax.random.key_data(value) if is_key else value
+        is_array = isinstance(plain, (jax.Array, np.ndarray))
+        content = (plain.dtype, plain.shape, np.asarray(plain).tobytes()) if is_array else plain
+        found[jax.tree_util.keystr(path)] = type(value), content
+    return found
 
 
 ANNOUNCEMENT = """\

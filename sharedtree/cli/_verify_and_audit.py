@@ -1,17 +1,16 @@
 """`verify FILE...` and `audit FILE`: whether to load a file. Is it what was written, and which code does it ask for?
 
 `verify` exits with 1 if a file is damaged, and with 2 if one could not be checked: it is missing, or no sharedtree
-file. `audit` lists the classes and functions that a file names, and which of them it would get. Without `--trusted`
-nothing is imported but what sharedtree knows, and that only from where it is installed. It exits with 1 if something is
-refused, or would come from elsewhere.
+file. `audit` lists the classes and functions that a file names, and which of them it would get, at once or when a
+module is imported, which it does not do. It exits with 1 if something is refused.
 
 JSON of `verify`: `files`, each with `file`; `whole`, true or false, or null if it could not be checked; `nbytes` and
 `num_arrays`, of a whole file; `damage`, the damaged chunks of 4 MiB, each with `tensor` and `chunk`, from 0; `error`, a
 text or null.
 
 JSON of `audit`: `file`; `requests`, each with `name`, `kind` (`"class"`, `"function"` or `"method"`), `paths` (the
-first few places), `allowed`, `found` and `why`, a text that is empty if all is well, and `elsewhere`, the place from
-which a package would come that is not installed, or an empty text; `allow_list`, the names to trust if you trust what
+first few places), `allowed`, `found` and `why`, a text that is empty if all is well, and `not_imported`, the module
+that has to be imported before the file is loaded, or an empty text; `allow_list`, the names to trust if you trust what
 is refused.
 """
 
@@ -147,5 +146,5 @@ def audit(arguments: argparse.Namespace) -> int:
     else:
         write = line_writer()
         for line in str(found).split("\n"):
-            write((line, "bad" if "  REFUSED: " in line or "  ELSEWHERE: " in line else ""))
-    return FOUND if found.refused or found.elsewhere else OK
+            write((line, "bad" if "  REFUSED: " in line else ""))
+    return FOUND if found.refused else OK

@@ -123,7 +123,7 @@ def load(name: str) -> types.ModuleType:
             _check(name)
             _remove(_imported_before())
             if _finder not in sys.meta_path:
-                sys.meta_path.insert(_place(), _finder)
+                sys.meta_path.insert(0, _finder)
             before = _imported()
             try:
                 importlib.import_module(name)
@@ -134,27 +134,6 @@ def load(name: str) -> types.ModuleType:
                 raise
     # Not from `sys.modules`: another thread may still be importing it.
     return importlib.import_module(name)
-
-
-def import_module(name: str) -> types.ModuleType:
-    """`importlib.import_module`, which of treex and treeo gives those that work.
-
-    Raises:
-        CompatibilityError: as `load`.
-    """
-    if name.partition(".")[0] in VERSIONS:
-        load(name.partition(".")[0])
-    return importlib.import_module(name)
-
-
-def importable_name(package: str) -> str:
-    """What to import to have a package: treex and treeo by themselves fail on today's JAX."""
-    return f"{__package__}.{package}" if package in VERSIONS else package
-
-
-def _place() -> int:
-    """Behind what judges imports, which asks the other finders and must be asked first."""
-    return len(list(itertools.takewhile(lambda finder: getattr(finder, "stays_first", False), sys.meta_path)))
 
 
 def _imported() -> set[str]:

@@ -12,8 +12,6 @@
 - `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
 - `_deprecations` of `jax.experimental.shard_map`: whoever asks for the function there by its name is warned, but those
   who have it should be served. Where it is gone, so is the function.
-- `TypedNdArray`: in JAX 0.8 a rule is given an object of this class for a NumPy array, which is none. Where the name is
-  gone, NumPy arrays stay what they are.
 - `typed_scalar_types`: a rule is given objects of these classes for Python numbers. Where the name is gone, numbers are
   expected to stay what they are, and a test fails if they do not.
 - `_line_info` of a tracer: where the operation that made it was called. Without it, warnings name no line.
@@ -30,18 +28,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import numpy as np
 from jax import tree_util as jtu
 from jax._src import core as _core, tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax._src.core import trace_ctx
 from jax.core import Tracer
 from jax.interpreters.partial_eval import dce_jaxpr
-
-try:
-    from jax._src.literals import TypedNdArray as _TypedNdArray
-except ImportError:
-    _TypedNdArray = None
 
 try:
     from jax._src.literals import typed_scalar_types as _typed_scalar_types
@@ -64,8 +56,6 @@ REGISTRY: dict[type, Any] | None = getattr(_tree_util, "_registry", None)
 
 TYPED_NUMBERS: frozenset[type] = frozenset(_typed_scalar_types)
 """The classes of Python numbers whose dtype JAX has settled."""
-
-_NO_ARRAY = None if _TypedNdArray is None or issubclass(_TypedNdArray, np.ndarray) else _TypedNdArray
 
 
 _holder = getattr(_core, "trace_state_strong_ref", None)
@@ -168,11 +158,6 @@ def deprecated_shard_map() -> Callable[..., Any]:
     except ImportError:
         return jax.shard_map
     return known.get("_deprecations", {}).get("shard_map", (None, None))[1] or known.get("shard_map", jax.shard_map)
-
-
-def as_numpy(leaf: Any) -> Any:
-    """The NumPy array that JAX has wrapped; any other leaf as it is."""
-    return leaf.val if type(leaf) is _NO_ARRAY else leaf
 
 
 def as_number(leaf: Any) -> Any:

@@ -13,10 +13,7 @@ A program that runs for days, and must save with the version that it began with 
 import concurrent.futures.thread as _thread  # noqa: F401
 import importlib
 import sys
-import warnings
 from typing import Any
-
-from . import _errors
 
 _ROOMS = {
     "serialise": (
@@ -37,17 +34,11 @@ ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 def later(name: str) -> Any:
     """What a name of the package stands for that nobody has used yet. It is an attribute of the package from then on.
 
-    Errors had their names here, too; they are in `sharedtree.errors`, and a warning says so.
-
     Raises:
         AttributeError: if there is no such name.
     """
     if name in _ROOMS:
         return importlib.import_module(f"{_NAME}.{name}")
-    error = getattr(_errors, name, None)
-    if isinstance(error, type) and issubclass(error, (_errors.SharedTreeError, Warning)) and not name.startswith("_"):
-        warnings.warn(f"`{_NAME}.{name}` is `{_NAME}.errors.{name}` now.", DeprecationWarning, stacklevel=2)
-        return error
     if name not in ROOM_OF:
         raise AttributeError(f"module {_NAME!r} has no attribute {name!r}", name=name, obj=_PACKAGE)
     found = getattr(importlib.import_module(f"{_NAME}.{ROOM_OF[name]}"), name)

@@ -160,7 +160,7 @@ class NamesInFiles(NamedTuple):
 
     Attributes:
         packages: the top-level packages of the library.
-        importable: modules below these that loading may import.
+        imported_from: the package of which these are to be imported, if it is another one.
         kinds: the kinds of classes of which all may be named.
         has_methods: whether public methods of its modules may be.
         only_names: whether only single names are allowed, also if the package is trusted.
@@ -175,7 +175,7 @@ class NamesInFiles(NamedTuple):
     """
 
     packages: str = ""
-    importable: str = ""
+    imported_from: str = ""
     kinds: tuple[ClassKind, ...] = ()
     has_methods: bool = False
     only_names: bool = False

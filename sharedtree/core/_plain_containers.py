@@ -130,11 +130,6 @@ def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
     return False
 
 
-def dict_key(name: Any) -> Any:
-    """The key entry for a key of a dictionary."""
-    return jtu.DictKey("None" if name is None else name)  # JAX 0.8 refuses None
-
-
 def name_in(key: Any) -> Any:
     """What a key entry leads to a child by: a name, the key of a dictionary, or an index as a text."""
     if isinstance(key, jtu.GetAttrKey):
@@ -164,7 +159,7 @@ def _sequence_keys(obj: Any) -> Keys:
 
 
 def _dict_keys(obj: dict[Any, Any]) -> Keys:
-    return tuple([dict_key(name) for name in _sorted_keys(obj)])
+    return tuple([jtu.DictKey(name) for name in _sorted_keys(obj)])
 
 
 def _plain(
@@ -193,7 +188,7 @@ PLAIN: dict[type, NodeType] = {
         collections.OrderedDict,
         lambda x: (tuple(x.values()), tuple(x)),
         lambda names, xs: collections.OrderedDict(zip(names, xs, strict=True)),
-        lambda x: tuple([dict_key(name) for name in x]),
+        lambda x: tuple([jtu.DictKey(name) for name in x]),
         is_mutable=True,
     ),
     collections.defaultdict: _plain(

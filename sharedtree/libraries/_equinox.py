@@ -189,7 +189,6 @@ EQUINOX = Library(
     is_choice=is_choice,
     names=NamesInFiles(
         "equinox",
-        importable="equinox.internal equinox.nn",
         kinds=("module", "namedtuple", "placeholder", "enum"),
         has_methods=True,
         state="equinox.nn: State StateIndex",

@@ -330,7 +330,6 @@ _CLASSES_OF_NUMBERS = IdentitySet([*PYTHON_NUMBERS, *NUMPY_NUMBERS])
 
 
 _NAMES = NamesInFiles(
-    importable="flax.nnx",
     # What stands for a carry and for a plain pytree.
     classes="flax.nnx: Carry    flax.nnx.graphlib: GenericPytree",
     state="""

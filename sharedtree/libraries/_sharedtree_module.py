@@ -153,7 +153,6 @@ MODULE = Library(
     answers_as_told=_is_one,
     names=NamesInFiles(
         "sharedtree",
-        importable="sharedtree.cli._demo",
         state_entry=KINDS_SLOT,
         instances="""
             sharedtree: Dag

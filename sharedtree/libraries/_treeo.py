@@ -214,6 +214,7 @@ TREEO = Library(
     # kinds of parameters.
     names=NamesInFiles(
         "treeo treex",
+        imported_from="sharedtree.compat",
         instances="""
             treeo.types: FieldMetadata Hashable Nothing
             treex: BatchNorm Conv Dropout Embed Flatten GroupNorm Initializer KeySeq Lambda LayerNorm Linear MLP Named

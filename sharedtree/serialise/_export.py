@@ -2,11 +2,10 @@
 
 An exported program outlives the process, and with it goes how its arguments and results are packed: structures, which
 are part of JAX's trees, and which JAX asks to be written as bytes. They are written as trees are written to files, and
-read under the same rules: by name, from an allow-list, and nothing is called. In the place of each traced leaf, and of
-each object that an earlier argument has, is a `jax.ShapeDtypeStruct`, since those have identity and carry no data:
+read under the same rules: by name, from an allow-list, and nothing is called. In the place of each traced leaf is a
+`jax.ShapeDtypeStruct`, since those have identity and carry no data:
 
-    Net(w, w) after an argument with 3 records, of which the layer is number 1
-        →  Net(struct((), bool), the same), Layer: struct((1,), int8)
+    Net(w, w)  →  Net(struct((), bool), the same)
 """
 
 import contextlib
@@ -17,10 +16,11 @@ from contextvars import ContextVar
 from typing import Any, Unpack
 
 import jax
+import numpy as np
 from jax import export as jax_export, tree_util as jtu
 
 from ..core._call_arguments import Arguments
-from ..core._errors import UntrustedTypeError
+from ..core._errors import FormatError, UntrustedTypeError
 from ..core._jax_internals import api_boundary
 from ..core._node_types import node_type_of_class
 from ..core._pack_and_unpack import Rules, Tags, build, pack
@@ -38,15 +38,6 @@ from ..transforms._preserve_identities import preserve_identities
 from ..transforms._signatures import Exporting
 from ..transforms.checks._lost_changes import only_traced
 from ..tree._dag import Dag
-from ._older_exports import (
-    Packed,
-    malformed,
-    put_together,
-    stand_in,
-    structure_before_hands,
-    structure_of_arguments,
-    written_before_hands,
-)
 from .load import from_bytes
 from .save import to_bytes
 from .trust._trusted_names import Trusted
@@ -88,7 +79,7 @@ class Exported:
             ValueError: if the arguments are of another tree, or their arrays of other shapes.
         """
         in_tree = self._exported.in_tree
-        known = structure_of_arguments(in_tree)
+        known = _structure_of_arguments(in_tree)
         # Only Equinox has static values outside modules.
         outside = [known.records[number][0] for number in reached_outside(known.records, known.root)]
         filtered = any(type(op) is Static for op in outside)
@@ -99,7 +90,7 @@ class Exported:
             hands, _ = in_tree.unflatten(range(in_tree.num_leaves))
             if not all(type(hand) is Hand for hand in hands):
                 own_args, own_kwargs = in_tree.unflatten(call.leaves)
-                return put_together(self._exported.call(*own_args, **own_kwargs))
+                return self._exported.call(*own_args, **own_kwargs)
             own = [[call.leaves[i] for i in hand.deal.numbers or range(known.num_leaves)] for hand in hands]
             each = zip(own, hands, strict=True)
             try:
@@ -154,7 +145,7 @@ class Exported:
         try:
             exported = jax_export.deserialize(bytearray(blob))
         except (StopIteration, AssertionError):  # of JAX, when leaves and arguments are not as many
-            raise malformed() from None
+            raise _malformed() from None
         finally:
             _trusted.reset(token)
         _require_sound(exported.in_tree)
@@ -255,6 +246,28 @@ def _named_like(known: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -
 _MISSING = object()
 
 
+def _structure_of_arguments(in_tree: Any) -> Structure:
+    """The structure of the arguments that a program takes, which `jax.export` may have made of plain trees.
+
+    Raises:
+        FormatError: if it is malformed.
+    """
+    args, kwargs = in_tree.unflatten([_stand_in() for _ in range(in_tree.num_leaves)])
+    if args and all(type(arg) is Hand for arg in args):
+        return args[0].structure
+    names = tuple([f"args[{i}]" for i in range(len(args))])
+    return pack(Arguments(names, args, kwargs), Tags(), Rules(convention="outside"))[1]
+
+
+def _stand_in() -> jax.ShapeDtypeStruct:
+    """What stands for a traced leaf where a structure is written."""
+    return jax.ShapeDtypeStruct((), np.bool_)
+
+
+def _malformed() -> FormatError:
+    return FormatError("The structure of an exported program is malformed: it is damaged, or was made by hand.")
+
+
 def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
     """A structure as bytes.
 
@@ -267,7 +280,7 @@ def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
     """
     table: list[Any] = []
     records = [(_written(op), children) for op, children in structure.records]
-    build(records, [stand_in() for _ in range(structure.num_leaves)], table)
+    build(records, [_stand_in() for _ in range(structure.num_leaves)], table)
     tree, names = table[structure.root], None
     if type(tree) is Arguments:
         tree, names = tree.parts()
@@ -282,17 +295,15 @@ def structure_of(data: bytes) -> Structure:
         FormatError: if these are no such bytes.
     """
     found = _read_bytes(data)
-    if type(found) is tuple:
-        return structure_before_hands(found, _read)
     if type(found) is not list or len(found) != 5 or not all(type(found[i]) is tuple for i in (3, 4)):
-        raise malformed()
+        raise _malformed()
     tree, names, convention, *noted = found
     if convention not in ("jax", "outside") or (names is not None and not _are_names(names, tree)):
-        raise malformed()
+        raise _malformed()
     tree = tree if names is None else Arguments.of_parts(names, tree)
     leaves, known = pack(tree, Tags(), Rules(convention=convention))
     if not all(type(mark) is int and 0 <= mark < len(leaves) for marks in noted for mark in marks):
-        raise malformed()
+        raise _malformed()
     return intern(tuple([(_read(op, len(below)), below) for op, below in known.records]), known.root, 0, None, *noted)
 
 
@@ -322,12 +333,12 @@ def deal_of(data: bytes) -> Deal:
     """The inverse of that."""
     found = from_bytes(data)
     if type(found) is not tuple or len(found) != 2 or type(found[0]) is not bytes:
-        raise malformed()
+        raise _malformed()
     structure, numbers = structure_of(found[0]), found[1]
     if numbers is not None and not (
         type(numbers) is tuple and all(type(n) is int and 0 <= n < structure.num_leaves for n in numbers)
     ):
-        raise malformed()
+        raise _malformed()
     return Deal(structure, numbers)
 
 
@@ -358,15 +369,14 @@ def _read(op: Op, num_leaves: int) -> Op:
     data = op.aux.peek()
     structure = structure_of(data) if type(data) is bytes else None
     if structure is None or structure.base or structure.num_leaves != num_leaves:
-        raise malformed()
-    dag = Dag._unflatten(structure, [stand_in() for _ in range(num_leaves)])  # noqa: SLF001 # pyright: ignore
+        raise _malformed()
+    dag = Dag._unflatten(structure, [_stand_in() for _ in range(num_leaves)])  # noqa: SLF001 # pyright: ignore
     return pack(dag, Tags())[1].records[-1][0]
 
 
 def _require_sound(treedef: Any) -> None:
     """Checks that the hands in a tree have all the leaves of one structure, each once."""
-    tree = treedef.unflatten([stand_in() for _ in range(treedef.num_leaves)])
-    put_together(tree)
+    tree = treedef.unflatten([_stand_in() for _ in range(treedef.num_leaves)])
     own = [hand for hand in jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is Hand) if type(hand) is Hand]
     numbers = [n for hand in own for n in hand.deal.numbers or range(hand.structure.num_leaves)]
     if own and (
@@ -374,7 +384,7 @@ def _require_sound(treedef: Any) -> None:
         or any(hand.structure is not own[0].structure or hand.deal.num_leaves != len(hand.leaves) for hand in own)
         or sorted(numbers) != list(range(own[0].structure.num_leaves))
     ):
-        raise malformed()
+        raise _malformed()
 
 
 def _require_flatbuffers() -> None:
@@ -392,7 +402,6 @@ def _require_flatbuffers() -> None:
 for cls, write, read in (
     (Hand, bytes_of_deal, deal_of),
     (Dag, bytes_of, structure_of),
-    (Packed, lambda structure: to_bytes(written_before_hands(structure, _written)), structure_of),
 ):
     # JAX knows each name once, and keeps that of an earlier import of the package.
     with contextlib.suppress(ValueError):

@@ -4,12 +4,10 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ..compat._import_hook import importable_name
 from ..core._printing import printable
 from .container._byte_sources import ProgressOption, Readable, showing
 from .load import Opened, opened
-from .trust._public_names import root_of
-from .trust._resolved_names import Request
+from .trust._resolved_names import Request, imports
 from .trust._trusted_names import Trust, Trusted
 from .values._decoding import audit as requests_of
 from .values._paths import Line, Lines, array_nbytes, columns
@@ -33,9 +31,9 @@ class Audit(NamedTuple):
         return tuple(request for request in self.requests if not request.allowed)
 
     @property
-    def elsewhere(self) -> tuple[Request, ...]:
-        """The names that every file may have, but whose packages would come from where nothing is installed."""
-        return tuple(request for request in self.requests if request.elsewhere)
+    def not_imported(self) -> tuple[Request, ...]:
+        """The names that the file gets once their modules are imported, which loading does not do."""
+        return tuple(request for request in self.requests if request.not_imported)
 
     @property
     def allow_list(self) -> tuple[str, ...]:
@@ -51,18 +49,15 @@ class Audit(NamedTuple):
         if self.refused:
             listed = ", ".join(f'"{printable(name)}"' for name in self.allow_list)
             lines += ["If you trust what is refused:", f"    sharedtree.load(path, trusted=[{listed}])"]
-        if self.elsewhere:
-            packages = dict.fromkeys(importable_name(root_of(request.name)) for request in self.elsewhere)
-            lines += ["What would come from elsewhere is not installed. If it is yours, import it before you load:"]
-            lines += [f"    import {package}" for package in packages]
+        lines += imports([request.not_imported for request in self.requests])
         return "\n".join(lines)
 
 
 def _verdict(request: Request) -> str:
     if not request.allowed:
         return f"REFUSED: {request.why}"
-    if request.elsewhere:
-        return f"ELSEWHERE: {request.why}"
+    if request.not_imported:
+        return f"allowed, once `{request.not_imported}` is imported"
     return "allowed" if request.found else f"allowed, but {request.why}"
 
 

@@ -86,12 +86,11 @@ class Call:
     Attributes:
         tree: the arguments, with the objects of the caller, by the numbers of what is put together inside.
         hands: what the transform is given.
-        was_traced: whether the function was traced in it.
         leaving: the labels of the hands of its result, where only the function's result tells them.
         told: what a trace has told of the arguments, for the adapter.
     """
 
-    __slots__ = ("arguments", "hands", "leaves", "leaving", "plan", "told", "trace", "tree", "walked", "was_traced")
+    __slots__ = ("arguments", "hands", "leaves", "leaving", "plan", "told", "trace", "tree", "walked")
 
     def __init__(
         self, arguments: Arguments, plan: Plan, leaves: Sequence[Any], walked: Sequence[Any], trace: Any = None
@@ -102,7 +101,6 @@ class Call:
         self.tree = Walked.of(plan.structure, objects)
         self.plan = plan
         self.leaves = leaves
-        self.was_traced = False
         self.leaving: list[Any] = []
         self.told: Any = None
         self.trace = current_trace() if trace is None else trace

@@ -20,7 +20,6 @@ import numpy as np
 
 from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
-from ..core._jax_internals import as_numpy
 from ..core._pack_and_unpack import unpack, walked
 from ..core._structure import Structure
 from ..core._trees_taken_apart import Walked
@@ -315,4 +314,4 @@ def _type_of(leaf: Any) -> Any:
 
 def tree_of(hand: Hand) -> Any:
     """What a hand was dealt from, put together."""
-    return unpack(hand.structure, [as_numpy(leaf) for leaf in hand.leaves])
+    return unpack(hand.structure, hand.leaves)

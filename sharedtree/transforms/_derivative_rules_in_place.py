@@ -21,7 +21,7 @@ from jax.custom_derivatives import SymbolicZero
 from ..core._by_identity import IdentityDict
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError, SharingMismatchError, StateGradientError
-from ..core._jax_internals import as_number, as_numpy
+from ..core._jax_internals import as_number
 from ..core._printing import listed
 from ..core._structure import LEAF, Given, Structure, Update, edges, intern
 from ..core._traced_leaves_and_identity import TRACED_NUMBERS
@@ -160,7 +160,7 @@ def write_back(result: tuple[Hand, Hand], call: Call, changed: Changed, function
     """
     state, hand = result
     state = _guarded(state, changed, function, transform)
-    state = Hand([as_number(as_numpy(leaf)) for leaf in state.leaves], state.deal)
+    state = Hand([as_number(leaf) for leaf in state.leaves], state.deal)
     changes = Changes(call, transform)
     leave((state,), call.objects.__getitem__, changes.update)
     made = leave((hand,))

@@ -17,7 +17,7 @@ import jax
 
 from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments, LeafPath
-from ..core._jax_internals import as_numpy, current_traces
+from ..core._jax_internals import current_traces
 from ..core._pack_and_unpack import Rules, build, walked
 from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, statics_of
@@ -100,7 +100,7 @@ NOTHING = Received(Walked((), 0), Arguments((), (), {}), None)
 def receive(hands: Sequence[Hand], statics: Sequence[Any] = (), bare: Sequence[Any] = ()) -> Received:
     """The arguments that were dealt in these hands; but for static ones, and those that crossed bare."""
     structure, table = hands[0].deal.structure, list[Any]()
-    leaves = [as_numpy(leaf) for leaf in gathered(hands, bare)]
+    leaves = gathered(hands, bare)
     given_copies = None
     if structure.objects and any(static.is_mutable for _, static in statics_of(structure)):
         given_copies = _build_with_copies(structure, leaves, table)
@@ -205,7 +205,6 @@ class Inside:
         if terms.caches_traces:
             terms.traces.add(tree, received.arguments, terms.names)
         if call is not None:
-            call.was_traced = True
             require_separate(call.arguments, call.tree, terms.names)
             report_tied_values(call.tree, terms.names, terms.title, terms.policy)
             report_cut_ties(call, terms.names, terms.title, terms.policy)

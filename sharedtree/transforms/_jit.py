@@ -244,7 +244,7 @@ class FilterJitTransform(JitTransform):
         options = {name: value for name, value in self.options.items() if name != "donate"}
         donated = tuple([i for i, label in enumerate(labels) if is_donated(label)])
         jitted = jax.jit(inner, donate_argnums=donated, **options)
-        return Filtered(jitted, inner, self.transform, bool(donated) and self._is_quiet)
+        return Filtered(jitted, inner, bool(donated) and self._is_quiet)
 
     def terms(self, policy: Policy) -> Terms:
         """As the base. In place, a module that is the function is refused."""
@@ -291,10 +291,9 @@ class Filtered:
     that call back can have such. So these are left to Equinox, which gets hands like everybody else.
     """
 
-    def __init__(self, jitted: Any, inner: Callable[..., Any], transform: Callable[..., Any], is_quiet: bool) -> None:
+    def __init__(self, jitted: Any, inner: Callable[..., Any], is_quiet: bool) -> None:
         self.jitted = jitted
         self._inner = inner
-        self._transform = transform
         self._is_quiet = is_quiet
         self._may_raise: bool | None = None
 

@@ -262,7 +262,7 @@ def _pair(inside: Inside, *operands: Any) -> Any:
 
 
 def _is_for_jax(tree: Walked) -> bool:
-    """Whether the transform can have a tree as it is: JAX 0.8 does not recover from what is too deep to flatten."""
+    """Whether the transform can have a tree as it is: JAX 0.10 does not recover from what is too deep to flatten."""
     return not holds_modules(tree) and depth_of(tree.records) <= _MOST_LEVELS
 
 

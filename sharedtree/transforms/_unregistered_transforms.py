@@ -18,7 +18,6 @@ from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments, LeafPath
 from ..core._distinct_leaves import distinct
 from ..core._errors import SharingMismatchError
-from ..core._jax_internals import as_numpy
 from ..core._node_types import is_module, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, build, pack, walked
 from ..core._prefix_trees import Branch
@@ -212,7 +211,7 @@ def _received(
         start = len(table)
         own: list[Any] = []
         for hand in sorted(group, key=lambda hand: hand.structure.base):
-            build(hand.structure, [as_numpy(leaf) for leaf in hand.leaves], own)
+            build(hand.structure, hand.leaves, own)
         table += own
         for hand in group:
             roots[hand] = own[hand.structure.root]

@@ -4,7 +4,6 @@ What would need a broken disk, another version of a library or several processes
 message.
 """
 
-import contextlib
 import dataclasses
 import errno
 import io
@@ -27,7 +26,6 @@ import sharedtree as st
 from sharedtree.serialise import orbax as st_orbax
 from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
 from sharedtree.serialise.container import _byte_sources, _writing as _container
-from sharedtree.serialise.trust import _public_names, _trusted_names
 from sharedtree.serialise.values import _all_kinds_of_nodes, _manifest, _nodes
 from tests.fixes import Scenario, scenario, scenarios
 from tests.serialise.drafts import Draft
@@ -303,24 +301,13 @@ def changed_since(path, change, after=None):
     )
 
 
-@contextlib.contextmanager
-def optax_lies_elsewhere():
-    """As if nobody had imported optax, and the one on Python's path were in the current directory."""
-
-    def found_elsewhere(module):
-        raise _public_names.ElsewhereError("optax", "optax.py")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(sys.modules, "optax")
-        patch.setattr(_trusted_names, "import_installed", found_elsewhere)
-        yield
-
-
-def of_optax_elsewhere(path, look, category):
+def of_optax(path, look, category):
+    """As if nobody had imported optax."""
     file = saved(path, [optax.TraceState(jnp.ones(1))])
 
     def provoke():
-        with optax_lies_elsewhere():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delitem(sys.modules, "optax")
             look(file)
 
     return Scenario(provoke, category, {}, lambda _: st.load(file))
@@ -629,8 +616,8 @@ scenarios(
     ),
     names_that_are_not_trusted=lambda path: untrusted(path, st.load, st.errors.UntrustedTypeError),
     an_audit_that_refuses=lambda path: untrusted(path, audited, Report),
-    a_library_that_is_not_installed=lambda path: of_optax_elsewhere(path, st.load, st.errors.UntrustedTypeError),
-    an_audit_of_a_library_that_is_not_installed=lambda path: of_optax_elsewhere(path, audited, Report),
+    a_library_that_is_not_imported=lambda path: of_optax(path, st.load, st.errors.UntrustedTypeError),
+    an_audit_of_a_library_that_is_not_imported=lambda path: of_optax(path, audited, Report),
     a_name_that_is_gone=lambda path: changed_since(path, lambda: delattr(sys.modules["fixes_own_models"], "Model")),
     a_field_that_is_gone=lambda path: changed_since(path, lambda: dataclass_with([("weight", object)]), with_renames),
     renames_that_are_no_dict=lambda path: wrong_renames(path, ["a"], TypeError),

@@ -1,4 +1,4 @@
-"""Files that earlier versions wrote are read for ever, to the same values, with every version of the dependencies."""
+"""Files that a release wrote are read for ever, to the same values, with every version of the dependencies."""
 
 import pathlib
 import sys
@@ -8,27 +8,26 @@ import safetensors
 
 import sharedtree as st
 
-from ..golden import make_v2, make_v3, models, program
-from ..golden.make_v1 import make
+from ..golden import models, program
+from ..golden.make import make
 from .drafts import Draft
 from .isomorphic import assert_isomorphic
 
-FOLDER = pathlib.Path(models.__file__).parent
-FILES = sorted(FOLDER.glob("v1/*.safetensors"))
-PROGRAM = FOLDER / "v2" / "program.safetensors"
-WITHOUT = FOLDER / "v3" / "left_out.safetensors"
-V1 = {
+FOLDER = pathlib.Path(models.__file__).parent / "files"
+PROGRAM, WITHOUT = FOLDER / "program.safetensors", FOLDER / "left_out.safetensors"
+FILES = sorted(set(FOLDER.glob("*.safetensors")) - {PROGRAM, WITHOUT})
+FAMILIES = {
     "atoms", "containers", "equinox_state", "functions", "jax_arrays", "keys", "mlp", "numpy_arrays", "optimizer_state",
     "tied_model",
 }  # fmt: skip
 
 
 def test_none_is_missing():
-    assert {path.stem for path in FILES if path.parent.name == "v1"} == V1
+    assert {path.stem for path in FILES} == FAMILIES
     assert sum(path.stat().st_size for path in FILES) < 100_000
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_golden_files(path):
     expected = models.FAMILIES[path.stem]()
     for options in ({}, {"mmap": True}):
@@ -41,8 +40,8 @@ def test_golden_files(path):
         assert len(list(file.keys())) == st.verify(path).num_arrays
 
 
-def test_the_file_of_a_program(tmp_path, monkeypatch):
-    """Version 2 says which module was the running program, and is written for nothing else."""
+def test_the_file_of_a_program(monkeypatch):
+    """It says which module was the running program."""
     for trusted in ([program.Net, program.double], ["program:Net", "program:double"], "program"):
         if type(trusted) is not list or type(trusted[0]) is str:  # by its own name, as a program beside it would
             monkeypatch.setitem(sys.modules, "program", program)
@@ -55,43 +54,32 @@ def test_the_file_of_a_program(tmp_path, monkeypatch):
     assert st.audit(PROGRAM).allow_list == ("program:Net", "program:double")
     with pytest.raises(st.errors.UntrustedTypeError, match="program:Net"):
         st.load(PROGRAM)
-    make_v2.make(tmp_path / "now")
-    then, now = (Draft(path.read_bytes()) for path in (PROGRAM, tmp_path / "now" / PROGRAM.name))
-    assert (then.manifest["format"], then.manifest["main"]) == (2, "program")
-    for draft in (then, now):
-        del draft.header["__metadata__"], draft.manifest["library"]
-    assert (now.header, now.manifest, now.data) == (then.header, then.manifest, then.data)
+    assert Draft(PROGRAM.read_bytes()).manifest["main"] == "program"
 
 
-def test_the_file_without_what_was_left_out(tmp_path):
-    """Version 3 lacks values, which a template has, and is written for nothing else."""
+def test_the_file_without_what_was_left_out():
+    """What it lacks, a template has."""
     expected = models.FAMILIES["tied_model"]()
     loaded = st.load(WITHOUT, like=expected)
     assert_isomorphic(expected, loaded)
     assert loaded["model"].blocks[1] is expected["model"].blocks[1]
     with pytest.raises(st.errors.StructureMismatchError, match="activation"):
         st.load(WITHOUT, trusted=models.__name__)
-    make_v3.make(tmp_path / "now")
-    then, now = (Draft(path.read_bytes()) for path in (WITHOUT, tmp_path / "now" / WITHOUT.name))
-    assert (then.manifest["format"], "main" in then.manifest) == (3, False)
-    for draft in (then, now):
-        del draft.header["__metadata__"], draft.manifest["library"]
-    assert (now.header, now.manifest, now.data) == (then.header, then.manifest, then.data)
+    assert "main" not in Draft(WITHOUT.read_bytes()).manifest
 
 
 def test_none_is_trusted_by_itself():
     for name in ("containers", "functions", "tied_model"):
         with pytest.raises(st.errors.UntrustedTypeError, match=f"{models.__name__}:"):
-            st.load(FOLDER / "v1" / f"{name}.safetensors")
+            st.load(FOLDER / f"{name}.safetensors")
 
 
 def test_what_is_written_today_is_the_same(tmp_path):
-    """If this fails, `save` writes something else. If that is meant, a `make_v4.py` is due, and its files."""
+    """If this fails, `save` writes something else. If that is meant, `FORMAT` counts up and has files of its own."""
     make(tmp_path / "now")
-    for name in ("atoms", "numpy_arrays", "jax_arrays", "tied_model", "keys"):
-        then, now = (
-            Draft((folder / f"{name}.safetensors").read_bytes()) for folder in (FOLDER / "v1", tmp_path / "now")
-        )
+    for name in ("atoms", "numpy_arrays", "jax_arrays", "tied_model", "keys", "left_out", "program"):
+        then, now = (Draft((folder / f"{name}.safetensors").read_bytes()) for folder in (FOLDER, tmp_path / "now"))
+        assert then.manifest["format"] == now.manifest["format"] == 1
         for draft in (then, now):
             del draft.header["__metadata__"], draft.manifest["library"]
         assert (now.header, now.manifest, now.data) == (then.header, then.manifest, then.data), name

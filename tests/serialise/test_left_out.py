@@ -68,7 +68,6 @@ def test_all_comes_from_the_file_but_what_is_left_out():
     saved, its_hooks = tree_with(iter([hook() for _ in range(5)]), 0), [hook() for _ in range(5)]
     template = tree_with(iter(its_hooks), 7)
     data = st.to_bytes(saved, leave_out=PLACES)
-    assert Draft(data).manifest["format"] == 3
     for options in ({}, {"strict": False}, {"mmap": False}):
         back = st.from_bytes(data, like=template, **options)
         back = back if options != {"strict": False} else back[0]
@@ -148,28 +147,27 @@ def test_what_cannot_be_left_out():
 def test_forged_files():
     """What is lacking where no save would leave it out is refused, and never becomes an object by itself."""
     gone = ["left_out", "0"]
-    for nodes, options in (
-        ([["list", [gone, gone]]], {}),
-        ([["list", [gone]]], {"format": 1}),
-        ([["list", [["left_out", "x y"]]]], {}),
-        ([["list", [["left_out"]]]], {}),
-        ([["dict", [gone], ["a"]]], {}),
-        ([["tuple", [gone]], ["frozenset", [0]]], {}),
-        ([["slice", gone, None, None]], {}),
-        ([["range", gone, ["int", "1"], ["int", "1"]]], {}),
-        ([["Partial", ["function", "jax.numpy:add"], [gone], [], []]], {}),
-        ([["method", gone, "x"]], {}),
-        ([["treedef", gone]], {}),
+    for nodes in (
+        [["list", [gone, gone]]],
+        [["list", [["left_out", "x y"]]]],
+        [["list", [["left_out"]]]],
+        [["dict", [gone], ["a"]]],
+        [["tuple", [gone]], ["frozenset", [0]]],
+        [["slice", gone, None, None]],
+        [["range", gone, ["int", "1"], ["int", "1"]]],
+        [["Partial", ["function", "jax.numpy:add"], [gone], [], []]],
+        [["method", gone, "x"]],
+        [["treedef", gone]],
     ):
-        data = file_of(nodes, **{"format": 3, **options})
+        data = file_of(nodes)
         with pytest.raises(st.errors.FormatError):
             st.from_bytes(data, like=[0])
     for root in (gone, ["list", [gone]]):
         with pytest.raises(st.errors.FormatError):
-            st.from_bytes(file_of([], format=3, root=root), like=[0])
+            st.from_bytes(file_of([], root=root), like=[0])
     with pytest.raises(st.errors.StructureMismatchError):
-        st.from_bytes(file_of([["list", [gone]]], format=3), like=(0,))
-    assert st.from_bytes(file_of([["list", [gone]]], format=3), like=[7]) == [7]
+        st.from_bytes(file_of([["list", [gone]]]), like=(0,))
+    assert st.from_bytes(file_of([["list", [gone]]]), like=[7]) == [7]
 
 
 def test_through_orbax(tmp_path):

@@ -270,7 +270,7 @@ DAMAGE = [
     (lambda item: b"null", "no manifest that can be read"), (lambda item: b"\xff\xfe", "no manifest that can be read"),
     (lambda item: b'{"sharedtree": {}}', "no manifest that can be read"),
     (lambda item: item.replace(b"embed", b"embeD"), "the digest"), (lambda item: None, "not saved by sharedtree"),
-    (with_text('"root":', '"root"'), "not JSON"), (with_text('"format":1', '"format":4'), "reads up to 3"),
+    (with_text('"root":', '"root"'), "not JSON"), (with_text('"format":1', '"format":4'), "reads up to 1"),
     (with_text("[2,3]", "[3,2]"), "another checkpoint"), (with_text("float32", "float16"), "another checkpoint"),
     (with_text("float32", "float8_e3m4"), "another checkpoint"),
     (with_text("float32", "timedelta64[s]"), "JAX.* does not have"),

@@ -95,11 +95,10 @@ def names_in(path):
 
 def test_what_is_written(project, old):
     manifest = Draft((project / "net.safetensors").read_bytes()).manifest
-    assert (manifest["format"], manifest["main"]) == (2, "train")
+    assert manifest["main"] == "train"
     own = {"Net", "act", "Mode", "Net.Inner", "Net.double"}
     assert names_in(project / "net.safetensors") == {f"train:{name}" for name in own}
     manifest = Draft(old.read_bytes()).manifest
-    assert manifest["format"] == 1
     assert "main" not in manifest
     assert names_in(old) == {f"__main__:{name}" for name in own}
 
@@ -119,8 +118,8 @@ def test_another_program_loads(python, project):
     write(project / "eval.py", "import train as home\n" + loading(ANYHOW))
     assert python(project, "eval.py", path) == 2 * "fine\n"
     for trusted in ("'train'", "['train:Net', 'train:act', 'train:Mode', 'train:Net.Inner']"):
-        code = f"import sys, sharedtree as st\nnet = st.load(sys.argv[1], trusted={trusted})\n"
-        assert python(project, "-c", code + "home = sys.modules['train']; home.check(net, home)", path) == "fine\n"
+        code = f"import sys, sharedtree as st, train\nnet = st.load(sys.argv[1], trusted={trusted})\n"
+        assert python(project, "-c", code + "train.check(net, train)", path) == "fine\n"
 
 
 def test_the_program_itself_loads_and_does_not_run_twice(python, project, old):
@@ -149,6 +148,8 @@ def line_offered(**options):
     try:
         sharedtree.load(path, **options)
     except sharedtree.SharedTreeError as error:
+        global message
+        message = str(error)
         return re.findall(r"^    (sharedtree\\.load\\(path, .*\\))$", str(error), re.MULTILINE)[0]
 """
 
@@ -175,7 +176,10 @@ def test_the_message_where_nothing_of_the_name_is_loaded(python, project, old):
             assert "Import that from the file that defines it" in str(error)
         of_old = line_offered()
         path = new
-        net = eval(line_offered())
+        line = line_offered()
+        assert "train" not in sys.modules
+        exec(re.findall("^    (import train)$", message, re.MULTILINE)[0])
+        net = eval(line)
         home = sys.modules["train"]
         home.check(net, home)
         path = sys.argv[2]
@@ -251,7 +255,7 @@ def test_programs_that_nobody_can_import(python, tmp_path, name):
         python(tmp_path, "-c", code + "runpy.run_path(sys.argv[1], run_name='__main__')", path)
     else:
         python(tmp_path, path)
-    assert Draft((tmp_path / "net.safetensors").read_bytes()).manifest["format"] == 1
+    assert "main" not in Draft((tmp_path / "net.safetensors").read_bytes()).manifest
 
 
 def test_a_file_of_another_name_before_it_on_the_path(python, tmp_path):
@@ -271,23 +275,22 @@ def test_nothing_is_imported_to_save(python, tmp_path):
 
 
 def named(name, main, kind="class", **more):
-    changes = {"format": 2, "main": main, **more}
+    changes = {"main": main, **more}
     return file_of([["tuple", [[kind, name]]]], **{key: value for key, value in changes.items() if value is not None})
 
 
 def test_the_grammar_of_main():
     for data in (
-        named("train:Net", None),
         named("train:Net", 1),
         named("train:Net", ["train"]),
         named("train:Net", "other"),
         named("train:Net", "train:Net"),
-        named("train:Net", "train", format=1),
-        named("train:Net", "train", format=3),
+        named("train:Net", "train", format=0),
+        named("train:Net", "train", format=2),
         named("__main__:Net", "__main__"),
         named("__mp_main__:Net", "__mp_main__"),
-        file_of([["tuple", [["class", "train:Net"], ["class", "__main__:Net"]]]], format=2, main="train"),
-        file_of([["tuple", [["int", "1"]]]], format=2, main="train"),
+        file_of([["tuple", [["class", "train:Net"], ["class", "__main__:Net"]]]], main="train"),
+        file_of([["tuple", [["int", "1"]]]], main="train"),
     ):
         for look in (st.load, st.inspect, st.audit):
             with pytest.raises(st.errors.FormatError):

@@ -45,10 +45,6 @@ _ROWS = (
     ),
     NamesInFiles(
         "jax jaxlib",
-        importable="""
-            jax.experimental.sparse jax.nn jax.nn.initializers jax.numpy jax.numpy.fft jax.numpy.linalg jax.lax
-            jax.random jax.scipy.special jax.sharding jax.tree_util
-        """,
         instances="""
             jax.lax: AccuracyMode ConvDimensionNumbers DotAlgorithm DotAlgorithmPreset GatherDimensionNumbers
                 GatherScatterMode Precision RandomAlgorithm RoundingMethod ScatterDimensionNumbers
@@ -99,11 +95,10 @@ _ROWS = (
                 owens_t poch polygamma rel_entr sici softmax spence sph_harm_y wofz xlog1py xlogy zeta
         """,
     ),
-    NamesInFiles("optax", importable="optax.contrib optax.losses", kinds=("namedtuple",)),
+    NamesInFiles("optax", kinds=("namedtuple",)),
     NamesInFiles("chex"),
     NamesInFiles(
         "flax",
-        importable="flax.core flax.linen flax.struct flax.training.train_state",
         instances="""
             flax.core: FrozenDict
             flax.training.train_state: TrainState
@@ -174,9 +169,6 @@ NAMES_ONLY = frozenset([package for package, row in ROW_OF.items() if row.only_n
 PACKAGES = frozenset(ROW_OF) - NAMES_ONLY
 """Top-level packages that are known, and from which more may be named if the user trusts them."""
 
-IMPORTABLE = frozenset(ROW_OF) | _all("importable")
-"""Modules of these packages that loading may import; others are looked at only if they are loaded already."""
-
 STATE = _all("state")
 """Classes whose instances hold state. That allows nothing; it is what a table of a file says of them."""
 
@@ -189,12 +181,3 @@ TOKENS = _all("tokens")
 FUNCTIONS = _all("functions") | TOKENS
 IF_TRUSTED = _all("if_trusted")
 KEPT_BACK = _all("kept_back")
-
-MOVED = {
-    "sharedtree._export:WrittenDag": "sharedtree.serialise._export:WrittenDag",
-    **{
-        f"sharedtree._demo:{name}": f"sharedtree.cli._demo:{name}"
-        for name in ("Attention", "Block", "Checkpoint", "Embedding", "LanguageModel", "Sizes")
-    },
-}
-"""What was written under a name that a class of this package had, and the name that it has now."""

@@ -1,6 +1,6 @@
 """What the names in a file lead to: an object each, or one error with all that are at fault; and the list for `audit`.
 
-Nothing here builds anything of the file's. Only modules on the allow-list are imported.
+Nothing here builds anything of the file's, and nothing is imported for it.
 """
 
 import contextlib
@@ -9,12 +9,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...compat._import_hook import importable_name
 from ...core._errors import StructureMismatchError, UntrustedTypeError
 from ...core._printing import printable
-from ._allow_list import CLASSES, FUNCTIONS, IF_TRUSTED, NAMES_ONLY, PACKAGES
-from ._public_names import CHILD, MAIN, find, home_of, library_of, namespace, root_of
-from ._trusted_names import UNLISTED, Trust, Use, Verdict
+from ._allow_list import CLASSES, FUNCTIONS, IF_TRUSTED, NAMES_ONLY, PACKAGES, ROW_OF
+from ._public_names import CHILD, MAIN, find, home_of, library_of, module_to_import, namespace, root_of
+from ._trusted_names import Trust, Use, Verdict
 
 Name = tuple[Use, str]  # what a file uses a name as, and the name; that of a class stands before those of its methods
 Paths = Mapping[Name, tuple[str, ...]]  # where each name stands first in the tree
@@ -30,8 +29,8 @@ class Request(NamedTuple):
         allowed: whether the allow-list has it.
         found: whether it leads to an object.
         why: what keeps it from being allowed or found; empty if nothing does.
-        elsewhere: of a name that every file may have, but whose package would come from where nothing is installed (the
-            current directory, say): that place. Nothing of it was run. Import the package first if it is yours.
+        not_imported: the module that has to be imported before the file is loaded, for loading imports nothing; empty
+            if none has to be.
     """
 
     name: str
@@ -40,13 +39,13 @@ class Request(NamedTuple):
     allowed: bool
     found: bool
     why: str
-    elsewhere: str = ""
+    not_imported: str = ""
 
 
 def judge_all(names: Iterable[Name], paths: Paths, trust: Trust, main: str | None = None) -> tuple[Request, ...]:
     """What becomes of each name, in the order of the file; `main` is the module that was the program that wrote it."""
     return tuple(
-        Request(name, kind, paths.get((kind, name), ()), each.allowed, each.found, each.why, each.elsewhere)
+        Request(name, kind, paths.get((kind, name), ()), each.allowed, each.found, each.why, each.not_imported)
         for (kind, name), each in _verdicts({key: key[1] for key in names}, trust, main).items()
     )
 
@@ -67,17 +66,15 @@ def resolve_all(
         StructureMismatchError: if a name leads nowhere.
     """
     wanted: dict[Name, Any] = {(kind, name): _renamed(kind, name, renames) for kind, name in names}
-    texts = {key: new for key, new in wanted.items() if isinstance(new, str) and key[0] != "method"}
-    # Importing a module runs it. So nothing is imported for a file that names anything else that it may not.
-    unlisted: dict[Name, Verdict] = {key: UNLISTED for key, new in texts.items() if not trust.allows(new, key[0], main)}
-    verdicts = unlisted or _verdicts(wanted, trust, main)
+
+    verdicts = _verdicts(wanted, trust, main)
     faults: dict[Name, Verdict] = {
         (kind, name): verdict
         for (kind, name), verdict in verdicts.items()
         # What is wrong with a class is not said again of its methods.
         if verdict.why and (kind != "method" or verdicts["class", name.rpartition(".")[0]].found)
     }
-    refused = {key: verdict for key, verdict in faults.items() if verdict.elsewhere or not verdict.allowed}
+    refused = {key: verdict for key, verdict in faults.items() if verdict.not_imported or not verdict.allowed}
     if refused:
         raise _untrusted(refused, paths(), wanted, main, renames)
     if faults:
@@ -172,8 +169,8 @@ def _untrusted(
     renames: Mapping[str, Any],
 ) -> UntrustedTypeError:
     lines = ["The file names classes or functions that nobody allowed it to name, and nothing was loaded:"]
-    if all(verdict.elsewhere for verdict in refused.values()):
-        lines = ["The file names classes or functions of packages that are not installed, and nothing was loaded:"]
+    if all(verdict.not_imported for verdict in refused.values()):
+        lines = ["The file names classes or functions of modules that are not imported, and nothing was loaded:"]
     first_paths = [paths.get(key, ("",))[0] for key in refused]
     for ((kind, name), verdict), path in zip(refused.items(), first_paths, strict=True):
         where = f"`{printable(path)}`" if path else "the root"
@@ -184,11 +181,8 @@ def _untrusted(
     standard = [name for name in names if root_of(name) in sys.stdlib_module_names]
     if standard:
         lines += ["No model needs names like these; do not load the file unless you wrote it: " + ", ".join(standard)]
-    packages = [importable_name(root_of(wanted[key])) for key, verdict in refused.items() if verdict.elsewhere]
-    if packages:
-        lines += ["What is not installed may be anyone's. If it is yours, import it before you load:"]
-        lines += [f"    import {package}" for package in dict.fromkeys(packages)]
-    own = {_name_now(key, wanted): key[1] for key, verdict in refused.items() if not verdict.elsewhere}
+    lines += imports([verdict.not_imported for verdict in refused.values()])
+    own = {_name_now(key, wanted): key[1] for key, verdict in refused.items() if not verdict.not_imported}
     own = {new: name for new, name in own.items() if root_of(new) not in sys.stdlib_module_names}
     if own:
         # The call replaces one that trusted others, which are in the file, too. An object in `renames` is trusted.
@@ -196,6 +190,31 @@ def _untrusted(
         own |= {wanted[key]: key[1] for key in others if not _is_listed(wanted[key])}
         lines += _how_to_trust(own, _moved(own, main), main, renames)
     return UntrustedTypeError("\n".join(lines), first_paths, names)
+
+
+def imports(modules: Iterable[str]) -> list[str]:
+    """The lines of a message that say what has to be imported before a file is loaded; empty texts are passed over."""
+    lines = _import_lines(modules)
+    return ["Loading imports nothing. Import this, then load again:", *lines] if lines else []
+
+
+def _import_lines(modules: Iterable[str]) -> list[str]:
+    lines: dict[str, None] = {}
+    for module in sorted(filter(None, modules)):
+        row = ROW_OF.get(root_of(module))
+        home = row.imported_from if row is not None else ""
+        # treex by itself fails on today's JAX, also where only a part of it is wanted.
+        name = f"{home}.{root_of(module)}" if home else module
+        lines[f"    import {name}"] = None
+    return list(lines)
+
+
+def _module_to_import(module: str) -> str:
+    """The module to import for names of a module; empty if that is done, or there is none."""
+    try:
+        return module_to_import(module) or ""
+    except LookupError:
+        return ""
 
 
 def _name_now(key: Name, wanted: Mapping[Name, Any]) -> str:
@@ -297,6 +316,8 @@ def _how_to_trust(
         yield "Import that from the file that defines it. If you trust it, say so:"
     else:
         yield "If you trust them, say so:"
+    others = [name.partition(":")[0] for name in names if not _is_of_program(name, main)]
+    yield from _import_lines([_module_to_import(module) for module in others])
     yield _call(texts, {own[name]: new for name, new in moved.items()}, renames)
     roots = dict.fromkeys(map(root_of, own))
     if not moved and not absent and (PACKAGES | NAMES_ONLY).isdisjoint(roots):

@@ -1,18 +1,17 @@
 """What a file may name: the allow-list, and how a name on it becomes an object.
 
-The text of a name is judged first. Only then is its module imported, if it may be, and the name looked up, in the
-dictionaries of modules and classes. What is found is judged again: a class must be one of the kinds that can be
-rebuilt without calling it, and what a package was trusted for must be defined in that package, so that `os.system`
+The text of a name is judged first. Only then is the name looked up, in the dictionaries of classes and of modules that
+are imported already: a file imports nothing. What is found is judged again: a class must be one of the kinds that can
+be rebuilt without calling it, and what a package was trusted for must be defined in that package, so that `os.system`
 does not come in through a module that imports it.
 """
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ...compat._import_hook import import_module
-from ...core._errors import CompatibilityError
 from ...core._library_rows import is_choice
 from ...core._locks import Lock
 from ...core._printing import printable
@@ -20,10 +19,8 @@ from ._allow_list import (
     CLASSES,
     FUNCTIONS,
     IF_TRUSTED,
-    IMPORTABLE,
     INSTANCES,
     KEPT_BACK,
-    MOVED,
     NAMES_ONLY,
     PACKAGES,
     ROW_OF,
@@ -32,15 +29,14 @@ from ._buildable_classes import is_rebuildable, kind_of
 from ._public_names import (
     CHILD,
     MAIN,
-    ElsewhereError,
     NamelessError,
     find,
     home_of,
-    import_installed,
     import_name,
     is_inside,
     is_well_formed,
     leads_to,
+    module_to_import,
     name_of,
     namespaces,
     root_of,
@@ -53,23 +49,30 @@ Use = Literal["class", "function", "method"]
 """What a file uses a name as. A `method` is a function that the file has bound to an instance of the class."""
 
 
-_PROGRAMS = frozenset({"__main__", "conftest", "setup", "test", "tests"})
-"""Modules of a package that are run when they are imported. They are not, because the package is trusted."""
-
-
 class Verdict(NamedTuple):
-    """What a name led to; or why it is not allowed or not found; and if its package is not installed, where it lies."""
+    """What a name led to; or why it is not allowed or not found; and which module has to be imported first, if any."""
 
     obj: Any = None
     why: str = ""
     allowed: bool = True
-    elsewhere: str = ""
+    not_imported: str = ""
 
     @property
     def found(self) -> bool:
         """Whether it led to an object that the file may have."""
         return not self.why
 
+
+class _NotImportedError(Exception):
+    """The module of a name has to be imported before the name can be looked up."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(f"`{module}` is not imported")
+        self.module = module
+
+
+_OURS = frozenset([name for name in INSTANCES if root_of(name) == "sharedtree"])
+"""What is in rooms of this package that are imported when they are first used, also by a file."""
 
 UNLISTED = Verdict(None, "not on the allow-list", allowed=False)
 
@@ -90,7 +93,7 @@ class Trust:
         texts += [self._in_main(text) for text in texts]
         packages = [text for text in dict.fromkeys(texts) if ":" not in text]
         self._names = {text for text in texts if ":" in text}
-        # Libraries that the user named come from wherever Python finds them, but no more of them is allowed.
+        # Of libraries that the user named, no more is allowed than the list has for those who trust them.
         self._libraries = {root_of(package) for package in packages} & (PACKAGES | NAMES_ONLY)
         self._packages = [package for package in packages if root_of(package) not in self._libraries]
         self._objects = dict(objects or {})  # name → the object, which needs no import
@@ -131,7 +134,6 @@ class Trust:
         What a program defines is in `__main__` while it runs, and elsewhere for everyone else. So `__main__` says
         little about where something is, and what the user gave and is called the same in its own module is meant.
         """
-        name = MOVED.get(name, name)
         module, _, qualname = name.partition(":")
         if module not in (MAIN, CHILD, main, self._program):
             return (name,)
@@ -154,8 +156,8 @@ class Trust:
             return Verdict(self._former[name]) if name in self._former else UNLISTED
         try:
             obj = self._objects[name] if name in self._objects else self._find(name)
-        except ElsewhereError as error:
-            return Verdict(None, f"{error}; import it first", elsewhere=error.place)
+        except _NotImportedError as error:
+            return Verdict(None, str(error), not_imported=error.module)
         except LookupError as error:
             return Verdict(None, str(error))
         refusal = self._refusal(name, kind, obj)
@@ -180,9 +182,8 @@ class Trust:
             return False
         if root_of(module) in PACKAGES:
             return kind == "class" or (ROW_OF[root_of(module)].has_methods and "." in qualname and _is_public(name))
-        package = self._package_of(module)
-        if package is not None:
-            return module in sys.modules or _PROGRAMS.isdisjoint(module[len(package) :].split("."))
+        if self._package_of(module) is not None:
+            return True
         owner = name.rpartition(".")[0]
         return kind == "function" and (owner in self._objects or owner in self._names)  # a method of a trusted class
 
@@ -190,34 +191,25 @@ class Trust:
         return next((package for package in self._packages if is_inside(module, package)), None)
 
     def _find(self, name: str) -> Any:
-        """The object of an allowed name, whose module is imported for it if it may be.
+        """The object of an allowed name.
 
         Raises:
-            ElsewhereError: if nobody but the file asks for it, and it is not installed where Python would find it.
+            _NotImportedError: if its module has to be imported first.
             LookupError: if it is not there. Says why.
         """
-        module, root = name.partition(":")[0], root_of(name)
-        is_listed = root not in PACKAGES | NAMES_ONLY or name in FUNCTIONS or name in self._names
-        target = module if is_listed or module in IMPORTABLE else root
-        why = f"`{module}` holds nothing of that name"
-        if target not in sys.modules and module != MAIN:
-            is_the_users = name in self._names or root in self._libraries or self._package_of(module) is not None
-            try:
-                (import_module if is_the_users else import_installed)(target)
-            except (KeyboardInterrupt, ElsewhereError):
-                raise
-            except CompatibilityError as error:
-                fact = str(error).partition("\n")[0]
-                why = f"{fact} What to do is said by the import itself: `from sharedtree.compat import {root}`"
-            except BaseException as error:  # noqa: BLE001 -- a module may do anything when it is imported, also exit
-                why = f"`{target}` cannot be imported: {type(error).__name__}: {printable(str(error))}"
+        module = name.partition(":")[0]
+        if name in _OURS and module not in sys.modules:
+            importlib.import_module(module)
         try:
             return find(name)
         except LookupError:
             former = self._formerly(name)
-        if former is None:
-            raise LookupError(why)
-        return former
+        if former is not None:
+            return former
+        needed = module_to_import(module) if module != MAIN else None
+        if needed is not None:
+            raise _NotImportedError(needed)
+        raise LookupError(f"`{module}` holds nothing of that name")
 
     def _formerly(self, name: str) -> type | None:
         """The class that says it was called by this name: one that was trusted as such, or one of a trusted package."""
@@ -324,9 +316,8 @@ def trust(*trusted: Trusted) -> None:
         TypeError: if something else is given.
 
     Limitations: there is no way to take trust back. Prefer `trusted=` of a single call where you can. The functions of
-    the libraries that sharedtree knows are allowed one by one; to name the library allows no more of them, but then
-    it may come from wherever Python finds it, and not only from where it is installed. Of classes, `"flax"` allows
-    the layers, variables, metrics and graph definitions of Flax NNX.
+    the libraries that sharedtree knows are allowed one by one; to name the library allows no more of them. Of classes,
+    `"flax"` allows the layers, variables, metrics and graph definitions of Flax NNX.
 
     Example:
         >>> import collections, sharedtree as st

@@ -93,7 +93,7 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
         raise unserialisable(problems, lambda more: _num_left_out(tree, [*entries, *more], num_before))
     left_out.require_used()
     manifest = {
-        "format": 1,
+        "format": FORMAT,
         "library": f"sharedtree {__version__}",
         "types": walk.types,
         "arrays": walk.entries,
@@ -101,9 +101,7 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
         "root": root,
     }
     if walk.main is not None:
-        manifest |= {"format": 2, "main": walk.main}
-    if left_out.objects:
-        manifest["format"] = FORMAT
+        manifest["main"] = walk.main
     return Encoded(manifest, walk.arrays, walk.named)
 
 

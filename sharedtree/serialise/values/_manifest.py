@@ -21,9 +21,8 @@ from ._kinds_of_values import name_of_method
 from ._left_out_values import misplaced
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 
-FORMAT = 3
-"""The newest version of the format, in which values may be left out. What has all of its values is written as one of
-version 2, if it has a `main`, or 1, which older readers read."""
+FORMAT = 1
+"""The version of the format. It counts up when a reader of the version before could not read a file."""
 
 CLASS_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder", "registered", "enum"})
 
@@ -95,9 +94,7 @@ class _Reader:
                 f"It was written by {printable(str(whole.get('library', 'a newer version'))[:80])}. Update:\n"
                 "    pip install --upgrade sharedtree"
             )
-        keys = {"format", "library", "types", "arrays", "nodes", "root"}
-        needed = keys | {"main"} if whole["format"] == 2 else keys
-        _keys(whole, "the manifest", needed, {"main"} if whole["format"] > 2 else frozenset())
+        _keys(whole, "the manifest", {"format", "library", "types", "arrays", "nodes", "root"}, {"main"})
         if whole["format"] < 1 or type(whole["library"]) is not str:
             raise malformed("its version or its writer is missing")
         for key in ("types", "arrays", "nodes"):
@@ -114,8 +111,8 @@ class _Reader:
             self.number += 1
         if not self._is_child(root) or (type(root) is list and root[0] == LEFT_OUT):
             raise malformed("`root` is neither a node nor a value")
-        if self.left_out != (whole["format"] > 2) or (self.left_out and misplaced(self.nodes) is not None):
-            raise malformed("it lacks values where none can be left out, or none though it is of version 3")
+        if self.left_out and misplaced(self.nodes) is not None:
+            raise malformed("it lacks values where none can be left out")
         if len(self.used) != len(self.arrays):
             raise malformed("an array belongs to no node")
         main, names = whole.get("main"), tuple(self.names)

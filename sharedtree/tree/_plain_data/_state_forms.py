@@ -21,7 +21,7 @@ from jax import tree_util as jtu
 
 from ...core._library_rows import plain_form_of
 from ...core._node_types import node_type_of
-from ...core._plain_containers import NodeType, dict_key, is_namedtuple, name_in
+from ...core._plain_containers import NodeType, is_namedtuple, name_in
 from ...core._traced_leaves_and_identity import PYTHON_NUMBERS, carries_identity
 from .._dag import Dag
 
@@ -158,7 +158,7 @@ def _plain_form(obj: Any, node_type: NodeType) -> Form:
             made.update(zip(names, new, strict=True))
             return made
 
-        keys = tuple([dict_key(name) for name in names])
+        keys = tuple([jtu.DictKey(name) for name in names])
         return Form("dict", names, keys, tuple(found.values()), 0, filled, True, True)
     children, aux = node_type.take_apart(obj)
     kind: Any = "dict" if is_namedtuple(node_type.cls) else "tuple" if node_type.cls is tuple else "list"

@@ -1,0 +1,203 @@
+"""A file imports nothing, whoever is trusted: what it names is looked up in what is imported, and the rest is said."""
+
+import importlib
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import sharedtree as st
+from sharedtree.core import _current_directory
+from tests.serialise.process import HANGS
+
+from .containers import written
+
+ROOT = pathlib.Path(st.__file__).parents[1]
+
+LIBRARIES = ("chex", "diffrax", "flax", "lineax", "optax", "optimistix")
+STATE = "optax:ScaleByScheduleState"
+
+
+@pytest.fixture
+def forged(tmp_path):
+    """A folder with a file that names a class of each library, and the libraries, forged, beside it."""
+    folder = tmp_path / "download"
+    folder.mkdir()
+    for name in LIBRARIES:
+        code = f"open('ran_{name}', 'w').close()\nfrom typing import NamedTuple\n"
+        code += "class ScaleByScheduleState(NamedTuple):\n    count: int = 0\n"
+        (folder / f"{name}.py").write_text(code)
+    write(folder / "all.safetensors", [f"{name}:Foo" for name in LIBRARIES if name != "optax"] + [STATE])
+    write(folder / "state.safetensors", [STATE])
+    return folder
+
+
+def write(path, names):
+    nodes = [["tuple", [["class", name] for name in names]]]
+    manifest = {"format": 1, "library": "", "types": [], "arrays": [], "nodes": nodes, "root": 0}
+    path.write_bytes(written({}, json.dumps(manifest)))
+
+
+def run(*arguments, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True, text=True, timeout=HANGS,
+    )  # fmt: skip
+
+
+PROGRAM = f"""
+import glob, sys
+import sharedtree as st
+names = {LIBRARIES!r}
+before = set(sys.modules)
+assert not set(names) & before
+audit = st.audit("all.safetensors")
+assert {{request.not_imported for request in audit.not_imported}} == set(names)
+assert all(request.allowed and not request.found for request in audit.not_imported)
+assert "allowed, once `optax` is imported" in str(audit) and "    import optax" in str(audit)
+for options in ({{}}, {{"trusted": ["optax", "chex"]}}, {{"trusted": "chex:Foo"}}):
+    try:
+        st.load("all.safetensors", **options)
+    except st.errors.UntrustedTypeError as error:
+        fixes = [line.strip() for line in str(error).splitlines() if line.startswith("    import ")]
+        assert sorted(fixes) == [f"import {{name}}" for name in sorted(names)], error
+        assert "trusted=" not in str(error), error
+st.trust("lineax")
+try:
+    st.load("state.safetensors")
+except st.errors.UntrustedTypeError as error:
+    assert error.names == ("optax:ScaleByScheduleState",)
+    fix = str(error).splitlines()[-1].strip()
+assert set(sys.modules) - before <= {{"packaging"}} | {{n for n in sys.modules if n.split(".")[0] not in names}}
+assert not glob.glob("ran_*")
+
+import flax
+assert st.load("flax.safetensors", like=(flax.ScaleByScheduleState,))
+exec(fix)
+assert st.load("state.safetensors")[0] is sys.modules["optax"].ScaleByScheduleState
+assert st.audit("state.safetensors").not_imported == ()
+assert sorted(glob.glob("ran_*")) == ["ran_flax", "ran_optax"]
+"""
+
+
+def test_libraries_beside_a_file_are_not_run(forged):
+    for name in LIBRARIES:
+        write(forged / f"{name}.safetensors", [f"{name}:ScaleByScheduleState"])
+    done = run("-c", PROGRAM, cwd=forged)
+    assert done.returncode == 0, done.stderr
+
+
+# What one program saves, and what another one is told that has imported only sharedtree.
+SAVED = {
+    "import optax": "optax.adam(0.1).init({'w': jnp.ones(2)})",
+    "import optax; import optax.contrib": "optax.contrib.schedule_free(optax.sgd(0.1), 0.1).init({'w': jnp.ones(2)})",
+    "import jax.scipy.special": "jax.tree_util.Partial(jax.scipy.special.expit, jnp.ones(2))",
+}
+
+
+@pytest.mark.parametrize("lines", SAVED)
+def test_the_lines_that_help(lines, tmp_path):
+    saving = f"import jax, jax.numpy as jnp, sharedtree as st; {lines}; st.save('a.safetensors', {SAVED[lines]})"
+    done = run("-c", saving, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    code = f"""
+import sys, sharedtree as st
+try:
+    st.load("a.safetensors")
+except st.errors.UntrustedTypeError as error:
+    told = [each.strip() for each in str(error).splitlines() if each.startswith("    import ")]
+assert "; ".join(told) == {lines!r}, told
+assert not {{each.split()[1] for each in told}} & set(sys.modules)
+exec({lines!r})
+print(type(st.load("a.safetensors")).__name__)
+"""
+    done = run("-c", code, cwd=tmp_path)
+    assert done.stdout in ("tuple\n", "Partial\n", "ScheduleFreeState\n"), done.stderr
+
+
+def test_layers_of_flax_nnx(tmp_path):
+    """`import flax` does not bring `flax.nnx`, and the message says what does."""
+    if importlib.util.find_spec("flax") is None:
+        pytest.skip("Flax is not installed")
+    code = "import sharedtree as st\nfrom flax import nnx\nst.save('a.safetensors', nnx.Linear(1, 1, rngs=nnx.Rngs(0)))"
+    assert run("-c", code, cwd=tmp_path).returncode == 0
+    code = """
+import sharedtree as st
+for before in ("", "import flax"):
+    exec(before)
+    try:
+        st.load("a.safetensors", trusted="flax")
+    except st.errors.UntrustedTypeError as error:
+        fixes = [each.strip() for each in str(error).splitlines() if each.startswith("    import")]
+        assert fixes[0] == "import flax.nnx", fixes
+    else:
+        assert before
+exec("; ".join(fixes))
+print(type(st.load("a.safetensors", trusted="flax")).__name__)
+"""
+    done = run("-c", code, cwd=tmp_path)
+    assert done.stdout == "Linear\n", done.stderr
+
+
+def test_what_is_not_there_is_not_told_to_be_imported(tmp_path):
+    """A module that the installed version lacks, and a private one of a module that is imported."""
+    for name, told in (
+        ("equinox.gone:Model", "there is no module `equinox.gone`"),
+        ("equinox._gone:Model", "`equinox._gone` holds nothing of that name"),
+        ("my_gone_package.sub:Model", "`my_gone_package` is not installed"),
+    ):
+        write(tmp_path / "a.safetensors", [name])
+        with pytest.raises(st.errors.StructureMismatchError, match=told):
+            st.load(tmp_path / "a.safetensors", trusted="my_gone_package")
+
+
+def test_the_command_line_runs_nothing_of_the_current_directory(forged, tmp_path):
+    path = f"{ROOT}{os.pathsep}."
+    done = run("-Bmsharedtree.__main__", "audit", "--json", "state.safetensors", cwd=forged, PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    (request,) = json.loads(done.stdout)["requests"]
+    assert (request["allowed"], request["found"], request["not_imported"]) == (True, False, "optax")
+    # Everything that the command line might import.
+    names = "equinox jax jaxlib numpy safetensors rich tqdm argparse json zlib zlib_ng"
+    for name in names.split():
+        (forged / f"{name}.py").write_text(f"raise SystemExit('ran {name}')")
+    st.save(forged / "model.safetensors", {"a": [1, "x"]})
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["sharedtree"].partition(":")
+    assert (module, function) == ("sharedtree.__main__", "main")
+    script = tmp_path / "sharedtree"  # what installers write
+    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    for program in (["-m", "sharedtree"], [str(script)]):
+        done = run(*program, "show", "model.safetensors", cwd=forged)
+        assert "ran" not in done.stderr
+        assert done.returncode == 0, done.stderr
+        assert "['a']" in done.stdout
+    assert not list(forged.glob("ran_*"))
+
+
+def test_when_the_current_directory_is_left_out(monkeypatch):
+    for argv, orig_argv, is_dropped in (
+        (["-m", "show"], ["python", "-m", "sharedtree", "show"], True),
+        (["-m", "show", "x"], ["python", "-B", "-m", "sharedtree", "show", "x"], True),
+        (["-m"], ["python", "-msharedtree"], True),
+        (["-m"], ["python", "-Bmsharedtree.__main__"], True),
+        (["-m"], ["python", "-m", "sharedtree.tree"], False),
+        (["-m", "sharedtree"], ["python", "-m", "program", "sharedtree"], False),
+        (["-m", "-m", "sharedtree"], ["python", "-m", "program", "-m", "sharedtree"], False),
+        (["-c", "-m", "sharedtree"], ["python", "-c", "code", "-m", "sharedtree"], False),
+        (["sharedtree"], ["python", "sharedtree"], False),
+        ([], [], False),
+        (["-m"], [], False),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", argv)
+            patch.setattr(sys, "orig_argv", orig_argv)
+            patch.setattr(sys, "path", [os.getcwd(), *sys.path])
+            before = list(sys.path)
+            importlib.reload(_current_directory)
+            assert sys.path == before[is_dropped:], orig_argv
