@@ -14,6 +14,7 @@ from ..core._printing import printable
 from .arrays._dtypes import tensor_source
 from .container._byte_sources import ProgressOption, showing
 from .container._header import TensorSource
+from .container._mapped_files import detach_from
 from .container._writing import force_to_disk, replacing, write
 from .values._encoding import Encoded, encode
 
@@ -53,7 +54,8 @@ def save(
         TypeError: if `path` is no path, nor a file in binary mode.
         ValueError: if keys or values of `metadata` are no texts, or a key begins with `sharedtree`; or if the tree has
             nothing where `leave_out` says.
-        OSError: if the file cannot be written.
+        OSError: if the file cannot be written; or if `path` is a file object, and what is saved is mapped from that
+            very file, by `numpy.memmap` say.
 
     Cost: one walk over the nodes, and one pass over the arrays' bytes, which are hashed while they are written. Arrays
     of JAX are not copied if they are contiguous and on the host. Those of NumPy are copied, 1 MiB at a time, since
@@ -61,6 +63,9 @@ def save(
     contiguous is copied 4 MiB at a time, and what is on other devices an array or a piece of a sharded one at a time.
     For a file object that cannot be patched (a pipe, a compressed stream), NumPy's arrays are kept until they are
     written, beyond 8 MiB in a temporary file.
+
+    A file object may write into a file that `load(mmap=True)` has mapped. Before it does, what is mapped is read into
+    memory, so that all its arrays stay as they are, those of other trees too (on Linux; elsewhere it is an `OSError`).
 
     Limitations: the arrays must be addressable by this process; for many processes there is `sharedtree.orbax`. Whether
     what is left out holds what is saved is looked for in its attributes, closures and containers, in 10,000 objects of
@@ -85,6 +90,8 @@ def save(
     sources = _sources(encoded)
     manifest = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
     is_path = isinstance(path, str | os.PathLike)
+    if not is_path:
+        detach_from(path, encoded.names, encoded.arrays)
     with showing(progress, "saving") as report, replacing(path) if is_path else nullcontext(path) as file:
         write(file, sources, manifest, metadata, report, force_to_disk if is_path else None)
 

@@ -26,7 +26,7 @@ import safetensors.numpy
 import sharedtree as st
 from sharedtree.serialise import orbax as st_orbax
 from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
-from sharedtree.serialise.container import _byte_sources, _writing as _container
+from sharedtree.serialise.container import _byte_sources, _mapped_files, _writing as _container
 from sharedtree.serialise.trust import _public_names, _trusted_names
 from sharedtree.serialise.values import _all_kinds_of_nodes, _manifest, _nodes
 from tests.fixes import Scenario, scenario, scenarios
@@ -247,6 +247,28 @@ def a_folder_that_takes_no_file(path, *, is_there):
     names = {"model": [7], "open": open}
     provoke = under(lambda: st.save(file, [1]), (os, "open", refuse))
     return Scenario(provoke, OSError, names, after, around=at_home(path))
+
+
+def a_file_that_is_mapped(path, *, by_numpy):
+    file = saved(path, [np.arange(1000.0)])
+    if by_numpy:
+        model = [np.memmap(file, np.uint8, "r")]
+        changes = []
+    else:
+        model = st.load(file, mmap=True)
+        refuse = raising(OSError, errno.ENOMEM, "no memory")
+        changes = [(_mapped_files, "_turn_into_memory", lambda mapping: refuse())]
+    expected = np.array(model[0])
+    opened = open(file, "r+b")  # noqa: SIM115  closed afterwards
+    names = {"model": model, "file": opened}
+    del model
+
+    def after(names):
+        opened.close()
+        assert (st.load(file)[0] == expected).all()
+
+    provoke = under(lambda: st.save(opened, names["model"]), *changes)
+    return Scenario(provoke, OSError, names, after)
 
 
 @scenario
@@ -598,6 +620,8 @@ scenarios(
     a_field_that_a_file_of_a_library_lacks=lambda: of_another_equinox(without_a_field),
     a_file_in_a_folder_that_takes_no_other=lambda path: a_folder_that_takes_no_file(path, is_there=True),
     a_new_file_in_a_folder_that_takes_none=lambda path: a_folder_that_takes_no_file(path, is_there=False),
+    a_file_that_is_mapped_by_load=lambda path: a_file_that_is_mapped(path, by_numpy=False),
+    a_file_that_is_mapped_by_numpy=lambda path: a_file_that_is_mapped(path, by_numpy=True),
     a_version_that_is_none=made_by(
         st.SharedTreeError,
         lambda: st.to_bytes(dataclass_with([("weight", object)], __sharedtree_version__="new")(jnp.ones(1))),

@@ -17,7 +17,6 @@ import errno
 import io
 import itertools
 import math
-import mmap
 import operator
 import os
 import stat
@@ -30,6 +29,7 @@ import numpy as np
 from ...core._errors import CorruptFileError
 from ...core._locks import Lock
 from ...core._printing import printable
+from ._mapped_files import map_file
 
 try:
     from zlib_ng.zlib_ng import crc32 as crc32
@@ -281,7 +281,7 @@ class _File(_Seeking):
 
     def mapped(self) -> Bytes:
         # The array keeps the map alive, and the map its own descriptor.
-        everything = mmap.mmap(self._file.fileno(), self._start + self.size, access=mmap.ACCESS_READ)
+        everything = map_file(self._file.fileno(), self._start + self.size)
         return np.frombuffer(everything, np.uint8)[self._start :]
 
 
