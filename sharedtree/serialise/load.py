@@ -124,8 +124,8 @@ def load(
     CPU. Arrays of less than 4 MiB share memory, 16 MiB of it at most, which is freed with the last of them.
 
     Limitations: with `mmap`, if another program cuts the file short, looking at its arrays ends the process (SIGBUS),
-    and if one writes into it, they change. `save` in this process is safe, to the path or to a file object. On Windows it cannot be replaced
-    meanwhile.
+    and if one writes into it, they change. `save` in this process is safe, to the path or to a file object. On Windows
+    it cannot be replaced meanwhile.
 
     Example:
         >>> import os, tempfile, equinox as eqx, jax, sharedtree as st
