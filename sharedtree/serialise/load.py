@@ -99,7 +99,8 @@ def load(
             trusted.
         mmap: whether to map the file instead of reading it. Then loading takes no time and no memory, whatever the
             size, and NumPy arrays are read-only.
-        verify: whether to check the digests of what is read; with `mmap` the file is read once for that.
+        verify: whether to check the digests of what is read; with `mmap` the file is read once for that. Without it,
+            all bytes of booleans but 0 are true.
         progress: called with the bytes done and the bytes in all; or True for a bar (needs tqdm).
         foreign: whether the file may be a safetensors file of another program. Such a file has no tree: what is
             returned is a flat dictionary from the names of its tensors to JAX arrays. It has no digests either. A file

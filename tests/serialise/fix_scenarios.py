@@ -416,11 +416,21 @@ def template_with_other_ties(path, *, tied):
 
 
 def damaged(path, look):
-    file = saved(path)
+    file = saved(path, {"mask": np.ones(8, bool)})
     data = bytearray(file.read_bytes())
-    data[-1] ^= 1
+    data[-1] ^= 2
     file.write_bytes(data)
     return Scenario(lambda: look(file), st.errors.CorruptFileError, {"path": file})
+
+
+def booleans_of_another_byte(path, *, is_foreign):
+    file = path / "masks"
+    safetensors.numpy.save_file({"mask": np.array([0, 255], np.uint8).view(bool)}, file)
+    if not is_foreign:
+        draft = Draft(st.to_bytes({"mask": np.ones(2, bool)}))
+        draft.data[1] = 255
+        file.write_bytes(draft.file(with_digests=True))
+    return Scenario(lambda: st.load(file, foreign=is_foreign), st.errors.FormatError, {"path": file})
 
 
 @scenario
@@ -620,6 +630,8 @@ scenarios(
     a_field_that_a_file_of_a_library_lacks=lambda: of_another_equinox(without_a_field),
     a_file_in_a_folder_that_takes_no_other=lambda path: a_folder_that_takes_no_file(path, is_there=True),
     a_new_file_in_a_folder_that_takes_none=lambda path: a_folder_that_takes_no_file(path, is_there=False),
+    booleans_that_are_no_bits=lambda path: booleans_of_another_byte(path, is_foreign=False),
+    foreign_booleans_that_are_no_bits=lambda path: booleans_of_another_byte(path, is_foreign=True),
     a_file_that_is_mapped_by_load=lambda path: a_file_that_is_mapped(path, by_numpy=False),
     a_file_that_is_mapped_by_numpy=lambda path: a_file_that_is_mapped(path, by_numpy=True),
     a_version_that_is_none=made_by(

@@ -75,6 +75,22 @@ def test_a_tied_array_is_stored_once_under_its_first_path(manager):
     np.testing.assert_array_equal(stored["['a%2Fb'][0].weight"], layer.weight)
 
 
+def test_booleans_of_any_byte(manager):
+    """As a mask of 0 and 255 has them. TensorStore writes such bytes, and refuses to read them."""
+    mask = np.array([[0, 255, 1], [2, 128, 0]], np.uint8).view(bool)
+    tree = {"numpy": mask, "flipped": mask.T, "jax": jax.device_put(mask), "one": mask[0, 1:2].reshape(())}
+    orbax.save(manager, 0, tree)
+    manager.wait_until_finished()
+    expected = {"numpy": mask != 0, "flipped": (mask != 0).T, "jax": mask != 0, "one": np.array(True)}
+    for sharding in (None, jax.devices()[0]):
+        back = orbax.restore(manager, 0, sharding=sharding)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(np.asarray(back[name]).view(np.uint8), np.asarray(array).view(np.uint8))
+    with ocp.CheckpointManager(manager.directory) as another:
+        stored = another.restore(0, args=ocp.args.Composite(arrays=ocp.args.StandardRestore()))["arrays"]
+    assert max(np.asarray(array).view(np.uint8).max() for array in stored.values()) == 1
+
+
 @hypothesis.settings(parent=hypothesis.settings.default, max_examples=5)
 @hypothesis.given(tree=strategies.trees())
 @hypothesis.example(None)

@@ -22,7 +22,7 @@ from ...core._library_rows import RefusalError
 from ...core._printing import printable
 from ..container._byte_sources import ProgressOption, showing
 from ..container._reading import Container
-from ._dtypes import dtype_named, name_if_storable, require_bools, restore
+from ._dtypes import AS_TRUE, AS_TRUE_IN_FOREIGN, dtype_named, name_if_storable, require_bools, restore
 
 
 class ArrayEntry(NamedTuple):
@@ -156,9 +156,22 @@ Bounds = tuple[tuple[int, int], ...]  # where a part of an array begins and ends
 
 
 def read_arrays(
-    container: Container, entries: list[ArrayEntry], place: Place, *, mmap: bool, verify: bool, progress: ProgressOption
+    container: Container,
+    entries: list[ArrayEntry],
+    place: Place,
+    *,
+    mmap: bool,
+    verify: bool,
+    progress: ProgressOption,
+    is_foreign: bool = False,
 ) -> list[Any]:
-    """The arrays of some entries. With `mmap`, all digests are checked before anything is mapped, or nothing is."""
+    """The arrays of some entries. With `mmap`, all digests are checked before anything is mapped, or nothing is.
+
+    Booleans that are neither 0 nor 1 are a FormatError with `verify`, and otherwise true. A foreign file has no
+    digests.
+    """
+    otherwise = (AS_TRUE_IN_FOREIGN if is_foreign else AS_TRUE) if verify else None
+    verify = verify and not is_foreign
     placements = placements_of(entries, place)
     plan = [(entry, placement, _parts(entry, placement)) for entry, placement in zip(entries, placements, strict=True)]
     whole = [entry.tensor for entry, _, parts in plan if parts is None]
@@ -176,11 +189,12 @@ def read_arrays(
         for entry, placement, parts in plan:
             if parts is None:
                 dtype = dtype_named(entry.dtype)
-                if verify or not mmap:
-                    require_bools(data[entry.tensor], dtype, entry.tensor)
+                if otherwise is not None:
+                    require_bools(data[entry.tensor], dtype, entry.tensor, otherwise)
                 arrays.append(restore(data[entry.tensor], dtype, entry.shape))
                 continue
-            arrays.append(_read_parts(container, entry, placement, parts, verify=verify and not mmap))
+            is_verified = verify and not mmap
+            arrays.append(_read_parts(container, entry, placement, parts, otherwise, verify=is_verified))
             done += _nbytes(entry, parts)
             if report is not None and not mmap:
                 report(done, total)
@@ -282,7 +296,9 @@ def _nbytes(entry: ArrayEntry, parts: set[Bounds]) -> int:
     return items * dtype_named(entry.dtype).itemsize
 
 
-def _read_parts(container: Container, entry: ArrayEntry, placement: Any, parts: set[Bounds], *, verify: bool) -> Any:
+def _read_parts(
+    container: Container, entry: ArrayEntry, placement: Any, parts: set[Bounds], otherwise: str | None, *, verify: bool
+) -> Any:
     dtype = dtype_named(entry.dtype)
     whole_rows = tuple((0, size) for size in entry.shape[1:])
     if verify and len(parts) > 1 and any(part[1:] != whole_rows for part in parts):
@@ -293,7 +309,8 @@ def _read_parts(container: Container, entry: ArrayEntry, placement: Any, parts: 
     @functools.cache  # replicas read it once
     def read(bounds: Bounds) -> np.ndarray[Any, Any]:
         part = container.read_selection(entry.tensor, [slice(*each) for each in bounds], verify=verify)
-        require_bools(part, dtype, entry.tensor)
+        if otherwise is not None:
+            require_bools(part, dtype, entry.tensor, otherwise)
         return restore(part, dtype, tuple(stop - start for start, stop in bounds))
 
     return jax.make_array_from_callback(entry.shape, placement, lambda index: read(_bounds(index, entry.shape)))
