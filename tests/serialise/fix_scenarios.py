@@ -177,6 +177,32 @@ def a_target_that_is_no_regular_file(path):
 
 
 @scenario
+def a_file_that_has_no_name(path):
+    file = open(path / "model", "w+b")  # noqa: SIM115  closed afterwards
+    os.unlink(path / "model")
+
+    def after(names):
+        assert st.load(f"/dev/fd/{file.fileno()}") == [7]
+        file.close()
+
+    return Scenario(lambda: st.save(f"/dev/fd/{file.fileno()}", [1]), OSError, {"model": [7], "open": open}, after)
+
+
+@scenario
+def a_folder_that_may_not_be_entered(path):
+    real = os.stat
+
+    def refuse(name, **options):
+        if str(name).startswith(str(path / "closed")):
+            raise PermissionError(errno.EACCES, "no", name)
+        return real(name, **options)
+
+    provoke = under(lambda: st.save(path / "closed" / "model", [1]), (os, "stat", refuse))
+    after = lambda _: st.load(path / "model")
+    return Scenario(provoke, PermissionError, {"model": [7]}, after, around=at_home(path))
+
+
+@scenario
 def a_path_as_long_as_the_system_takes(path):
     os.chdir(path)
     folder = str(path)

@@ -177,10 +177,10 @@ def open_source(where: Readable) -> Source:
         try:
             file = open(where, "rb", buffering=0)  # noqa: SIM115  closed with the source, or below
         except FileNotFoundError:
-            require_expanded(os.fspath(where))
+            require_expanded(os.fsdecode(where))
             raise
         try:
-            return _of_file(file, printable(str(os.fspath(where))), owned=True)
+            return _of_file(file, printable(os.fsdecode(where)), owned=True)
         except BaseException:
             file.close()
             raise
