@@ -117,7 +117,7 @@ def load(
             no safetensors file, or has a wanted tensor of a dtype that JAX has not.
         CorruptFileError: if it was cut short or changed.
         OSError: if it cannot be read.
-        TypeError: if `path`, `sharding` or `renames` is of another type than it may be.
+        TypeError: if `path`, `select`, `sharding` or `renames` is of another type than it may be.
         ValueError: if `renames` has an old name that can be in no file, or `foreign` meets a file without a tree, and
             another option needs one.
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..core._errors import FormatError
 from ..core._printing import printable
 from .arrays._dtypes import STORED_AS_ITSELF, dtype_named, stored
-from .arrays._placing import ArrayEntry, Select, Shardings, place_of, read_arrays, struct_of
+from .arrays._placing import ArrayEntry, Select, Shardings, place_of, read_arrays, require_select, struct_of
 from .container._byte_sources import ProgressOption, Source
 from .container._header import BITS, read_header
 from .container._reading import Container
@@ -44,6 +44,7 @@ def load_tensors(
         FormatError: if it is malformed, or if one that is wanted has a dtype that JAX has no arrays of. What is not
             wanted and has a dtype that nobody knows is left out.
     """
+    require_select(select)
     given = [name for name, value in of_a_tree.items() if value] + ["select"] * isinstance(select, str)
     if given:
         raise ValueError(

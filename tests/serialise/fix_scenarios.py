@@ -658,6 +658,9 @@ scenarios(
     a_new_file_in_a_folder_that_takes_none=lambda path: a_folder_that_takes_no_file(path, is_there=False),
     booleans_that_are_no_bits=lambda path: booleans_of_another_byte(path, is_foreign=False),
     foreign_booleans_that_are_no_bits=lambda path: booleans_of_another_byte(path, is_foreign=True),
+    a_selection_that_is_none=lambda path: refused(
+        saved(path), TypeError, lambda names: st.load(names["path"], select=names["select"]), select=["a"]
+    ),
     a_file_that_is_mapped_by_load=lambda path: a_file_that_is_mapped(path, by_numpy=False),
     a_file_that_is_mapped_by_numpy=lambda path: a_file_that_is_mapped(path, by_numpy=True),
     a_version_that_is_none=made_by(

@@ -89,7 +89,8 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
 @functools.cache
 def _class_of_float0() -> type:
     """What JAX hands out where it has no gradient: an array of NumPy, or of a class of its own, with only a shape."""
-    return type(jax.device_put(np.empty((), jax.dtypes.float0)))
+    with jax.ensure_compile_time_eval():  # or under a trace it would be a tracer's
+        return type(jax.device_put(np.empty((), jax.dtypes.float0)))
 
 
 def finish(entry: ArrayEntry, array: Any) -> Any:
@@ -230,7 +231,8 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
 @functools.cache
 def _is_dtype_of_jax(name: str) -> bool:
     try:
-        jax.device_put(np.zeros(1, dtype_named(name)))
+        with jax.ensure_compile_time_eval():  # under a trace XLA is not asked
+            jax.device_put(np.zeros(1, dtype_named(name)))
     except (TypeError, ValueError, jax.errors.JaxRuntimeError):  # the last from XLA, which JAX 0.10 asks in vain
         return False
     return True
@@ -319,6 +321,16 @@ def _read_parts(
 def struct_of(entry: ArrayEntry) -> jax.ShapeDtypeStruct:
     """The description of an array."""
     return finish(entry, jax.ShapeDtypeStruct(entry.shape, dtype_named(entry.dtype)))
+
+
+def require_select(select: Any) -> None:
+    """Raises `TypeError` if `select` is neither a path nor a function: anything else would select all."""
+    if select is not None and not isinstance(select, str) and not callable(select):
+        raise TypeError(
+            f"`select` is a `{type(select).__qualname__}`. It can be the path of one part, which is a text, or a "
+            "function from the name of an array to whether it is wanted:\n"
+            '    select = lambda name: name.startswith("encoder.")'
+        )
 
 
 def place_of(sharding: Shardings) -> Place:
