@@ -275,6 +275,18 @@ def a_folder_that_takes_no_file(path, *, is_there):
     return Scenario(provoke, OSError, names, after, around=at_home(path))
 
 
+def a_pipe_that_does_not_block():
+    pipe = Pipe()
+    os.set_blocking(pipe.ends[0], False)
+    file = open(pipe.ends[0], "rb", buffering=0, closefd=False)  # noqa: SIM115  it holds nothing
+
+    def after(_):
+        assert pipe
+        assert os.get_blocking(file.fileno())
+
+    return Scenario(lambda: st.load(file), BlockingIOError, {"file": file}, after)
+
+
 def a_file_that_is_mapped(path, *, by_numpy):
     file = saved(path, [np.arange(1000.0)])
     if by_numpy:
@@ -669,6 +681,7 @@ scenarios(
     ),
     a_template_without_the_ties=lambda path: template_with_other_ties(path, tied=True),
     a_template_with_a_tie_too_many=lambda path: template_with_other_ties(path, tied=False),
+    a_pipe_that_does_not_block=lambda: a_pipe_that_does_not_block(),
     a_file_that_does_not_block=lambda path: Scenario(
         lambda: _container._write_all(Blocking(), memoryview(b"a")), BlockingIOError, {"file": Pipe()}
     ),
