@@ -539,6 +539,23 @@ def saved_by_orbax_alone(path, args, template, **options):
     return Scenario(lambda: st.orbax.restore(names["manager"], 1), st.errors.FormatError, names)
 
 
+PREFIXED = ocp.CheckpointManagerOptions(step_prefix="ck")
+PREFIXED_WITH_ZEROS = ocp.CheckpointManagerOptions(step_prefix="ck", step_format_fixed_length=8)
+
+
+def no_manager(path, manager, *, restores=False):
+    with ocp.CheckpointManager(path / "steps") as another:
+        st.orbax.save(another, 1, [7])
+    provoke = lambda: st.orbax.restore(manager, 1) if restores else st.orbax.save(manager, 2, [7])
+    names = {"orbax": sys.modules["orbax"], "folder": path / "steps"}
+
+    def after(names):
+        with names["manager"] as made:
+            assert st.orbax.restore(made) == [7]
+
+    return Scenario(provoke, TypeError, names, after)
+
+
 def with_named_items(path, *items, **options):
     saves = {name: ocp.args.StandardSave({"a": jnp.ones(2)}) for name in items}
     template = {"a": jnp.zeros(2)}
@@ -661,6 +678,14 @@ scenarios(
     a_checkpoint_that_orbax_saved_alone=lambda path: saved_by_orbax_alone(
         path, ocp.args.StandardSave({"a": jnp.ones(2)}), {"template": {"a": jnp.zeros(2)}}
     ),
+    a_checkpoint_of_json_that_orbax_saved_alone=lambda path: saved_by_orbax_alone(
+        path, ocp.args.JsonSave({"a": 1}), {}
+    ),
+    a_checkpoint_with_a_prefix=lambda path: with_named_items(path, "state", options=PREFIXED),
+    a_checkpoint_with_a_prefix_and_zeros=lambda path: with_named_items(path, "a", "b", options=PREFIXED_WITH_ZEROS),
+    a_path_for_a_manager=lambda path: no_manager(path, str(path / "steps")),
+    a_checkpointer_for_a_manager=lambda path: no_manager(path, ocp.StandardCheckpointer()),
+    no_manager_to_restore_with=lambda path: no_manager(path, path / "steps", restores=True),
     a_checkpoint_with_a_named_item=lambda path: with_named_items(path, "state"),
     a_checkpoint_with_a_named_item_for_its_manager=lambda path: with_named_items(path, "state", item_names=("state",)),
     a_checkpoint_with_named_items=lambda path: with_named_items(path, "state", "for me", "class"),

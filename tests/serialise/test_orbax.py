@@ -157,6 +157,32 @@ def test_nothing_is_walked_if_the_step_is_skipped(tmp_path):
         assert orbax.save(manager, 0, lambda: "cannot be saved") is False
 
 
+@pytest.mark.parametrize(
+    "value", ["folder", None, 1, ocp.StandardCheckpointer()], ids=lambda value: type(value).__name__
+)
+def test_what_is_no_manager(value, tmp_path):
+    for call in (lambda: orbax.save(value, 1, [1]), lambda: orbax.restore(value), lambda: orbax.restore(value, 1)):
+        with pytest.raises(TypeError, match=f"A `{type(value).__name__}` is no `CheckpointManager` of Orbax's"):
+            call()
+
+
+@pytest.mark.parametrize("length", [None, 8])
+def test_steps_with_a_prefix(length, tmp_path):
+    """Errors name the folder that there is."""
+    options = ocp.CheckpointManagerOptions(step_prefix="ck", step_format_fixed_length=length)
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        for step in (1, 11):
+            manager.save(step, args=ocp.args.JsonSave({"a": step}))
+        manager.wait_until_finished()
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        for step, folder in (
+            (1, "ck_1" if length is None else "ck_00000001"),
+            (11, "ck_11" if length is None else "ck_00000011"),
+        ):
+            with pytest.raises(st.errors.FormatError, match=f"/{folder}` has no manifest.*(\n.*)*JsonRestore\\(\\)"):
+                orbax.restore(manager, step)
+
+
 def test_items_beside_the_tree(manager, model):
     orbax.save(manager, 0, model, items={"data": ocp.args.JsonSave({"epoch": 3})}, custom_metadata={"run": "a"})
     manager.wait_until_finished()
