@@ -51,7 +51,8 @@ def save(
         UnserialisableError: if the tree holds what cannot be saved, a lambda say, or if what is left out is or holds
             what is also saved. All of it is listed; no file was touched.
         CycleError: if an object contains itself.
-        TypeError: if `path` is no path, nor a file in binary mode.
+        TypeError: if `path` is no path, nor a file in binary mode, or `metadata` or `progress` is of another type than
+            it may be.
         ValueError: if keys or values of `metadata` are no texts, or a key begins with `sharedtree`; or if the tree has
             nothing where `leave_out` says.
         OSError: if the file cannot be written; or if `path` is a file object, and what is saved is mapped from that
@@ -70,7 +71,8 @@ def save(
     Limitations: the arrays must be addressable by this process; for many processes there is `sharedtree.orbax`. Whether
     what is left out holds what is saved is looked for in its attributes, closures and containers, in 10,000 objects of
     each. On a CPU, `jax.device_put` and `from_dlpack` may make a JAX array over the memory of a NumPy array. JAX takes
-    that memory for constant. If something writes to it while the file is written, the file may not load.
+    that memory for constant. If something writes to it while the file is written, the file may not load. A file that is
+    replaced keeps its permissions, but no setuid, setgid or sticky bit.
 
     Example:
         >>> import os, tempfile, jax.numpy as jnp, sharedtree as st
@@ -85,6 +87,11 @@ def save(
         raise TypeError(
             f"`{type(path).__qualname__}` is not a path, nor a file open for writing in binary mode. The path comes "
             'first:\n    sharedtree.save("model.safetensors", model)'
+        )
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(
+            f"`metadata` is a `{type(metadata).__qualname__}`, and must map texts to texts:\n"
+            '    metadata = {"run": "first"}'
         )
     encoded = encode(tree, leave_out)
     sources = _sources(encoded)

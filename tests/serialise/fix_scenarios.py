@@ -645,6 +645,11 @@ def made_by(category, provoke, *modules, **names):
     return lambda path: Scenario(without(provoke, *modules), category, names)
 
 
+def metadata_that_are_no_dict():
+    after = lambda names: st.to_bytes([1], metadata=names["metadata"])
+    return Scenario(lambda: st.to_bytes([1], metadata=[("run", "first")]), TypeError, {}, after)
+
+
 def with_renames(file, names):
     load(file, renames=names["renames"])
 
@@ -695,6 +700,10 @@ scenarios(
     a_new_file_in_a_folder_that_takes_none=lambda path: a_folder_that_takes_no_file(path, is_there=False),
     booleans_that_are_no_bits=lambda path: booleans_of_another_byte(path, is_foreign=False),
     foreign_booleans_that_are_no_bits=lambda path: booleans_of_another_byte(path, is_foreign=True),
+    metadata_that_are_no_dict=lambda: metadata_that_are_no_dict(),
+    progress_that_is_no_function=lambda path: refused(
+        saved(path), TypeError, lambda names: st.load(names["path"], progress=names["progress"]), progress=1
+    ),
     a_selection_that_is_none=lambda path: refused(
         saved(path), TypeError, lambda names: st.load(names["path"], select=names["select"]), select=["a"]
     ),

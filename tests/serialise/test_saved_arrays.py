@@ -1,5 +1,7 @@
 """Arrays of every dtype and layout, saved to a file and loaded again to the bit."""
 
+import re
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -258,6 +260,15 @@ def test_what_is_found_out_under_a_trace_holds_outside():
     for name, expected in outside.items():
         jax.eval_shape(lambda name=name: _placing._is_dtype_of_jax(name) and None)
         assert _placing._is_dtype_of_jax(name) == expected
+
+
+def test_what_is_offered_for_a_masked_array_keeps_the_mask():
+    array = np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False])
+    with pytest.raises(st.errors.UnserialisableError, match="special kind of NumPy array") as raised:
+        st.to_bytes([array])
+    code = re.search(r"Save its data and its mask: `(.*)`", str(raised.value))[1]
+    data, mask = st.from_bytes(st.to_bytes(eval(code, {"numpy": np, "array": array})))
+    assert (data.tolist(), mask.tolist()) == ([1, 2, 3], [False, True, False])
 
 
 WRONG_SELECTIONS = [["['w']"], ("['w']",), {"['w']"}, 0, 1.5, b"['w']", False, {"['w']": True}]

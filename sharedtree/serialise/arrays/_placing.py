@@ -59,7 +59,11 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
     is_jax = not issubclass(cls, np.ndarray)
     extra: dict[str, Any] = {}
     if not is_jax and cls is not np.ndarray and cls is not np.memmap:
-        advice = "Make it a plain one: `numpy.asarray(array)`."
+        advice = "Make it a plain one: `numpy.asarray(array)`. What else it has, such as a unit, is saved beside it."
+        if issubclass(cls, np.ma.MaskedArray):
+            advice = "Save its data and its mask: `(numpy.asarray(array.data), numpy.ma.getmaskarray(array))`."
+        elif issubclass(cls, np.memmap | np.matrix | np.recarray):
+            advice = "Make it a plain one: `numpy.asarray(array)`."
         raise RefusalError(f"a `{cls.__qualname__}`, a special kind of NumPy array", advice)
     if is_jax and cls is not ConcreteArray:
         if not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):

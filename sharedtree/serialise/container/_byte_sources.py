@@ -109,6 +109,11 @@ def counting(progress: Progress | None, total: int) -> Callable[[int], None]:
 @contextlib.contextmanager
 def showing(progress: ProgressOption, what: str) -> Iterator[Progress | None]:
     """The function to call, while the bar, if there is one, is shown."""
+    if progress is not None and progress is not True and not callable(progress):
+        raise TypeError(
+            f"`progress` is {progress!r}. Give True for a bar, or a function, or leave it out:\n"
+            "    progress = lambda done, total: print(done, total)"
+        )
     if progress is not True:
         yield progress
         return
