@@ -1,12 +1,14 @@
 """The command line: `sharedtree COMMAND`, or `python -m sharedtree COMMAND`."""
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from . import __version__
-from .cli import add_to, guarded
+from .cli import TROUBLE, add_to, guarded, write_error
 from .core._native_or_python import engine
 from .core._printing import printable
 
@@ -26,8 +28,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 if all is well, 1 if the command failed or found what it looks for, 2 if it could not run.
-        Wrong arguments exit with 2, as argparse does.
+        Wrong arguments exit with 2, as argparse does. So it does if there is no standard output to write to; without a
+        standard error, what would go there goes nowhere.
     """
+    # Of a stream that was closed when the process began (`2>&-`), Python makes None.
+    if sys.stderr is None:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
+            return main(arguments)
+    if sys.stdout is None:
+        write_error("Standard output is closed, so nothing can be printed.")
+        return TROUBLE
     parser = _Parser(prog="sharedtree", description="Shared layers and tied weights in JAX.")
     parser.add_argument("--version", action="version", version=f"sharedtree {__version__}, {engine()}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -217,6 +217,55 @@ sys.exit(main(["show", {tied!r}]))
     assert b"= ['embed']" in coloured.replace(b"\x1b[0m", b"").replace(b"\x1b[33m", b"")
 
 
+def test_no_lines_at_all(command, saved):
+    """The table has no head then: its columns are those that are not empty in all lines."""
+    path = saved({"w": jnp.ones(3)})
+    for options in ([], ["--values"], ["--depth", 1]):
+        status, out, err = command("show", "--lines", 0, *options, path)
+        assert (status, err) == (0, "")
+        assert "\n... and 2 more lines; see --lines and --depth\n" in out
+        assert "['w']" not in out
+    assert "and 2 more lines" in str(st.summary({"w": jnp.ones(3)}, lines=0))
+
+
+CLOSED = "Standard output is closed, so nothing can be printed.\n"
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["show", "--json"], ["verify"], ["audit"]])
+def test_streams_that_are_closed(arguments, saved, monkeypatch, capsys):
+    """What Python makes of `>&-` and `2>&-`."""
+    path = saved([1])
+    missing = f"{path} is not there"
+    assert main([*arguments, path]) == 0
+    expected = capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        assert main([*arguments, path]) == 2
+        assert main(["--version"]) == 2
+    assert capsys.readouterr() == ("", 2 * CLOSED)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        assert main([*arguments, path]) == 0
+        assert capsys.readouterr().out == expected
+        assert main([*arguments, missing]) == 2
+        with pytest.raises(SystemExit, match="2"):
+            main([*arguments])
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        patch.setattr(sys, "stderr", None)
+        assert main([*arguments, path]) == 2
+
+
+@pytest.mark.parametrize(("closed", "expected"), [(">&-", (2, CLOSED)), ("2>&-", (0, "")), (">&- 2>&-", (2, ""))])
+def test_streams_that_a_shell_has_closed(closed, expected, saved):
+    program = [sys.executable, "-m", "sharedtree", "verify", saved([1])]
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(st.__file__).parents[1])}
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == expected
+
+
 @pytest.fixture
 def theirs(tmp_path):
     """A safetensors file of another program, one of whose dtypes nobody has arrays of."""

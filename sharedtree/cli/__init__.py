@@ -8,7 +8,7 @@ looks up a name of a file, but by `audit --trusted`, nor prints a character that
 from typing import Any
 
 from . import _show_and_draw, _verify_and_audit
-from ._terminal_output import guarded as guarded
+from ._terminal_output import TROUBLE as TROUBLE, guarded as guarded, write_error as write_error
 
 
 def add_to(commands: Any) -> None:

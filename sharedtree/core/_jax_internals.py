@@ -6,6 +6,7 @@
   on to an instance of it.
 - `ArrayImpl`, the type of every concrete array: asking an array for it at import would start a backend. It is also
   the only way to a weakly typed array of given data for which nothing is compiled.
+- `_convert_element_type`: the only way to a weakly typed tracer of any dtype but Python's own.
 - `_registry` and the closures of `register_dataclass`: which fields of such a class are children and which are static.
   Its unflatten function is C++ that reads past the end of too few. Also whether a class has the functions that its
   library gives to all its classes. Where the names are gone, the answer is that nobody knows, and a test fails.
@@ -32,6 +33,7 @@ from jax import tree_util as jtu
 from jax._src import core as _core, tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax._src.core import trace_ctx
+from jax._src.lax.lax import _convert_element_type
 from jax.core import Tracer
 from jax.interpreters.partial_eval import dce_jaxpr
 
@@ -145,7 +147,9 @@ def registered_counts(cls: type) -> tuple[int, int] | None:
 
 
 def weakly_typed(array: Any) -> Any:
-    """A concrete JAX array over the same memory, but of weak type."""
+    """A JAX array over the same memory, but of weak type; of a tracer, such a tracer."""
+    if isinstance(array, Tracer):  # as JAX makes of any array under a trace
+        return _convert_element_type(array, weak_type=True)
     shards = [shard.data for shard in array.addressable_shards]
     aval = array.aval.update(weak_type=True)
     return ArrayImpl(aval, array.sharding, shards, committed=array.committed)

@@ -105,9 +105,9 @@ def convert(
     """
     if ties not in ("like", "equal"):
         raise ValueError(f'`ties` is {ties!r}. Say `ties="like"` for those of the template, or `ties="equal"`.')
-    if target is not None and os.path.splitext(os.fspath(target))[1] in (".eqx", ".msgpack"):
+    if target is not None and os.path.splitext(os.fsdecode(target))[1] in (".eqx", ".msgpack"):
         raise ValueError(
-            f"`{printable(str(os.fspath(target)))}` would be a file of another library, and those are only read. Let "
+            f"`{printable(os.fsdecode(target))}` would be a file of another library, and those are only read. Let "
             "the library write it, flax by `flax.serialization.to_bytes(tree)`:\n"
             "    tree = sharedtree.convert(source, like=template).tree\n"
             "    equinox.tree_serialise_leaves(target, tree)"

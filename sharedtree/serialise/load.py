@@ -99,7 +99,8 @@ def load(
             trusted.
         mmap: whether to map the file instead of reading it. Then loading takes no time and no memory, whatever the
             size, and NumPy arrays are read-only.
-        verify: whether to check the digests of what is read; with `mmap` the file is read once for that.
+        verify: whether to check the digests of what is read; with `mmap` the file is read once for that. Without it,
+            all bytes of booleans but 0 are true.
         progress: called with the bytes done and the bytes in all; or True for a bar (needs tqdm).
         foreign: whether the file may be a safetensors file of another program. Such a file has no tree: what is
             returned is a flat dictionary from the names of its tensors to JAX arrays. It has no digests either. A file
@@ -116,7 +117,7 @@ def load(
             no safetensors file, or has a wanted tensor of a dtype that JAX has not.
         CorruptFileError: if it was cut short or changed.
         OSError: if it cannot be read.
-        TypeError: if `path`, `sharding` or `renames` is of another type than it may be.
+        TypeError: if `path`, `select`, `sharding` or `renames` is of another type than it may be.
         ValueError: if `renames` has an old name that can be in no file, or `foreign` meets a file without a tree, and
             another option needs one.
 
@@ -124,8 +125,8 @@ def load(
     CPU. Arrays of less than 4 MiB share memory, 16 MiB of it at most, which is freed with the last of them.
 
     Limitations: with `mmap`, if another program cuts the file short, looking at its arrays ends the process (SIGBUS),
-    and if one writes into it, they change. Replacing it with `save` is safe. On Windows it cannot be replaced
-    meanwhile.
+    and if one writes into it, they change. `save` in this process is safe, to the path or to a file object. On Windows
+    it cannot be replaced meanwhile.
 
     Example:
         >>> import os, tempfile, equinox as eqx, jax, sharedtree as st

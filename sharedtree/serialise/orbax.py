@@ -10,6 +10,8 @@ Orbax itself is imported when one of the functions is called.
 import contextlib
 import json
 import keyword
+import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -80,6 +82,7 @@ def save(
     Raises:
         UnserialisableError: if the tree holds what cannot be saved. All of it is listed; nothing was written.
         CycleError: if an object contains itself.
+        TypeError: if `manager` is no `CheckpointManager`.
         ValueError: if `items` has a name that is taken, or `leave_out` what leads nowhere; or from Orbax, if the step
             exists.
         ImportError: if Orbax is not installed.
@@ -102,6 +105,7 @@ def save(
         (True, True, 'tied')
     """
     ocp = _orbax()
+    _require_manager(manager, "should_save")
     taken = sorted({_ARRAYS, _MANIFEST} & set(items or ()))
     if taken:
         raise ValueError(
@@ -159,6 +163,7 @@ def restore(
             Orbax fails in any other way. Shapes, dtypes and sizes were compared before any array was read.
         CorruptFileError: if the manifest was changed, or Orbax finds the arrays damaged or gone.
         MissingStepError: if there is no such step, or none at all.
+        TypeError: if `manager` is no `CheckpointManager`, or `select` or `sharding` is of another type than it may be.
         ImportError: if Orbax is not installed.
 
     Cost: one walk over the nodes, and what Orbax takes to read the metadata of all arrays (about 0.5 ms each), then the
@@ -177,6 +182,7 @@ def restore(
         True
     """
     ocp = _orbax()
+    _require_manager(manager, "directory")
     trust = Trust(trusted, names_in(like) if like is not None else None)
     step = manager.latest_step() if step is None else step
     if step is None:
@@ -204,6 +210,17 @@ def _named_here(manager: Any, step: int) -> Iterator[None]:
         texts = [arg.replace(ANOTHER_STEP, another) if type(arg) is str else arg for arg in error.args]
         error.args = tuple([text.replace(_LOAD, _RESTORE) if type(text) is str else text for text in texts])
         raise
+
+
+def _require_manager(manager: Any, needed: str) -> None:
+    """Raises `TypeError` unless a manager has what only a manager has, and a path or a `Checkpointer` has not."""
+    if not hasattr(manager, needed):
+        is_path = isinstance(manager, str | os.PathLike)
+        folder = repr(os.path.abspath(os.fsdecode(manager))) if is_path else "folder"
+        raise TypeError(
+            f"A `{type(manager).__qualname__}` is no `CheckpointManager` of Orbax's. Make one:\n"
+            f"    manager = orbax.checkpoint.CheckpointManager({folder})"
+        )
 
 
 def _missing(manager: Any, step: int | None) -> MissingStepError:
@@ -240,8 +257,10 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
         why = _said(error)
     text = item.get(_TEXT) if type(item) is dict and item.keys() == {_TEXT, _CRC} else None
     if type(text) is not str or not is_unicode(text):
+        folder = _folder_of(manager, step)
+        label = label if folder is None else printable(str(folder))
         fact = f"`{label}` has no manifest that can be read: {why}\nIt was not saved by sharedtree, or it is damaged. "
-        items = _items_of(manager, step)
+        items = _items_in(folder)
         if _MANIFEST in items:
             raise not_restored(fact)
         raise FormatError(
@@ -253,20 +272,30 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
     return parse_manifest(text)
 
 
-def _items_of(manager: Any, step: int) -> dict[str, bool]:
-    """The items of a step that lie on the disk, and whether each is a JSON value; none if they cannot be listed."""
-    found: dict[str, bool] = {}
+def _folder_of(manager: Any, step: int) -> Any:
+    """The folder of a step; None if it cannot be told. A manager may put a prefix and zeros before the number."""
     with contextlib.suppress(Exception):  # of whatever file system it is
-        for folder in sorted((manager.directory / str(step)).iterdir()):
-            if folder.is_dir():
-                found[folder.name] = (folder / "metadata").exists()  # of JSON there is one file, of this name
-    return found
+        folders = [path for path in manager.directory.iterdir() if re.fullmatch(rf"(.*\D)?0*{step}", path.name)]
+        if len(folders) > 1:
+            folders = [path for path in folders if path.name == str(step)]
+        return folders[0] if folders else None
+    return None
+
+
+def _items_in(folder: Any) -> dict[str, bool]:
+    """The items of a step that lie on the disk, and whether each is a JSON value; none if they cannot be listed."""
+    items: dict[str, bool] = {}
+    with contextlib.suppress(Exception):  # of whatever file system it is, or without a folder
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                items[path.name] = (path / "metadata").exists()  # of JSON there is one file, of this name
+    return items
 
 
 def _arguments_for(items: Mapping[str, bool]) -> str:
     """The arguments with which Orbax restores a step with these items. One without a name is called `default`."""
-    if not items or list(items) == ["default"]:
-        return f"{_ARGS}.StandardRestore(template)"
+    if items.keys() <= {"default"}:
+        return f"{_ARGS}.JsonRestore()" if items.get("default") else f"{_ARGS}.StandardRestore(template)"
     given: list[str] = []
     for name, is_json in list(items.items())[:_MAX_ITEMS]:
         template = "template" if len(items) == 1 else f"templates[{name!r}]"

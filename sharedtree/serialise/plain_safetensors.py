@@ -9,8 +9,8 @@ from typing import Any
 
 from ..core._errors import FormatError
 from ..core._printing import printable
-from .arrays._dtypes import STORED_AS_ITSELF, dtype_named, require_bools, stored
-from .arrays._placing import ArrayEntry, Select, Shardings, place_of, read_arrays, struct_of
+from .arrays._dtypes import STORED_AS_ITSELF, dtype_named, stored
+from .arrays._placing import ArrayEntry, Select, Shardings, place_of, read_arrays, require_select, struct_of
 from .container._byte_sources import ProgressOption, Source
 from .container._header import BITS, read_header
 from .container._reading import Container
@@ -36,13 +36,15 @@ def load_tensors(
 ) -> dict[str, Any]:
     """Name → array, in the order of the file; for what is not selected, a description of it.
 
-    The rest is as for `load`. Without digests, `verify` asks only for booleans that are 0 or 1.
+    The rest is as for `load`. Without digests, `verify` only refuses booleans that are neither 0 nor 1; without it they
+    are true.
 
     Raises:
         ValueError: if there is an option `of_a_tree`.
         FormatError: if it is malformed, or if one that is wanted has a dtype that JAX has no arrays of. What is not
             wanted and has a dtype that nobody knows is left out.
     """
+    require_select(select)
     given = [name for name, value in of_a_tree.items() if value] + ["select"] * isinstance(select, str)
     if given:
         raise ValueError(
@@ -78,11 +80,8 @@ def load_tensors(
         for kind, shape in [stored(dtype_named(entries[each.name].dtype), each.shape)]
     ]
     container = Container(source, found._replace(tensors=tuple(tensors)), is_owner=False)
-    if mmap and verify:
-        mapped = container.mapped()
-        for each in wanted:
-            require_bools(mapped[each.name], dtype_named(entries[each.name].dtype), each.name)
     chosen = [entries[each.name] for each in wanted]
-    arrays = read_arrays(container, chosen, place_of(sharding), mmap=mmap, verify=False, progress=progress)
+    reading = {"mmap": mmap, "verify": verify, "progress": progress, "is_foreign": True}
+    arrays = read_arrays(container, chosen, place_of(sharding), **reading)
     read = dict(zip([entry.tensor for entry in chosen], arrays, strict=True))
     return {name: read[name] if name in read else struct_of(entry) for name, entry in entries.items()}

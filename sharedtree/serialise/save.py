@@ -14,6 +14,7 @@ from ..core._printing import printable
 from .arrays._dtypes import tensor_source
 from .container._byte_sources import ProgressOption, showing
 from .container._header import TensorSource
+from .container._mapped_files import detach_from
 from .container._writing import force_to_disk, replacing, write
 from .values._encoding import Encoded, encode
 
@@ -50,10 +51,12 @@ def save(
         UnserialisableError: if the tree holds what cannot be saved, a lambda say, or if what is left out is or holds
             what is also saved. All of it is listed; no file was touched.
         CycleError: if an object contains itself.
-        TypeError: if `path` is no path, nor a file in binary mode.
+        TypeError: if `path` is no path, nor a file in binary mode, or `metadata` or `progress` is of another type than
+            it may be.
         ValueError: if keys or values of `metadata` are no texts, or a key begins with `sharedtree`; or if the tree has
             nothing where `leave_out` says.
-        OSError: if the file cannot be written.
+        OSError: if the file cannot be written; or if `path` is a file object, and what is saved is mapped from that
+            very file, by `numpy.memmap` say.
 
     Cost: one walk over the nodes, and one pass over the arrays' bytes, which are hashed while they are written. Arrays
     of JAX are not copied if they are contiguous and on the host. Those of NumPy are copied, 1 MiB at a time, since
@@ -62,10 +65,14 @@ def save(
     For a file object that cannot be patched (a pipe, a compressed stream), NumPy's arrays are kept until they are
     written, beyond 8 MiB in a temporary file.
 
+    A file object may write into a file that `load(mmap=True)` has mapped. Before it does, what is mapped is read into
+    memory, so that all its arrays stay as they are, those of other trees too (on Linux; elsewhere it is an `OSError`).
+
     Limitations: the arrays must be addressable by this process; for many processes there is `sharedtree.orbax`. Whether
     what is left out holds what is saved is looked for in its attributes, closures and containers, in 10,000 objects of
     each. On a CPU, `jax.device_put` and `from_dlpack` may make a JAX array over the memory of a NumPy array. JAX takes
-    that memory for constant. If something writes to it while the file is written, the file may not load.
+    that memory for constant. If something writes to it while the file is written, the file may not load. A file that is
+    replaced keeps its permissions, but no setuid, setgid or sticky bit.
 
     Example:
         >>> import os, tempfile, jax.numpy as jnp, sharedtree as st
@@ -81,10 +88,17 @@ def save(
             f"`{type(path).__qualname__}` is not a path, nor a file open for writing in binary mode. The path comes "
             'first:\n    sharedtree.save("model.safetensors", model)'
         )
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(
+            f"`metadata` is a `{type(metadata).__qualname__}`, and must map texts to texts:\n"
+            '    metadata = {"run": "first"}'
+        )
     encoded = encode(tree, leave_out)
     sources = _sources(encoded)
     manifest = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
     is_path = isinstance(path, str | os.PathLike)
+    if not is_path:
+        detach_from(path, encoded.names, encoded.arrays)
     with showing(progress, "saving") as report, replacing(path) if is_path else nullcontext(path) as file:
         write(file, sources, manifest, metadata, report, force_to_disk if is_path else None)
 

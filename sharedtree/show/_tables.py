@@ -84,10 +84,11 @@ def table_lines(
     rows = outline.iterate(depth)
     shown = list(itertools.islice(rows, most))
     cells = [cells_of(row) for row in shown]
-    columns = _columns([HEADS, *cells], width)
-    yield tuple((text, "head") for text in columns(HEADS))
-    for row, texts in zip(shown, cells, strict=True):
-        yield tuple(_styled(row, columns(texts)))
+    if cells:  # columns that are empty in all rows are left out, which without rows would be all
+        columns = _columns([HEADS, *cells], width)
+        yield tuple((text, "head") for text in columns(HEADS))
+        for row, texts in zip(shown, cells, strict=True):
+            yield tuple(_styled(row, columns(texts)))
     more = sum(1 for _ in rows)
     if more:
         yield ((f"... and {figure(more)} more line{'s' * (more > 1)}; see {how}", "dim"),)

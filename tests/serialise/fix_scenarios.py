@@ -25,7 +25,7 @@ import safetensors.numpy
 import sharedtree as st
 from sharedtree.serialise import orbax as st_orbax
 from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
-from sharedtree.serialise.container import _byte_sources, _writing as _container
+from sharedtree.serialise.container import _byte_sources, _mapped_files, _writing as _container
 from sharedtree.serialise.values import _all_kinds_of_nodes, _manifest, _nodes
 from tests.fixes import Scenario, scenario, scenarios
 from tests.serialise.drafts import Draft
@@ -175,6 +175,32 @@ def a_target_that_is_no_regular_file(path):
 
 
 @scenario
+def a_file_that_has_no_name(path):
+    file = open(path / "model", "w+b")  # noqa: SIM115  closed afterwards
+    os.unlink(path / "model")
+
+    def after(names):
+        assert st.load(f"/dev/fd/{file.fileno()}") == [7]
+        file.close()
+
+    return Scenario(lambda: st.save(f"/dev/fd/{file.fileno()}", [1]), OSError, {"model": [7], "open": open}, after)
+
+
+@scenario
+def a_folder_that_may_not_be_entered(path):
+    real = os.stat
+
+    def refuse(name, **options):
+        if str(name).startswith(str(path / "closed")):
+            raise PermissionError(errno.EACCES, "no", name)
+        return real(name, **options)
+
+    provoke = under(lambda: st.save(path / "closed" / "model", [1]), (os, "stat", refuse))
+    after = lambda _: st.load(path / "model")
+    return Scenario(provoke, PermissionError, {"model": [7]}, after, around=at_home(path))
+
+
+@scenario
 def a_path_as_long_as_the_system_takes(path):
     os.chdir(path)
     folder = str(path)
@@ -245,6 +271,40 @@ def a_folder_that_takes_no_file(path, *, is_there):
     names = {"model": [7], "open": open}
     provoke = under(lambda: st.save(file, [1]), (os, "open", refuse))
     return Scenario(provoke, OSError, names, after, around=at_home(path))
+
+
+def a_pipe_that_does_not_block():
+    pipe = Pipe()
+    os.set_blocking(pipe.ends[0], False)
+    file = open(pipe.ends[0], "rb", buffering=0, closefd=False)  # noqa: SIM115  it holds nothing
+
+    def after(_):
+        assert pipe
+        assert os.get_blocking(file.fileno())
+
+    return Scenario(lambda: st.load(file), BlockingIOError, {"file": file}, after)
+
+
+def a_file_that_is_mapped(path, *, by_numpy):
+    file = saved(path, [np.arange(1000.0)])
+    if by_numpy:
+        model = [np.memmap(file, np.uint8, "r")]
+        changes = []
+    else:
+        model = st.load(file, mmap=True)
+        refuse = raising(OSError, errno.ENOMEM, "no memory")
+        changes = [(_mapped_files, "_turn_into_memory", lambda mapping: refuse())]
+    expected = np.array(model[0])
+    opened = open(file, "r+b")  # noqa: SIM115  closed afterwards
+    names = {"model": model, "file": opened}
+    del model
+
+    def after(names):
+        opened.close()
+        assert (st.load(file)[0] == expected).all()
+
+    provoke = under(lambda: st.save(opened, names["model"]), *changes)
+    return Scenario(provoke, OSError, names, after)
 
 
 @scenario
@@ -381,11 +441,21 @@ def template_with_other_ties(path, *, tied):
 
 
 def damaged(path, look):
-    file = saved(path)
+    file = saved(path, {"mask": np.ones(8, bool)})
     data = bytearray(file.read_bytes())
-    data[-1] ^= 1
+    data[-1] ^= 2
     file.write_bytes(data)
     return Scenario(lambda: look(file), st.errors.CorruptFileError, {"path": file})
+
+
+def booleans_of_another_byte(path, *, is_foreign):
+    file = path / "masks"
+    safetensors.numpy.save_file({"mask": np.array([0, 255], np.uint8).view(bool)}, file)
+    if not is_foreign:
+        draft = Draft(st.to_bytes({"mask": np.ones(2, bool)}))
+        draft.data[1] = 255
+        file.write_bytes(draft.file(with_digests=True))
+    return Scenario(lambda: st.load(file, foreign=is_foreign), st.errors.FormatError, {"path": file})
 
 
 @scenario
@@ -454,6 +524,23 @@ def saved_by_orbax_alone(path, args, template, **options):
         manager.save(1, args=args)
     names = {"manager": ocp.CheckpointManager(path, **options), "step": 1, "orbax": sys.modules["orbax"], **template}
     return Scenario(lambda: st.orbax.restore(names["manager"], 1), st.errors.FormatError, names)
+
+
+PREFIXED = ocp.CheckpointManagerOptions(step_prefix="ck")
+PREFIXED_WITH_ZEROS = ocp.CheckpointManagerOptions(step_prefix="ck", step_format_fixed_length=8)
+
+
+def no_manager(path, manager, *, restores=False):
+    with ocp.CheckpointManager(path / "steps") as another:
+        st.orbax.save(another, 1, [7])
+    provoke = lambda: st.orbax.restore(manager, 1) if restores else st.orbax.save(manager, 2, [7])
+    names = {"orbax": sys.modules["orbax"], "folder": path / "steps"}
+
+    def after(names):
+        with names["manager"] as made:
+            assert st.orbax.restore(made) == [7]
+
+    return Scenario(provoke, TypeError, names, after)
 
 
 def with_named_items(path, *items, **options):
@@ -545,6 +632,11 @@ def made_by(category, provoke, *modules, **names):
     return lambda path: Scenario(without(provoke, *modules), category, names)
 
 
+def metadata_that_are_no_dict():
+    after = lambda names: st.to_bytes([1], metadata=names["metadata"])
+    return Scenario(lambda: st.to_bytes([1], metadata=[("run", "first")]), TypeError, {}, after)
+
+
 def with_renames(file, names):
     load(file, renames=names["renames"])
 
@@ -578,6 +670,14 @@ scenarios(
     a_checkpoint_that_orbax_saved_alone=lambda path: saved_by_orbax_alone(
         path, ocp.args.StandardSave({"a": jnp.ones(2)}), {"template": {"a": jnp.zeros(2)}}
     ),
+    a_checkpoint_of_json_that_orbax_saved_alone=lambda path: saved_by_orbax_alone(
+        path, ocp.args.JsonSave({"a": 1}), {}
+    ),
+    a_checkpoint_with_a_prefix=lambda path: with_named_items(path, "state", options=PREFIXED),
+    a_checkpoint_with_a_prefix_and_zeros=lambda path: with_named_items(path, "a", "b", options=PREFIXED_WITH_ZEROS),
+    a_path_for_a_manager=lambda path: no_manager(path, str(path / "steps")),
+    a_checkpointer_for_a_manager=lambda path: no_manager(path, ocp.StandardCheckpointer()),
+    no_manager_to_restore_with=lambda path: no_manager(path, path / "steps", restores=True),
     a_checkpoint_with_a_named_item=lambda path: with_named_items(path, "state"),
     a_checkpoint_with_a_named_item_for_its_manager=lambda path: with_named_items(path, "state", item_names=("state",)),
     a_checkpoint_with_named_items=lambda path: with_named_items(path, "state", "for me", "class"),
@@ -585,12 +685,24 @@ scenarios(
     a_field_that_a_file_of_a_library_lacks=lambda: of_another_equinox(without_a_field),
     a_file_in_a_folder_that_takes_no_other=lambda path: a_folder_that_takes_no_file(path, is_there=True),
     a_new_file_in_a_folder_that_takes_none=lambda path: a_folder_that_takes_no_file(path, is_there=False),
+    booleans_that_are_no_bits=lambda path: booleans_of_another_byte(path, is_foreign=False),
+    foreign_booleans_that_are_no_bits=lambda path: booleans_of_another_byte(path, is_foreign=True),
+    metadata_that_are_no_dict=lambda: metadata_that_are_no_dict(),
+    progress_that_is_no_function=lambda path: refused(
+        saved(path), TypeError, lambda names: st.load(names["path"], progress=names["progress"]), progress=1
+    ),
+    a_selection_that_is_none=lambda path: refused(
+        saved(path), TypeError, lambda names: st.load(names["path"], select=names["select"]), select=["a"]
+    ),
+    a_file_that_is_mapped_by_load=lambda path: a_file_that_is_mapped(path, by_numpy=False),
+    a_file_that_is_mapped_by_numpy=lambda path: a_file_that_is_mapped(path, by_numpy=True),
     a_version_that_is_none=made_by(
         st.SharedTreeError,
         lambda: st.to_bytes(dataclass_with([("weight", object)], __sharedtree_version__="new")(jnp.ones(1))),
     ),
     a_template_without_the_ties=lambda path: template_with_other_ties(path, tied=True),
     a_template_with_a_tie_too_many=lambda path: template_with_other_ties(path, tied=False),
+    a_pipe_that_does_not_block=lambda: a_pipe_that_does_not_block(),
     a_file_that_does_not_block=lambda path: Scenario(
         lambda: _container._write_all(Blocking(), memoryview(b"a")), BlockingIOError, {"file": Pipe()}
     ),

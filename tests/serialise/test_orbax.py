@@ -75,6 +75,22 @@ def test_a_tied_array_is_stored_once_under_its_first_path(manager):
     np.testing.assert_array_equal(stored["['a%2Fb'][0].weight"], layer.weight)
 
 
+def test_booleans_of_any_byte(manager):
+    """As a mask of 0 and 255 has them. TensorStore writes such bytes, and refuses to read them."""
+    mask = np.array([[0, 255, 1], [2, 128, 0]], np.uint8).view(bool)
+    tree = {"numpy": mask, "flipped": mask.T, "jax": jax.device_put(mask), "one": mask[0, 1:2].reshape(())}
+    orbax.save(manager, 0, tree)
+    manager.wait_until_finished()
+    expected = {"numpy": mask != 0, "flipped": (mask != 0).T, "jax": mask != 0, "one": np.array(True)}
+    for sharding in (None, jax.devices()[0]):
+        back = orbax.restore(manager, 0, sharding=sharding)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(np.asarray(back[name]).view(np.uint8), np.asarray(array).view(np.uint8))
+    with ocp.CheckpointManager(manager.directory) as another:
+        stored = another.restore(0, args=ocp.args.Composite(arrays=ocp.args.StandardRestore()))["arrays"]
+    assert max(np.asarray(array).view(np.uint8).max() for array in stored.values()) == 1
+
+
 @hypothesis.settings(parent=hypothesis.settings.default, max_examples=5)
 @hypothesis.given(tree=strategies.trees())
 @hypothesis.example(None)
@@ -139,6 +155,32 @@ def test_the_manager_decides_what_is_kept(tmp_path, model):
 def test_nothing_is_walked_if_the_step_is_skipped(tmp_path):
     with ocp.CheckpointManager(tmp_path / "some", options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
         assert orbax.save(manager, 0, lambda: "cannot be saved") is False
+
+
+@pytest.mark.parametrize(
+    "value", ["folder", None, 1, ocp.StandardCheckpointer()], ids=lambda value: type(value).__name__
+)
+def test_what_is_no_manager(value, tmp_path):
+    for call in (lambda: orbax.save(value, 1, [1]), lambda: orbax.restore(value), lambda: orbax.restore(value, 1)):
+        with pytest.raises(TypeError, match=f"A `{type(value).__name__}` is no `CheckpointManager` of Orbax's"):
+            call()
+
+
+@pytest.mark.parametrize("length", [None, 8])
+def test_steps_with_a_prefix(length, tmp_path):
+    """Errors name the folder that there is."""
+    options = ocp.CheckpointManagerOptions(step_prefix="ck", step_format_fixed_length=length)
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        for step in (1, 11):
+            manager.save(step, args=ocp.args.JsonSave({"a": step}))
+        manager.wait_until_finished()
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        for step, folder in (
+            (1, "ck_1" if length is None else "ck_00000001"),
+            (11, "ck_11" if length is None else "ck_00000011"),
+        ):
+            with pytest.raises(st.errors.FormatError, match=f"/{folder}` has no manifest.*(\n.*)*JsonRestore\\(\\)"):
+                orbax.restore(manager, step)
 
 
 def test_items_beside_the_tree(manager, model):

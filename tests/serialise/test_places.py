@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import sys
 
 import pytest
 
@@ -127,6 +128,169 @@ def test_a_file_that_is_mounted_by_itself(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["model"]
     exec(code_in(raised.value), {"sharedtree": st, "model": [1]})
     assert st.load(path) == [1]
+
+
+def test_a_folder_that_may_be_written_to_and_not_read(path, monkeypatch):
+    """As one into which everybody drops files. Whoever runs the tests may read everywhere, so the answer is made up."""
+    real = os.open
+
+    def refuse(name, flags, *args, **options):
+        if flags & os.O_DIRECTORY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return real(name, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    for value in (1, 2):
+        st.save(path, [value])
+        assert st.load(path) == [value]
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_folder_that_cannot_be_opened_is_found_out_before_anything_is_replaced(path, monkeypatch):
+    st.save(path, [1])
+    real = os.open
+
+    def refuse(name, flags, *args, **options):
+        if flags & os.O_DIRECTORY:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), name)
+        return real(name, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        st.save(path, [2])
+    assert st.load(path) == [1]
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_file_in_the_place_of_a_folder(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    for path in (tmp_path / "file" / "model", tmp_path / "file" / "deeper" / "still" / "model"):
+        with pytest.raises(NotADirectoryError, match=r"`.*/model` cannot be there: `.*/file` is a file") as raised:
+            st.save(path, [1])
+        assert raised.value.errno == errno.ENOTDIR
+        assert not code_in(raised.value)
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])
+def test_a_folder_that_may_not_be_entered(number, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    real = os.stat
+
+    def refuse(name, **options):
+        if str(name).startswith(str(tmp_path / "closed")):
+            raise OSError(number, os.strerror(number), name)
+        return real(name, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(PermissionError, match=r"The folder of `.*` may not be entered") as raised:
+        st.save(tmp_path / "closed" / "in it" / "model", [1])
+    assert raised.value.errno == number
+    exec(code_in(raised.value), {"sharedtree": st, "model": [1], "os": os})
+    assert st.load(tmp_path / "model") == [1]
+
+
+def test_a_folder_that_is_missing_where_none_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(FileNotFoundError, match=r"does not exist. Save to a folder of your own") as raised:
+        st.save(tmp_path / "a" / "b" / "model", [1])
+    exec(code_in(raised.value), {"sharedtree": st, "model": [1], "os": os})
+    assert st.load(tmp_path / "model") == [1]
+
+
+@pytest.mark.parametrize("name", ["checkpoints/", "checkpoints//", "checkpoints/.", "checkpoints/x/..", "a/b/"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_path_that_names_a_folder(name, is_there, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if is_there:
+        os.makedirs("checkpoints/x")
+        os.makedirs("a/b")
+    for save in (st.save, lambda path, tree: st.convert(st.to_bytes(tree), path)):
+        with pytest.raises(IsADirectoryError, match=r"folder.* Name a file in it") as raised:
+            save(name, [1])
+        assert raised.value.errno == errno.EISDIR
+        assert not any(os.path.isfile(found) for found in ("checkpoints", "a/b"))
+        better = eval(code_in(raised.value))
+        os.makedirs(os.path.dirname(better), exist_ok=True)
+        save(better, [1])
+        assert st.load(better) == [1]
+        os.unlink(better)
+
+
+def test_a_file_with_a_slash_at_its_end(tmp_path):
+    st.save(tmp_path / "model", [1])
+    with pytest.raises((IsADirectoryError, NotADirectoryError)):
+        st.save(f"{tmp_path}/model/", [2])
+    assert st.load(tmp_path / "model") == [1]
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="what has no path there has one that leads nowhere")
+
+
+@on_linux
+def test_a_pipe_that_has_no_path():
+    """As `/dev/stdout` is, where a shell has put one, and `>(command)`."""
+    reader, writer = os.pipe()
+    for folder in ("/dev/fd", "/proc/self/fd"):
+        given = f"{folder}/{writer}"
+        with pytest.raises(OSError, match=f"`{given}` is a device or a pipe, which cannot be replaced") as raised:
+            st.save(given, [1])
+        assert (raised.value.errno, raised.value.filename) == (errno.EINVAL, given)
+        with eval(code_in(raised.value)) as file:
+            st.save(file, [1])
+        assert st.from_bytes(os.read(reader, 10_000)) == [1]
+    os.close(writer)
+    os.close(reader)
+
+
+@on_linux
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_file_that_has_no_name_any_more(is_taken, tmp_path):
+    with open(tmp_path / "model", "w+b") as file:
+        st.save(file, list(range(1000)))
+        file.flush()
+        os.unlink(tmp_path / "model")
+        if is_taken:
+            (tmp_path / "model (deleted)").write_bytes(b"another")
+        given = f"/dev/fd/{file.fileno()}"
+        with pytest.raises(OSError, match="is a file that has no name any more") as raised:
+            st.save(given, [1])
+        assert raised.value.errno == errno.EINVAL
+        assert st.load(given) == list(range(1000))
+        exec(code_in(raised.value), {"sharedtree": st, "model": [1]})
+        assert st.load(given) == [1]
+    assert os.listdir(tmp_path) == ["model (deleted)"] * is_taken
+    st.save(tmp_path / "model (deleted)", [2])  # a name like any other
+    assert st.load(tmp_path / "model (deleted)") == [2]
+
+
+@on_linux
+def test_a_file_by_its_descriptor_has_a_name(tmp_path):
+    with open(tmp_path / "model", "wb") as file:
+        st.save(f"/dev/fd/{file.fileno()}", [1])
+    assert st.load(tmp_path / "model") == [1]
+
+
+class PathOfBytes:
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return os.fsencode(self.path)
+
+
+def test_a_path_that_is_bytes(tmp_path):
+    """What is bytes itself is the content of a file; an object that stands for a path may give them."""
+    path = PathOfBytes(tmp_path / "model")
+    st.save(path, [1])
+    assert st.load(path) == [1]
+    assert st.convert(path, PathOfBytes(tmp_path / "another")).tree == [1]
+    assert st.load(tmp_path / "another") == [1]
+    with pytest.raises(FileNotFoundError):
+        st.load(PathOfBytes(tmp_path / "nothing"))
+    with pytest.raises(FileNotFoundError, match="begins with `~`"):
+        st.load(PathOfBytes("~/model"))
 
 
 FORKING = """

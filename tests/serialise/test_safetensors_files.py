@@ -317,6 +317,8 @@ def test_booleans_are_0_or_1():
     for mmap in (False, True):
         with pytest.raises(st.errors.FormatError, match="booleans has bytes other than 0 and 1"):
             load(file_of({"a": entry("BOOL", [2], 0, 2)}, b"\1\2"), mmap=mmap)
+        loaded = load(file_of({"a": entry("BOOL", [3], 0, 3)}, b"\1\2\0"), mmap=mmap, verify=False)["a"]
+        assert np.asarray(loaded).view(np.uint8).tolist() == [1, 1, 0]
 
 
 def test_what_a_file_says_is_printable():

@@ -1,5 +1,7 @@
 """Arrays of every dtype and layout, saved to a file and loaded again to the bit."""
 
+import re
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,8 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
+import safetensors.numpy
 
 import sharedtree as st
+from sharedtree.serialise.arrays import _placing
 
 from .drafts import Draft
 from .isomorphic import assert_isomorphic
@@ -219,6 +223,71 @@ def test_weak_types(path):
     traced(tree)
     traced(loaded)
     assert traced._cache_size() == 1
+
+
+TRACED = {
+    "jit": lambda load: jax.jit(lambda x: [load(), x][0])(1.0),
+    "eval_shape": jax.eval_shape,
+    "vmap": lambda load: jax.vmap(lambda x: load(), out_axes=None)(jnp.ones(3)),
+    "grad": lambda load: jax.grad(lambda x: (x, load()), has_aux=True)(1.0)[1],
+    "st.jit": lambda load: st.jit(lambda: load())(),
+}
+
+
+@pytest.mark.parametrize("trace", TRACED)
+@pytest.mark.parametrize("options", [{}, {"mmap": True}, {"sharding": jax.devices()[0]}], ids=str)
+def test_weak_types_under_a_trace(trace, options, path):
+    """As arrays of other types are loaded."""
+    tree = [jnp.asarray(1.5), jnp.asarray(2), jnp.asarray(1j), jax.lax.full_like(jnp.asarray(1.0), 2.0, shape=(3,))]
+    tree = [*tree, jnp.arange(3), jax.random.key(0), jnp.ones(2, bool)]
+    st.save(path, tree)
+    loaded = TRACED[trace](lambda: st.load(path, **options))
+    assert [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in loaded] == [
+        (x.shape, x.dtype, getattr(x, "weak_type", False)) for x in tree
+    ]
+    if trace != "eval_shape":
+        for one, two in zip(loaded[:-2], tree[:-2], strict=True):
+            np.testing.assert_array_equal(one, two)
+    assert not isinstance(st.load(path)[0], jax.core.Tracer)
+
+
+def test_what_is_found_out_under_a_trace_holds_outside():
+    _placing._class_of_float0.cache_clear()
+    _placing._is_dtype_of_jax.cache_clear()
+    jax.eval_shape(lambda: _placing._class_of_float0() and None)
+    assert not issubclass(_placing._class_of_float0(), jax.core.Tracer)
+    outside = {name: _placing._is_dtype_of_jax.__wrapped__(name) for name in ("float32", "float64", "int2", "int4")}
+    for name, expected in outside.items():
+        jax.eval_shape(lambda name=name: _placing._is_dtype_of_jax(name) and None)
+        assert _placing._is_dtype_of_jax(name) == expected
+
+
+def test_what_is_offered_for_a_masked_array_keeps_the_mask():
+    array = np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False])
+    with pytest.raises(st.errors.UnserialisableError, match="special kind of NumPy array") as raised:
+        st.to_bytes([array])
+    code = re.search(r"Save its data and its mask: `(.*)`", str(raised.value))[1]
+    data, mask = st.from_bytes(st.to_bytes(eval(code, {"numpy": np, "array": array})))
+    assert (data.tolist(), mask.tolist()) == ([1, 2, 3], [False, True, False])
+
+
+WRONG_SELECTIONS = [["['w']"], ("['w']",), {"['w']"}, 0, 1.5, b"['w']", False, {"['w']": True}]
+
+
+@pytest.mark.parametrize("select", WRONG_SELECTIONS, ids=str)
+def test_a_selection_that_is_no_selection(select, path, tmp_path):
+    """It would select all, as if it were not there."""
+    st.save(path, {"w": jnp.ones(3), "b": jnp.ones(2)})
+    safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, tmp_path / "theirs")
+    for load in (
+        lambda: st.load(path, select=select),
+        lambda: st.load(path, select=select, foreign=True),
+        lambda: st.load(path, select=select, like={"w": jnp.ones(3), "b": jnp.ones(2)}),
+        lambda: st.from_bytes(path.read_bytes(), select=select),
+        lambda: st.load(tmp_path / "theirs", select=select, foreign=True),
+    ):
+        with pytest.raises(TypeError, match=f"`select` is a `{type(select).__name__}`"):
+            load()
 
 
 class Lookup(eqx.Module):

@@ -214,6 +214,29 @@ def test_places_that_are_none(tmp_path):
                 st.save(where, {"w": 1})
 
 
+@pytest.mark.parametrize("progress", [False, 1, 0, "bar", [print]], ids=repr)
+def test_progress_that_is_no_function(progress, path):
+    st.save(path, [1])
+    before = path.read_bytes()
+    for call in (
+        lambda: st.save(path, [2], progress=progress),
+        lambda: st.load(path, progress=progress),
+        lambda: st.load(path, mmap=True, progress=progress),
+        lambda: st.verify(path, progress=progress),
+    ):
+        with pytest.raises(TypeError, match=r"`progress` is .*Give True for a bar, or a function"):
+            call()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("metadata", [[("a", "b")], [], "run", 0, {"run"}], ids=repr)
+def test_metadata_that_are_no_mapping(metadata, path):
+    for call in (lambda: st.save(path, [1], metadata=metadata), lambda: st.to_bytes([1], metadata=metadata)):
+        with pytest.raises(TypeError, match=f"`metadata` is a `{type(metadata).__name__}`"):
+            call()
+    assert not path.exists()
+
+
 def test_progress(path, capsys):
     for size in (0, 3, 10 * 2**20):
         tree = [np.zeros(size, np.uint8), np.ones(100)]

@@ -147,13 +147,15 @@ def on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def restore(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The array whose bytes, as they are on disk, are `data`: flat and contiguous, and as many as the array has.
 
-    It is a view of `data`, writable if that is. Only big-endian arrays have their bytes swapped, and elements of less
-    than a byte their other bits cleared: in place if `data` is writable, else in a copy.
+    It is a view of `data`, writable if that is. Only big-endian arrays have their bytes swapped, elements of less than
+    a byte their other bits cleared, and booleans that are neither 0 nor 1 set to 1: in place if `data` is writable,
+    else in a copy.
     """
     if dtype.itemsize == 0:
         return np.empty(shape, dtype)
     used = used_bits(dtype)
-    if used is not None and len(used) == 1 and data.size and data.max() > used[0]:  # which NumPy would make use of
+    has_other_bits = used is not None and len(used) == 1 and data.size and data.max() > used[0]
+    if has_other_bits or has_other_bools(data, dtype):  # which NumPy would make use of
         data = data if data.flags.writeable else data.copy()
         clear_unused(data, dtype)
     array = data.view(dtype)
@@ -165,9 +167,13 @@ def restore(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, 
 def clear_unused(data: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
     """Clears what an element does not use of its bytes: the padding of long doubles, the high bits of small elements.
 
-    In memory there may be anything: what another array or a password left there would be in the file. The bytes are
-    those on disk, flat and writable, and are changed in place.
+    In memory there may be anything: what another array or a password left there would be in the file. Booleans may be
+    any byte there, as in a mask of 0 and 255 that `array.view(bool)` has made, and become 0 and 1. The bytes are those
+    on disk, flat and writable, and are changed in place.
     """
+    if dtype.kind == "b":
+        np.minimum(data, 1, out=data)
+        return
     used = used_bits(dtype)
     if used is not None:
         np.bitwise_and(data.reshape(-1, len(used)), used, out=data.reshape(-1, len(used)))
@@ -189,16 +195,52 @@ _SMALL_BITS = {
 }  # fmt: skip
 
 
-def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -> None:
-    """Raises if an array of booleans has other bytes than 0 and 1: what NumPy and XLA do with those is undefined.
+def has_other_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
+    """Whether the bytes of an array of booleans are others than 0 and 1: what NumPy and XLA do with those is undefined.
 
-    The bytes are flat; arrays of other dtypes may have any. The name is that of the tensor, for the error.
+    The bytes are of dtype uint8; arrays of other dtypes may have any.
     """
-    if dtype.kind == "b" and data.size and data.max() > 1:
+    return dtype.kind == "b" and data.size > 0 and int(data.max()) > 1
+
+
+def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str, otherwise: str = "") -> None:
+    """Raises if an array of booleans has other bytes than 0 and 1.
+
+    Args:
+        data: the bytes, flat.
+        dtype: of the array.
+        name: of the tensor, for the error.
+        otherwise: what else can be done, for the error.
+    """
+    if has_other_bools(data, dtype):
         raise FormatError(
             f"The array `{printable(name)}` of booleans has bytes other than 0 and 1. The file is damaged, or was "
-            f"made by hand.\nNothing was loaded. {RESTORE}"
+            f"made by hand.\nNothing was loaded. {RESTORE}{otherwise}"
         )
+
+
+AS_TRUE = " Or take all bytes but 0 for true:\n    sharedtree.load(path, verify=False)"
+AS_TRUE_IN_FOREIGN = " Or take all bytes but 0 for true:\n    sharedtree.load(path, foreign=True, verify=False)"
+"""What can be done about booleans that are neither 0 nor 1, in a file of ours and in one of another program."""
+
+
+def with_sound_bools(array: Any) -> Any:
+    """An array of NumPy or JAX whose booleans are the bytes 0 and 1: the array itself, wherever they are.
+
+    Cost: for booleans, a look at each byte, for which an array on a device is copied to the host shard by shard.
+    """
+    if array.dtype != np.bool_ or not array.size:
+        return array
+    if isinstance(array, np.ndarray):
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return (data != 0).reshape(array.shape) if has_other_bools(data, array.dtype) else array
+    shards = [shard.data for shard in array.addressable_shards]
+    held = [np.asarray(shard) for shard in shards]
+    sound = [with_sound_bools(part) for part in held]
+    if all(part is unchanged for part, unchanged in zip(sound, held, strict=True)):
+        return array
+    placed = [jax.device_put(part, shard.sharding) for part, shard in zip(sound, shards, strict=True)]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, placed)
 
 
 def _unknown(name: str, plain: str) -> FormatError:
@@ -302,12 +344,17 @@ def buffers(array: Any) -> Iterable[Buffer]:
         shards = {tuple(_bounds(shard.index, array.shape)): shard for shard in array.addressable_shards}
         take = functools.partial(_taken, array, list(shards.values()))
         return _copied(array.shape, array.dtype, take)
+    is_bool = host.dtype.kind == "b"
     if on_disk(host.dtype) == host.dtype and used_bits(host.dtype) is None:
         if host.nbytes < SMALL:  # a view takes longer to make than so much to copy
-            return [host.tobytes()]
+            data = host.tobytes()
+            return [np.minimum(np.frombuffer(data, np.uint8), 1).tobytes() if is_bool else data]
         if host.flags.c_contiguous:
             flat = host.reshape(-1).view(np.uint8)
-            if isinstance(array, np.ndarray) and _may_be_written_to(array):
+            may_change = isinstance(array, np.ndarray) and _may_be_written_to(array)
+            if may_change or has_other_bools(flat, host.dtype):
+                # Of booleans each copied piece is set to 0 and 1, whatever another thread writes there meanwhile.
+                flat = flat.view(host.dtype) if is_bool else flat
                 return _copied(flat.shape, flat.dtype, flat.__getitem__, _COPY_BYTES)
             whole = memoryview(flat)
             return [whole[start : start + CHUNK_BYTES] for start in range(0, len(whole), CHUNK_BYTES)]

@@ -22,7 +22,7 @@ import numpy as np
 
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
 from ...core._printing import printable
-from ._dtypes import STORED_AS_ITSELF, clear_unused, dtype_named, on_disk, restore
+from ._dtypes import STORED_AS_ITSELF, clear_unused, dtype_named, on_disk, restore, with_sound_bools
 from ._placing import ArrayEntry, Placement
 
 # What of ASCII stays in a key. `/` would make folders where each array has its own files.
@@ -57,6 +57,7 @@ def to_hand_over(entry: ArrayEntry, array: Any) -> Any:
 
     It is the array itself, wherever TensorStore has its dtype and it is not held by this process alone among several.
     """
+    array = with_sound_bools(array)  # TensorStore writes others, and does not read them
     if isinstance(array, np.ndarray):
         if _is_as_itself(entry):
             return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -22,7 +22,7 @@ from ...core._library_rows import RefusalError
 from ...core._printing import printable
 from ..container._byte_sources import ProgressOption, showing
 from ..container._reading import Container
-from ._dtypes import dtype_named, name_if_storable, require_bools, restore
+from ._dtypes import AS_TRUE, AS_TRUE_IN_FOREIGN, dtype_named, name_if_storable, require_bools, restore
 
 
 class ArrayEntry(NamedTuple):
@@ -59,7 +59,11 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
     is_jax = not issubclass(cls, np.ndarray)
     extra: dict[str, Any] = {}
     if not is_jax and cls is not np.ndarray and cls is not np.memmap:
-        advice = "Make it a plain one: `numpy.asarray(array)`."
+        advice = "Make it a plain one: `numpy.asarray(array)`. What else it has, such as a unit, is saved beside it."
+        if issubclass(cls, np.ma.MaskedArray):
+            advice = "Save its data and its mask: `(numpy.asarray(array.data), numpy.ma.getmaskarray(array))`."
+        elif issubclass(cls, np.memmap | np.matrix | np.recarray):
+            advice = "Make it a plain one: `numpy.asarray(array)`."
         raise RefusalError(f"a `{cls.__qualname__}`, a special kind of NumPy array", advice)
     if is_jax and cls is not ConcreteArray:
         if not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
@@ -89,7 +93,8 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
 @functools.cache
 def _class_of_float0() -> type:
     """What JAX hands out where it has no gradient: an array of NumPy, or of a class of its own, with only a shape."""
-    return type(jax.device_put(np.empty((), jax.dtypes.float0)))
+    with jax.ensure_compile_time_eval():  # or under a trace it would be a tracer's
+        return type(jax.device_put(np.empty((), jax.dtypes.float0)))
 
 
 def finish(entry: ArrayEntry, array: Any) -> Any:
@@ -156,9 +161,22 @@ Bounds = tuple[tuple[int, int], ...]  # where a part of an array begins and ends
 
 
 def read_arrays(
-    container: Container, entries: list[ArrayEntry], place: Place, *, mmap: bool, verify: bool, progress: ProgressOption
+    container: Container,
+    entries: list[ArrayEntry],
+    place: Place,
+    *,
+    mmap: bool,
+    verify: bool,
+    progress: ProgressOption,
+    is_foreign: bool = False,
 ) -> list[Any]:
-    """The arrays of some entries. With `mmap`, all digests are checked before anything is mapped, or nothing is."""
+    """The arrays of some entries. With `mmap`, all digests are checked before anything is mapped, or nothing is.
+
+    Booleans that are neither 0 nor 1 are a FormatError with `verify`, and otherwise true. A foreign file has no
+    digests.
+    """
+    otherwise = (AS_TRUE_IN_FOREIGN if is_foreign else AS_TRUE) if verify else None
+    verify = verify and not is_foreign
     placements = placements_of(entries, place)
     plan = [(entry, placement, _parts(entry, placement)) for entry, placement in zip(entries, placements, strict=True)]
     whole = [entry.tensor for entry, _, parts in plan if parts is None]
@@ -176,11 +194,12 @@ def read_arrays(
         for entry, placement, parts in plan:
             if parts is None:
                 dtype = dtype_named(entry.dtype)
-                if verify or not mmap:
-                    require_bools(data[entry.tensor], dtype, entry.tensor)
+                if otherwise is not None:
+                    require_bools(data[entry.tensor], dtype, entry.tensor, otherwise)
                 arrays.append(restore(data[entry.tensor], dtype, entry.shape))
                 continue
-            arrays.append(_read_parts(container, entry, placement, parts, verify=verify and not mmap))
+            is_verified = verify and not mmap
+            arrays.append(_read_parts(container, entry, placement, parts, otherwise, verify=is_verified))
             done += _nbytes(entry, parts)
             if report is not None and not mmap:
                 report(done, total)
@@ -216,7 +235,8 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
 @functools.cache
 def _is_dtype_of_jax(name: str) -> bool:
     try:
-        jax.device_put(np.zeros(1, dtype_named(name)))
+        with jax.ensure_compile_time_eval():  # under a trace XLA is not asked
+            jax.device_put(np.zeros(1, dtype_named(name)))
     except (TypeError, ValueError, jax.errors.JaxRuntimeError):  # the last from XLA, which JAX 0.10 asks in vain
         return False
     return True
@@ -282,7 +302,9 @@ def _nbytes(entry: ArrayEntry, parts: set[Bounds]) -> int:
     return items * dtype_named(entry.dtype).itemsize
 
 
-def _read_parts(container: Container, entry: ArrayEntry, placement: Any, parts: set[Bounds], *, verify: bool) -> Any:
+def _read_parts(
+    container: Container, entry: ArrayEntry, placement: Any, parts: set[Bounds], otherwise: str | None, *, verify: bool
+) -> Any:
     dtype = dtype_named(entry.dtype)
     whole_rows = tuple((0, size) for size in entry.shape[1:])
     if verify and len(parts) > 1 and any(part[1:] != whole_rows for part in parts):
@@ -293,7 +315,8 @@ def _read_parts(container: Container, entry: ArrayEntry, placement: Any, parts: 
     @functools.cache  # replicas read it once
     def read(bounds: Bounds) -> np.ndarray[Any, Any]:
         part = container.read_selection(entry.tensor, [slice(*each) for each in bounds], verify=verify)
-        require_bools(part, dtype, entry.tensor)
+        if otherwise is not None:
+            require_bools(part, dtype, entry.tensor, otherwise)
         return restore(part, dtype, tuple(stop - start for start, stop in bounds))
 
     return jax.make_array_from_callback(entry.shape, placement, lambda index: read(_bounds(index, entry.shape)))
@@ -302,6 +325,16 @@ def _read_parts(container: Container, entry: ArrayEntry, placement: Any, parts: 
 def struct_of(entry: ArrayEntry) -> jax.ShapeDtypeStruct:
     """The description of an array."""
     return finish(entry, jax.ShapeDtypeStruct(entry.shape, dtype_named(entry.dtype)))
+
+
+def require_select(select: Any) -> None:
+    """Raises `TypeError` if `select` is neither a path nor a function: anything else would select all."""
+    if select is not None and not isinstance(select, str) and not callable(select):
+        raise TypeError(
+            f"`select` is a `{type(select).__qualname__}`. It can be the path of one part, which is a text, or a "
+            "function from the name of an array to whether it is wanted:\n"
+            '    select = lambda name: name.startswith("encoder.")'
+        )
 
 
 def place_of(sharding: Shardings) -> Place:

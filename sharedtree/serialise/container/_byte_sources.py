@@ -1,8 +1,8 @@
 """Where the bytes of a file come from, the operating system, memory or any object with `read`; and how to read a part.
 
 Files of the operating system are read at an offset, by any number of threads at once. Other objects that can seek are
-read under a lock. What can only be read onwards is read into memory first: as much as arrives, whatever it says of
-itself.
+read under a lock. What can only be read onwards is read into memory, no further than somebody asks: how it begins is
+judged before the rest is waited for, which may never end.
 
 Much data is a matter of chunks of 4 MiB: each has a digest, threads share them out, and progress is told. A digest is
 the CRC-32 of a chunk. It finds what disks, networks and copies do to a file, not a forger, who writes the digest too.
@@ -17,7 +17,6 @@ import errno
 import io
 import itertools
 import math
-import mmap
 import operator
 import os
 import stat
@@ -30,6 +29,7 @@ import numpy as np
 from ...core._errors import CorruptFileError
 from ...core._locks import Lock
 from ...core._printing import printable
+from ._mapped_files import map_file
 
 try:
     from zlib_ng.zlib_ng import crc32 as crc32
@@ -109,6 +109,11 @@ def counting(progress: Progress | None, total: int) -> Callable[[int], None]:
 @contextlib.contextmanager
 def showing(progress: ProgressOption, what: str) -> Iterator[Progress | None]:
     """The function to call, while the bar, if there is one, is shown."""
+    if progress is not None and progress is not True and not callable(progress):
+        raise TypeError(
+            f"`progress` is {progress!r}. Give True for a bar, or a function, or leave it out:\n"
+            "    progress = lambda done, total: print(done, total)"
+        )
     if progress is not True:
         yield progress
         return
@@ -143,12 +148,22 @@ class Source:
     # If several threads cannot read at once, reads should go onwards through the file: compressed streams say that they
     # can seek, and start from the beginning to go back.
     is_concurrent = True
+    size_is_known = True  # without reading all of it
 
     def __init__(self, data: memoryview, label: str) -> None:
         self._data = np.frombuffer(data, np.uint8)
         self._data.flags.writeable = False
         self.label = label  # what errors call it
-        self.size = len(data)  # in bytes
+        self._size = len(data)
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are."""
+        return self._size
+
+    def size_up_to(self, most: int) -> int:
+        """The size, or if it is larger than `most`, any number that is: a pipe is read no further."""
+        return self.size
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills a buffer with the bytes from `offset` on; a `CorruptFileError` if the file has become shorter."""
@@ -157,7 +172,11 @@ class Source:
 
     def read(self, offset: int, nbytes: int) -> bytearray:
         """Some bytes, fewer at the end of the file."""
-        buffer = bytearray(max(0, min(nbytes, self.size - offset)))
+        nbytes = max(0, min(nbytes, self.size_up_to(offset + nbytes) - offset))
+        try:
+            buffer = bytearray(nbytes)
+        except MemoryError:
+            raise MemoryError(f"`{self.label}`: this machine does not have the memory for {nbytes:,} bytes.") from None
         self.read_into(offset, memoryview(buffer))
         return buffer
 
@@ -177,10 +196,10 @@ def open_source(where: Readable) -> Source:
         try:
             file = open(where, "rb", buffering=0)  # noqa: SIM115  closed with the source, or below
         except FileNotFoundError:
-            require_expanded(os.fspath(where))
+            require_expanded(os.fsdecode(where))
             raise
         try:
-            return _of_file(file, printable(str(os.fspath(where))), owned=True)
+            return _of_file(file, printable(os.fsdecode(where)), owned=True)
         except BaseException:
             file.close()
             raise
@@ -215,12 +234,57 @@ def _of_file(file: BinaryIO, label: str, *, owned: bool) -> Source:
         return _File(file, label, owned)
     if hasattr(file, "seekable") and file.seekable():
         return _Seeking(file, label, owned)
-    everything = io.BytesIO()
-    while part := file.read(2**20):
-        everything.write(part)
-    if owned:
-        file.close()
-    return Source(everything.getbuffer(), label)
+    return _Stream(file, label, owned)
+
+
+class _Stream(Source):
+    """What can only be read onwards, such as a pipe. What was read is kept."""
+
+    is_concurrent = False
+    size_is_known = False
+
+    def __init__(self, file: BinaryIO, label: str, owned: bool) -> None:
+        self._file, self._owned, self.label = file, owned, label
+        self._kept, self._is_at_end = bytearray(), False
+
+    @property
+    def size(self) -> int:
+        while not self._is_at_end:
+            self._read_on(2**20)
+        return len(self._kept)
+
+    def size_up_to(self, most: int) -> int:
+        while len(self._kept) <= most and not self._is_at_end:
+            self._read_on(min(most + 1 - len(self._kept), 2**20))
+        return len(self._kept)
+
+    def _read_on(self, nbytes: int) -> None:
+        part: bytes | None = self._file.read(nbytes)
+        if part is None:
+            raise BlockingIOError(
+                f"`{self.label}` is in non-blocking mode and has no more bytes yet. Make it block:\n"
+                "    os.set_blocking(file.fileno(), True)"
+            )
+        self._is_at_end = not part
+        try:
+            self._kept += part
+        except MemoryError:
+            count = len(self._kept)
+            raise MemoryError(f"`{self.label}` goes on after {count:,} bytes, which fill the memory.") from None
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        there = self.size_up_to(offset + len(buffer) - 1)
+        if there < offset + len(buffer):
+            raise CorruptFileError(f"`{self.label}` ended after {there} bytes: it was cut short.")
+        np.copyto(np.frombuffer(buffer, np.uint8), np.frombuffer(self._kept, np.uint8, len(buffer), offset))
+
+    def mapped(self) -> Bytes:
+        nbytes = self.size
+        return Source(memoryview(self._kept)[:nbytes], self.label).mapped()
+
+    def close(self) -> None:
+        if self._owned:
+            self._file.close()
 
 
 class _Seeking(Source):
@@ -233,7 +297,7 @@ class _Seeking(Source):
         self._lock: Any = Lock()
         self._start = file.tell()
         file.seek(0, io.SEEK_END)
-        self.size = max(0, file.tell() - self._start)
+        self._size = max(0, file.tell() - self._start)
         file.seek(self._start)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -242,12 +306,15 @@ class _Seeking(Source):
             while len(buffer):
                 count = self._read_some(at, buffer)
                 if not count:
-                    raise CorruptFileError(
-                        f"`{self.label}` ended before its {self.size} bytes were read: something is cutting it short "
-                        "meanwhile.\nLoad it again once nothing writes to it."
-                    )
+                    raise self._cut_short()
                 buffer = buffer[count:]
                 at += count
+
+    def _cut_short(self) -> CorruptFileError:
+        return CorruptFileError(
+            f"`{self.label}` ended before its {self.size} bytes were read: something is cutting it short meanwhile.\n"
+            "Load it again once nothing writes to it."
+        )
 
     def _read_some(self, at: int, buffer: memoryview) -> int:
         self._file.seek(at)
@@ -274,14 +341,17 @@ class _File(_Seeking):
         self._file, self._owned, self.label = file, owned, label
         self._lock = contextlib.nullcontext()
         self._start = file.tell()
-        self.size = max(0, os.fstat(file.fileno()).st_size - self._start)
+        self._size = max(0, os.fstat(file.fileno()).st_size - self._start)
 
     def _read_some(self, at: int, buffer: memoryview) -> int:
         return os.preadv(self._file.fileno(), [buffer], at)
 
     def mapped(self) -> Bytes:
         # The array keeps the map alive, and the map its own descriptor.
-        everything = mmap.mmap(self._file.fileno(), self._start + self.size, access=mmap.ACCESS_READ)
+        try:
+            everything = map_file(self._file.fileno(), self._start + self.size)
+        except ValueError:  # the file is shorter than that by now
+            raise self._cut_short() from None
         return np.frombuffer(everything, np.uint8)[self._start :]
 
 

@@ -208,14 +208,14 @@ def _length(source: Source, foreign: bool) -> int:
     first = bytes(source.read(0, _CRC_AT))
     require_no_zip(source.label, first)
     length = int.from_bytes(first[:_LENGTH_BYTES], "little")
-    if length <= MAX_HEADER_BYTES and _LENGTH_BYTES + length <= source.size:
+    if length <= MAX_HEADER_BYTES and _LENGTH_BYTES + length <= source.size_up_to(_LENGTH_BYTES + length):
         return length
     if (foreign or first.startswith(START, _LENGTH_BYTES)) and length <= MAX_HEADER_BYTES:
         stop = _LENGTH_BYTES + length
         raise _cut_short(source, f"it has {source.size:,} bytes, and its header alone should end at {stop:,}")
     what = f"begins with {first[:_LENGTH_BYTES]!r}, which is not the length of a header inside it"
-    if source.size < _LENGTH_BYTES:
-        what = f"has {source.size} bytes" if source.size else "is empty"
+    if len(first) < _LENGTH_BYTES:
+        what = f"has {len(first)} bytes" if first else "is empty"
     raise FormatError(
         f"`{source.label}` is not a sharedtree file, nor any other safetensors file: it {what}.\n"
         "If another library wrote it, load it with that one."
@@ -311,13 +311,14 @@ def _tensor(name: str, entry: Any, foreign: bool) -> Tensor:
 
 
 def _require_whole(source: Source, data_start: int, declared: int) -> None:
-    there = source.size - data_start
+    there = source.size_up_to(data_start + declared) - data_start
     if there < declared:
         raise _cut_short(source, f"its header says {declared:,} bytes of data, and there are {there:,}")
     if there > declared:
+        least = "" if source.size_is_known else "at least "
         raise CorruptFileError(
-            f"`{source.label}` has {there - declared:,} bytes after the end of its data: something was appended to it, "
-            f"or written over it.\n{RESTORE}"
+            f"`{source.label}` has {least}{there - declared:,} bytes after the end of its data: something was appended "
+            f"to it, or written over it.\n{RESTORE}"
         )
 
 

@@ -111,7 +111,14 @@ class Container(contextlib.AbstractContextManager["Container"]):
         operating system, and hashed meanwhile by the threads that have read them.
         """
         tensors = self._in_order(self.tensors if names is None else names)
-        data = memory_for(tensors)
+        try:
+            data = memory_for(tensors)
+        except MemoryError:
+            nbytes = sum(tensor.nbytes for tensor in tensors)
+            raise MemoryError(
+                f"The arrays of `{self.label}` take {nbytes:,} bytes, and this machine does not have the memory. Map "
+                "the file instead, by `mmap=True`, or load a part of it, by `select`."
+            ) from None
         self._read(tensors, data, self._require_digest if verify else None, progress)
         return {tensor.name: data[tensor.name] for tensor in tensors}
 

@@ -54,10 +54,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     Cost: two `fsync`. Needs the room of the old file and the new one at once.
 
-    Limitations: the new file belongs to who writes it, has no access control lists, and hard links keep the old
-    contents. On Windows, permissions are those of a new file.
+    Limitations: the new file belongs to who writes it, has no access control lists and no setuid, setgid or sticky bit,
+    and hard links keep the old contents. A folder that may be written to but not read is not forced to the disk. On
+    Windows, permissions are those of a new file.
     """
-    given, process = os.fspath(path), os.getpid()
+    given, process = os.fsdecode(path), os.getpid()
     target = _target_of(given)
     mode = _mode_of(target, given)
     folder, name = os.path.split(target)
@@ -82,8 +83,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 force_to_disk(file.fileno())
                 if fcntl is None:
                     file.close()  # Windows renames no open file
-                with _said_of_target(target, given):
-                    os.replace(temporary, target)
+                with _opened_folder(folder) as descriptor:
+                    with _said_of_target(target, given):
+                        os.replace(temporary, target)
+                    if descriptor is not None:
+                        _force_folder(descriptor)
                 break
             except BaseException:
                 file.close()
@@ -92,7 +96,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                     with contextlib.suppress(OSError):
                         os.unlink(temporary)
                 raise
-    _force_folder(folder)
 
 
 def _prefix_of(name: str) -> str:
@@ -132,25 +135,80 @@ def _mode_of(target: str, given: str) -> int | None:
     shown, (folder, name) = printable(given), os.path.split(target)
     if _is_too_long(_longest_beside(target)):
         raise OSError(errno.ENAMETOOLONG, _too_long(folder, name), given)
-    if not os.path.isdir(folder or "."):
-        require_expanded(given)
-        message = f"The folder of `{shown}` does not exist. Make it:\n    os.makedirs({folder!r})\nMissing"
-        raise FileNotFoundError(errno.ENOENT, message, folder)
     try:
-        mode = os.stat(target).st_mode
-    except FileNotFoundError:
-        return None
-    if stat.S_ISDIR(mode):
+        # Not of `target`: what a pipe or a file without a name is reached by, `/dev/stdout` say, leads to no path.
+        mode = os.stat(given or os.curdir).st_mode
+    except OSError:
+        mode = None
+    is_folder = mode is not None and stat.S_ISDIR(mode)
+    if is_folder or (given and os.path.basename(given) in ("", os.curdir, os.pardir)):
         better = os.path.join(given, "model.safetensors")
-        message = f"`{shown}` is a folder. Name a file in it:\n    {better!r}\nA folder"
-        raise IsADirectoryError(errno.EISDIR, message, target)
+        what = f"`{shown}` is a folder." if is_folder else f"`{shown}` names a folder, which does not exist."
+        raise IsADirectoryError(errno.EISDIR, f"{what} Name a file in it:\n    {better!r}\nA folder", target)
+    if mode is None:
+        _require_folder(folder or os.curdir, name, given)
+        return None
     if not stat.S_ISREG(mode):
         message = (
             f"`{shown}` is a device or a pipe, which cannot be replaced. Open it and write to the file object:\n"
             f'    open({given!r}, "wb")\nNo regular file'
         )
-        raise OSError(errno.EINVAL, message, target)
+        raise OSError(errno.EINVAL, message, given)
+    if target.endswith(_DELETED) and not given.endswith(_DELETED) and not _is_same(given, target):
+        fact = f"`{shown}` is a file that has no name any more, so nothing can take its place."
+        raise OSError(errno.EINVAL, f"{fact} {_write_into(given)}\nNo name", given)
     return mode & 0o777
+
+
+_DELETED = " (deleted)"  # what Linux adds to the name that a file had
+
+
+def _is_same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
+
+
+def _require_folder(folder: str, name: str, given: str) -> None:
+    """Raises unless a folder, in which a file is to be made, is there; says what to do."""
+    shown = printable(given)
+    try:
+        if stat.S_ISDIR(os.stat(folder).st_mode):
+            return
+        error = errno.ENOTDIR
+    except OSError as raised:
+        error = raised.errno or errno.ENOENT
+    if error == errno.ENOTDIR:
+        at = folder
+        while not os.path.exists(at):
+            at = os.path.dirname(at)
+        message = f"`{shown}` cannot be there: `{printable(at)}` is a file, and no folder.\nNo folder"
+        raise NotADirectoryError(error, message, at)
+    if error in (errno.EACCES, errno.EPERM):
+        raise OSError(error, f"The folder of `{shown}` may not be entered. {_in_home(name)}\nNot entered", given)
+    if error != errno.ENOENT:
+        raise OSError(error, os.strerror(error), folder)
+    require_expanded(given)
+    above = os.path.dirname(folder)
+    while above and not os.path.exists(above):
+        above = os.path.dirname(above)
+    fix = f"Make it:\n    os.makedirs({folder!r})" if os.access(above or os.curdir, os.W_OK) else _in_home(name)
+    raise FileNotFoundError(error, f"The folder of `{shown}` does not exist. {fix}\nMissing", folder)
+
+
+def _in_home(name: str) -> str:
+    path = os.path.join("~", name)
+    return f"Save to a folder of your own:\n    sharedtree.save(os.path.expanduser({path!r}), model)"
+
+
+def _write_into(given: str) -> str:
+    return (
+        "Write into the file that is there, which is not whole until the end:\n"
+        f'    with open({given!r}, "r+b") as file:\n'
+        "        sharedtree.save(file, model)\n"
+        "        file.truncate()"
+    )
 
 
 def _too_long(folder: str, name: str) -> str:
@@ -180,15 +238,9 @@ def _said_of_target(target: str, given: str) -> Iterator[None]:
         if error.errno == errno.EBUSY:
             fact = f"`{printable(given)}` cannot be replaced: {error.strerror}."
         if os.path.isfile(target) and os.access(target, os.W_OK):
-            fix = (
-                "Write into the file that is there, which is not whole until the end:\n"
-                f'    with open({given!r}, "r+b") as file:\n'
-                "        sharedtree.save(file, model)\n"
-                "        file.truncate()"
-            )
+            fix = _write_into(given)
         else:
-            name = os.path.basename(target)
-            fix = f"Save to a folder of your own:\n    sharedtree.save(os.path.expanduser({f'~/{name}'!r}), model)"
+            fix = _in_home(os.path.basename(target))
         raise OSError(error.errno, f"{fact} {fix}\nNot replaced", given) from None
 
 
@@ -223,17 +275,30 @@ def force_to_disk(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def _force_folder(folder: str) -> None:
-    if not hasattr(os, "O_DIRECTORY"):  # Windows
-        return
-    descriptor = os.open(folder or os.curdir, os.O_RDONLY | os.O_DIRECTORY)
+@contextlib.contextmanager
+def _opened_folder(folder: str) -> Iterator[int | None]:
+    """A descriptor with which a folder can be forced to the disk; None where there is none.
+
+    It is opened before a file in the folder is replaced, so that an error leaves what is there.
+    """
+    descriptor: int | None = None
+    if hasattr(os, "O_DIRECTORY"):  # not Windows
+        # A folder may be written to and not read, as one is into which everybody drops files.
+        with contextlib.suppress(PermissionError):
+            descriptor = os.open(folder or os.curdir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _force_folder(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # what network file systems say to folders
             raise
-    finally:
-        os.close(descriptor)
 
 
 MAX_INLINE_MANIFEST = 16 * 2**20

@@ -62,7 +62,7 @@ def read_leaves(source: Source, like: Any) -> Any:
             leaves.append(wanted)
         elif is_key(wanted) or not isinstance(wanted, Arrays | Numbers):
             fit.differs(place, "no form for it", told(wanted))
-        elif at == source.size:
+        elif at == source.size_up_to(at):
             fit.differs(place, NOTHING, told(wanted))
         else:
             record = _record(source, at)
@@ -72,7 +72,7 @@ def read_leaves(source: Source, like: Any) -> Any:
                 fit.differs(place, str(record), told(wanted))
             else:
                 leaves.append(fit.value(wanted, place, found))
-    while at < source.size:
+    while at < source.size_up_to(at):
         record = _record(source, at)
         at = record.stop
         fit.differs(0, f"{record} after the last leaf", NOTHING)
@@ -111,7 +111,7 @@ def _record(source: Source, at: int) -> _Record:
         raise _malformed(source, at, "its dtype is none that an array of numbers has")
     begin = at + 8 + len(header)
     record = _Record(dtype, shape, match[2] == "True", begin, begin + dtype.itemsize * math.prod(shape))
-    if record.stop > source.size:
+    if record.stop > source.size_up_to(record.stop):
         raise _cut_short(source, at)
     return record
 

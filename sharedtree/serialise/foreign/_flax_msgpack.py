@@ -30,10 +30,13 @@ def read_state(source: Source, like: Any) -> Any:
     Arguments and errors are those of `convert`.
     """
     flax = _flax()
-    data = bytes(source.read(0, source.size))
     try:
+        _require_no_number(bytes(source.read(0, _MAX_NUMBER + 1)))
+        data = bytes(source.read(0, source.size))
         _require_dtypes(data)
         state = flax.msgpack_restore(data)
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 -- msgpack, NumPy and flax each have errors of their own
         if "incomplete input" in str(error):
             raise CorruptFileError(f"`{source.label}` ends too early: it was cut short. Copy it again.") from None
@@ -58,6 +61,18 @@ def read_state(source: Source, like: Any) -> Any:
             f"flax cannot put what `{source.label}` holds into a `{type(like).__qualname__}`: "
             f"{_in_words(error)}. Give the template that the file was written from."
         ) from None
+
+
+_MAX_NUMBER = 9  # bytes of a number, or of another value without parts
+
+
+def _require_no_number(start: bytes) -> None:
+    """Raises `ValueError` if a file begins with a number and goes on after it, as any text does: it may never end."""
+    kind = start[0] if start else 0
+    # Small numbers, nothing and truth values, and floats and large numbers.
+    is_number = kind < 0x80 or kind >= 0xE0 or 0xC0 <= kind < 0xC4 or 0xCA <= kind < 0xD4
+    if len(start) > _MAX_NUMBER and is_number:
+        raise ValueError("it has more after its first value, which is a number")
 
 
 def _require_dtypes(data: bytes) -> None:

@@ -18,7 +18,7 @@ from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
 from ...core._printing import printable
 from ...core._trees_taken_apart import Walked
 from ...tree._dag import Dag
-from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of
+from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, require_select, struct_of
 from ..container._header import malformed
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
 from ..trust._resolved_names import (
@@ -142,6 +142,7 @@ class Plan:
         strict: bool = True,
         renames: Renames | None = None,
     ) -> None:
+        require_select(select)
         self._manifest = part_at(manifest, select) if isinstance(select, str) else manifest
         self._resolved = resolve(self._manifest, trust, renames)
         self._renames = renames_in(self._manifest, renames or {})
