@@ -32,6 +32,7 @@ class WithBatchNorm(nnx.Module):
 
 class WithDropout(nnx.Module):
     def __init__(self):
+        self.w = nnx.Param(jnp.ones(3))
         self.layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
 
     def __call__(self, x):
@@ -43,6 +44,7 @@ class WithDropout(nnx.Module):
 
 class WithCache(nnx.Module):
     def __init__(self):
+        self.w = nnx.Param(jnp.ones(3))
         self.last = nnx.Cache(jnp.zeros((2, 3)))
 
     def __call__(self, x):
@@ -55,6 +57,7 @@ class WithCache(nnx.Module):
 
 class WithMetric(nnx.Module):
     def __init__(self):
+        self.w = nnx.Param(jnp.ones(3))
         self.metric = nnx.metrics.Average()
 
     def __call__(self, x):
@@ -63,6 +66,19 @@ class WithMetric(nnx.Module):
 
     def seen(self):
         return self.metric.total[...]
+
+
+class WithCount(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(3))
+        self.count = nnx.Variable(jnp.zeros((), int))
+
+    def __call__(self, x):
+        self.count[...] += 1
+        return self.w * x
+
+    def seen(self):
+        return self.count[...]
 
 
 class Counter(st.Module):
@@ -98,6 +114,7 @@ STATE = {
     "Dropout": WithDropout,
     "Cache": WithCache,
     "Metric": WithMetric,
+    "counter": WithCount,
     "Module": Counter,
 }
 
@@ -486,6 +503,200 @@ def test_equinox_and_values_are_silent():
     f = st.filter_vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
     assert not caught(lambda: f(X, state))
     assert not caught(lambda: st.jit(lambda d: d.update(x=2 * d["x"]) or d["x"])({"x": X}))
+
+
+# What is returned as another object
+
+
+def again(leaf):
+    """The same values, as another array; of PRNG keys, too."""
+    return jnp.stack([leaf])[0]
+
+
+def carried(model):
+    (model, _), _ = st.scan(lambda carry, _: ((carry[0], carry[1] + 1), None), (model, 0.0), length=2)
+    return model
+
+
+def trained(model):
+    """Two steps, of which the second changes a model that the first has made."""
+    tx = st.optimizer(optax.sgd(0.1), wrt=nnx.Param)
+    state = tx.init(model)
+    for _ in range(2):
+        gradient = st.grad(lambda model: jnp.sum(model(X)), wrt=nnx.Param, in_place=True, allow_int=True)(model)
+        updates, state = tx.update(gradient, state, model)
+        model = st.apply_updates(model, updates)
+    return model, state
+
+
+def replicated():
+    return jax.sharding.NamedSharding(
+        jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)), jax.sharding.PartitionSpec()
+    )
+
+
+WAYS = {
+    "with_sharding_constraint": lambda model: st.with_sharding_constraint(model, replicated()),
+    "filter_shard": lambda model: eqx.filter_shard(model, replicated()),
+    "copy": st.copy,
+    "st.tree.map": lambda model: st.tree.map(again, model),
+    "jax.tree.map": lambda model: jax.tree.map(again, model),
+    "stop_gradient": jax.lax.stop_gradient,
+    "a layer each": lambda model: [st.tree.map(again, part) for part in vars(model).values() if is_part(part)],
+    "in a new model": lambda model: {"models": [st.tree.map(again, model)], "step": 1},
+    "scan": carried,
+    "jit": lambda model: st.jit(carried)(model),
+    "checkpoint": lambda model: st.checkpoint(carried)(model),
+    "trained": trained,
+    "state": lambda model: jax.tree.map(again, nnx.state(model)),
+    "states": lambda model: jax.tree.map(again, nnx.split(model, nnx.Param, ...)[1:]),
+    "pmean": lambda model: jax.tree.map(lambda x: x, jax.lax.pmean(nnx.state(model, inexact), "b")),
+}
+
+
+def is_part(value):
+    return isinstance(value, (nnx.Pytree, nnx.Variable))
+
+
+def inexact(path, value):
+    return jnp.issubdtype(value[...].dtype, jnp.inexact) if isinstance(value, nnx.Variable) else False
+
+
+def returned_under_jit(way, model):
+    st.jit(lambda model, x: (model(x), way(model)))(model, X)
+
+
+def returned_as_aux(way, model):
+    st.grad(lambda model, x: (jnp.sum(model(x)), way(model)), has_aux=True, allow_int=True)(model, X)
+
+
+def returned_under_vmap(way, model):
+    st.vmap(lambda model: (model(X), way(model)), axis_name="b")(sized(model, 2))
+
+
+def returned_by_an_iteration(way, model):
+    st.scan(lambda carry, model: (carry + 1, (model(X), way(model))), 0, sized(model, 2))
+
+
+def returned_under_checkpoint(way, model):
+    st.checkpoint(lambda model, x: (model(x), way(model)))(model, X)
+
+
+RETURNING = {
+    "jit": returned_under_jit,
+    "grad": returned_as_aux,
+    "vmap": returned_under_vmap,
+    "scan": returned_by_an_iteration,
+    "checkpoint": returned_under_checkpoint,
+}
+
+
+@pytest.mark.parametrize("kind", STATE)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("how", RETURNING)
+def test_what_is_returned_as_another_object_is_not_lost(how, way, kind):
+    if kind == "Module" and way in ("state", "states", "pmean", "a layer each", "trained"):
+        pytest.skip("a `State`, a layer and `nnx.Param` are NNX's")
+    if way == "pmean" and (how != "vmap" or kind in ("Dropout", "Metric", "counter")):
+        pytest.skip("there is no axis, or the mean of what changes is none")
+    if way == "trained" and how == "scan":
+        pytest.skip("the same as under vmap")
+    assert not caught(lambda: RETURNING[how](WAYS[way], STATE[kind]()))
+
+
+class Pair(nnx.Module):
+    def __init__(self, kind):
+        self.a, self.b = kind(), kind()
+
+    def __call__(self, x):
+        return self.a(x) + self.b(x)
+
+
+def gradient_of(model, **options):
+    return st.grad(lambda model: jnp.sum(model(X) ** 2), allow_int=True, in_place=True, **options)(model)
+
+
+NOT_RETURNED = {
+    "nothing": lambda before, model: None,
+    "None": lambda before, model: [None, 0, ()],
+    "what it was before": lambda before, model: before,
+    "a copy of what it was before": lambda before, model: jax.tree.map(again, before),
+    "its parameters": lambda before, model: jax.tree.map(again, nnx.state(model, nnx.Param)),
+    "another model": lambda before, model: st.tree.map(again, type(model)()),
+    "a gradient": lambda before, model: gradient_of(model),
+    "a gradient of the parameters": lambda before, model: gradient_of(model, wrt=nnx.Param),
+}
+
+
+@pytest.mark.parametrize("kind", ["BatchNorm", "Dropout", "Cache", "Metric", "counter"])
+@pytest.mark.parametrize("what", NOT_RETURNED)
+@pytest.mark.parametrize("how", ["jit", "checkpoint", "vmap"])
+def test_what_is_not_returned_is_lost_whatever_else_is(how, what, kind):
+    def f(model):
+        before = nnx.clone(model)
+        model(X)
+        return NOT_RETURNED[what](before, model)
+
+    if how == "vmap" and what in ("another model", "what it was before", "a copy of what it was before"):
+        pytest.skip("the values are concrete, so nobody can tell")
+    model = STATE[kind]() if how != "vmap" else sized(STATE[kind](), 2)
+    assert caught(lambda: getattr(st, how)(f)(model))
+
+
+@pytest.mark.parametrize("kind", ["BatchNorm", "Cache", "Metric"])
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_models_the_one_that_is_not_returned_is_lost(first, kind):
+    def f(one, other):
+        one(X), other(X)
+        return jax.tree.map(again, one if first else other)
+
+    for how in (st.jit, st.checkpoint):
+        (lost,) = [str(w.message) for w in caught(lambda: how(f)(STATE[kind](), STATE[kind]()))]  # noqa: B023
+        assert "`other." in lost if first else "`one." in lost
+        assert "`one." not in lost if first else "`other." not in lost
+    model = sized(STATE[kind](), 2)
+    assert caught(lambda: st.vmap(f)(model, st.copy(model)))
+
+
+def test_models_that_are_computed_from_each_other_are_all_returned():
+    """The teacher is a mean of both, so it is computed from what was changed in the student, too."""
+
+    def f(student, teacher):
+        student(X), teacher(X)
+        teacher = st.tree.map(lambda a, b: 0.9 * a + 0.1 * b, teacher, student)
+        return teacher, st.tree.map(again, student)
+
+    for swap in (False, True):
+        own = (lambda a, b: f(b, a)) if swap else (lambda a, b: f(a, b))
+        assert not caught(lambda: st.jit(own)(WithBatchNorm(), WithBatchNorm()))  # noqa: B023
+
+
+def test_a_layer_that_is_returned_alone_is_returned_and_the_other_one_is_lost():
+    def f(model):
+        model(X)
+        return st.tree.map(again, model.a)
+
+    message = message_of(lambda: st.jit(f)(Pair(WithBatchNorm)))
+    assert "`model.b.layer.mean`" in message
+    assert "`model.a." not in message
+
+
+def test_a_model_that_is_put_together_again_is_returned():
+    def f(model):
+        model(X)
+        model = nnx.clone(model)
+        model.count = nnx.Variable(jnp.zeros((), int))
+        return model
+
+    assert not caught(lambda: st.jit(f)(WithCount()))
+
+
+def test_a_mapped_dictionary_of_the_state_is_returned():
+    def f(model):
+        model(X)
+        return jax.tree.map(again, nnx.to_pure_dict(nnx.state(model)))
+
+    assert not caught(lambda: st.jit(f)(Pair(WithBatchNorm)))
 
 
 # What is a change

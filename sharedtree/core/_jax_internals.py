@@ -17,6 +17,8 @@
 - `typed_scalar_types`: a rule is given objects of these classes for Python numbers. Where the name is gone, numbers are
   expected to stay what they are, and a test fails if they do not.
 - `_line_info` of a tracer: where the operation that made it was called. Without it, warnings name no line.
+- `parent` of a tracer and `in_tracers` of the operation that made it: whether a result was computed from a value.
+  Without them nobody knows, and a test fails.
 - `traceback_util`: JAX takes its own frames out of the traceback of an error that leaves it, and those of what was
   registered there. Where its names are gone, the frames show.
 """
@@ -36,7 +38,7 @@ from jax._src import core as _core, tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax._src.core import trace_ctx
 from jax.core import Tracer
-from jax.interpreters.partial_eval import dce_jaxpr
+from jax.interpreters.partial_eval import DynamicJaxprTracer, dce_jaxpr
 
 try:
     from jax._src.literals import TypedNdArray as _TypedNdArray
@@ -108,6 +110,29 @@ def frames_of(leaf: Any) -> list[Frame]:
             return [Frame(each.file_name, each.function_name, each.line_num) for each in traceback.frames]
         leaf = getattr(leaf, "primal", None)  # what is differentiated stands around what was computed
     return []
+
+
+def program_tracer(leaf: Any) -> Any:
+    """The tracer of a program below those of differentiation and batching; None where the values are concrete."""
+    while isinstance(leaf, Tracer) and not isinstance(leaf, DynamicJaxprTracer):
+        leaf = getattr(leaf, "primal", getattr(leaf, "val", None))
+    return leaf if isinstance(leaf, DynamicJaxprTracer) and hasattr(leaf, "parent") else None
+
+
+def operation_of(tracer: Any) -> Any:
+    """The operation of a program that made a tracer; None for an input or a constant."""
+    return tracer.parent
+
+
+def operands_of(operation: Any) -> Sequence[Any]:
+    """The tracers of the operands of an operation."""
+    return operation.in_tracers
+
+
+def are_of_one_program(tracers: Iterable[Any]) -> bool:
+    """Whether tracers of programs are of one."""
+    traces = [tracer._trace for tracer in tracers]  # noqa: SLF001 -- see the module's docstring
+    return all(trace is traces[0] for trace in traces)
 
 
 def belongs_to(tracer: Tracer, traces: Iterable[Any]) -> bool:

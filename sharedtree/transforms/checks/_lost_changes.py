@@ -25,7 +25,6 @@ from typing import Any, NamedTuple, Self
 
 from jax import tree_util as jtu
 
-from ...core._by_identity import IdentitySet
 from ...core._call_arguments import Arguments
 from ...core._errors import LostChangeWarning, SharedTreeError
 from ...core._locks import Lock
@@ -35,9 +34,11 @@ from ...core._printing import listed
 from ...core._structure import LEAF, Node, Path, Structure
 from ...core._trees_taken_apart import Walked
 from ...core._warning_source import Definition, warn_about
+from ...ties._leaf_notes import noting_gradients
 from ...ties._policy_and_context import Policy
 from .._function_and_options import in_code
 from ._refused_arguments import bound_module
+from ._returned_changes import Change, not_returned
 
 
 class Loss(NamedTuple):
@@ -162,6 +163,7 @@ class FunctionBeingTraced:
         self._structure: Structure | None = None
         self._in_state: set[int] = set()
         self._has_lost = False
+        self._noting = noting_gradients()
 
     def __enter__(self) -> Self:
         around = _active.frames[-1]
@@ -175,9 +177,11 @@ class FunctionBeingTraced:
             frame = around._replace(is_in_place=self._told, is_meant=not self._told, losses=losses)
         self._frame = frame
         _active.frames.append(frame)
+        self._noting.__enter__()
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
+        self._noting.__exit__(None, None, None)
         _active.frames.pop()
         losses = self._frame.losses
         if error is not None or self._told is not None or losses is None or len(losses) == self._num_before:
@@ -219,11 +223,12 @@ class FunctionBeingTraced:
         in_others = list(_changes(received, others)) if self._frame.is_in_place else []
         if not in_state and not in_others:
             return
-        returned = IdentitySet(walked(result, rules, "result").objects)
-        state, rest = ([each for each in some if not each.is_in(returned)] for some in (in_state, in_others))
+        state, rest = (not_returned(some, received, result, rules) for some in (in_state, in_others))
         if not state and not rest:
             return
-        scratch = [] if self._frame.is_in_place else _changes(received, others)
+        if not self._frame.is_in_place:
+            in_others = list(_changes(received, others))
+        scratch = [] if self._frame.is_in_place else not_returned(in_others, received, result, rules)
         unwritable, obstacle = self._unwritable()
         is_unwritable = any(change.leaf in unwritable for change in state)
         self._note(
@@ -231,7 +236,7 @@ class FunctionBeingTraced:
                 paths=_paths([*state, *rest]),
                 is_state=not rest,
                 obstacle=self._loss.obstacle or (obstacle if is_unwritable else ""),
-                scratch=_paths([change for change in scratch if not change.is_in(returned)]),
+                scratch=_paths(scratch),
             )
         )
 
@@ -269,26 +274,6 @@ def walked_bound_module(function: Any, policy: Policy) -> tuple[Walked | None, s
 # --- what changed -----------------------------------------------------------------------------------------------------
 
 
-class _Change(NamedTuple):
-    """A traced leaf of a received object that is another object now.
-
-    Attributes:
-        path: to the leaf; of a variable, to the variable.
-        leaf: its number.
-        value: what is there now.
-        holder: the object that was received and holds it.
-    """
-
-    path: Path
-    leaf: int
-    value: Any
-    holder: Any
-
-    def is_in(self, returned: IdentitySet) -> bool:
-        """Whether the function returns the change: the object that holds it, or what it assigned."""
-        return self.holder in returned or self.value in returned
-
-
 def _is_as_received(received: Walked, rules: Rules) -> bool:
     """Whether the arguments have the same leaves in the same places, as one walk tells. False if it cannot tell."""
     try:
@@ -299,7 +284,7 @@ def _is_as_received(received: Walked, rules: Rules) -> bool:
     return structure is received.structure and all(map(operator.is_, leaves, before))
 
 
-def _paths(changes: Sequence[_Change]) -> tuple[str, ...]:
+def _paths(changes: Sequence[Change]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(jtu.keystr(change.path) for change in changes))
 
 
@@ -327,7 +312,7 @@ def _watched(structure: Structure) -> list[int]:
 _WATCHED = "what is watched for changes"
 
 
-def _changes(tree: Walked, numbers: Sequence[int]) -> Iterator[_Change]:
+def _changes(tree: Walked, numbers: Sequence[int]) -> Iterator[Change]:
     """The leaves directly in these objects that are other ones than when they were received.
 
     What was added is no change of a leaf, nor is what was removed: intermediate values that a layer leaves behind.
@@ -349,8 +334,10 @@ def _changes(tree: Walked, numbers: Sequence[int]) -> Iterator[_Change]:
         for child, part, key in _side_by_side(op, children, obj, parts):
             # A variable is named, and not what is in it.
             path = (*tree.first_paths[number], *(() if op.type.convention == "variable" else (key,)))
+            before = tree.first_paths[number]
             for leaf, value, below in _other_leaves(tree, child, part):
-                yield _Change((*path, *below), leaf, value, obj)
+                whole = (*path, *below)
+                yield Change("changes", whole, leaf, value, number, whole[len(before) :], obj)
 
 
 def _other_leaves(tree: Walked, number: int, part: Any) -> Iterator[tuple[int, Any, Path]]:
