@@ -197,7 +197,8 @@ def test_each_offered_fix_runs_and_does_what_it_says(how, kind):
     before = run(how, lambda *_: None, STATE[kind](), f).seen()
     message = message_of(lambda: run(how, TRANSFORMS[how](f), STATE[kind](), f))
     codes = fixes_in(message)
-    assert [code.count("in_place=True") for code in codes] == ([0] if how == "vmap along None" else [1, 0])
+    differs = how == "vmap along None" and kind in ("BatchNorm", "Cache", "Metric")
+    assert [code.count("in_place=True") for code in codes] == ([0] if differs else [1, 0])
     for code in codes:
         own = function_for(how)
         made = fixed(code, **{f.__name__: own})
@@ -287,7 +288,7 @@ def test_an_object_that_is_one_for_all_elements_is_left_and_the_rest_is_written(
         st.vmap(each, in_axes=(None, 0))(model, jnp.stack([x, x]))
         return model(x)
 
-    message = message_of(lambda: st.jit(step)(Counter(), X))
+    message = message_of(lambda: st.jit(step)(WithBatchNorm(), X))
     write, _ = fixes_in(message)
     assert "Where `in_axes` is None there is one object for all elements" in message
     assert write == (
@@ -697,6 +698,143 @@ def test_a_mapped_dictionary_of_the_state_is_returned():
         return jax.tree.map(again, nnx.to_pure_dict(nnx.state(model)))
 
     assert not caught(lambda: st.jit(f)(Pair(WithBatchNorm)))
+
+
+# What is new, and what is gone
+
+
+class WithLayers(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(3))
+        self.layer = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=nnx.Rngs(0))])
+        self.attention = nnx.MultiHeadAttention(2, 4, decode=True, rngs=nnx.Rngs(0))
+
+
+def appends(model):
+    model.layers.append(nnx.Linear(3, 3, rngs=nnx.Rngs(1)))
+
+
+def deletes(model):
+    del model.layer
+
+
+def counts_and_adds(model):
+    model.w[...] += 1
+    model.extra = nnx.Param(jnp.ones(3))
+
+
+ADDITIONS = {
+    "a cache": (lambda model: model.attention.init_cache((1, 5, 4)), "adds `model.attention.cache_index`"),
+    "an item": (appends, "adds `model.layers[1]`"),
+    "a variable": (lambda model: setattr(model, "extra", nnx.Param(jnp.ones(3))), "adds `model.extra`"),
+    "a deletion": (deletes, "removes `model.layer`"),
+    "both": (counts_and_adds, "changes in `model.w` and adds `model.extra`"),
+}
+GROWING = {
+    "jit": lambda f, **told: st.jit(lambda model: f(model), **told),
+    "grad": lambda f, **told: st.grad(lambda model: [f(model), jnp.sum(model.w[...])][1], **told),
+    "checkpoint": lambda f, **told: st.checkpoint(lambda model: f(model), **told),
+}
+
+
+@pytest.mark.parametrize("change", ADDITIONS)
+@pytest.mark.parametrize("how", GROWING)
+def test_what_is_added_and_removed_is_said_and_written_in_place_as_nnx_does(how, change):
+    f, told = ADDITIONS[change]
+    message = message_of(lambda: GROWING[how](f)(WithLayers()))
+    assert told in message.split("\n")[0]
+    assert [code.count("in_place=True") for code in fixes_in(message)] == [1, 0]
+    ours, nnxs = WithLayers(), WithLayers()
+    assert not caught(lambda: GROWING[how](f, in_place=True)(ours))
+    assert not caught(lambda: GROWING[how](f, in_place=False)(WithLayers()))
+    nnx.jit(lambda model: f(model))(nnxs)
+    assert jax.tree.structure(nnx.state(ours)) == jax.tree.structure(nnx.state(nnxs))
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(ours), nnx.state(nnxs))
+
+
+@pytest.mark.parametrize("change", ADDITIONS)
+def test_a_branch_cannot_add_so_in_place_is_not_offered(change):
+    f = ADDITIONS[change][0]
+    message = message_of(lambda: st.cond(True, f, f, WithLayers()))
+    assert [code.count("in_place=True") for code in fixes_in(message)] == [0]
+
+
+@pytest.mark.parametrize("change", ADDITIONS)
+@pytest.mark.parametrize("way", [lambda model: model, st.copy, lambda model: st.tree.map(again, model)])
+def test_what_is_added_and_returned_is_not_lost(way, change):
+    assert not caught(lambda: st.jit(lambda model: [ADDITIONS[change][0](model), way(model)][1])(WithLayers()))
+
+
+def sets_and_deletes(model):
+    model.scratch = nnx.Cache(jnp.ones(3))
+    del model.scratch
+
+
+SILENT = {
+    "scratch": sets_and_deletes,
+    "eval": lambda model: model.eval(),
+    "a static value": lambda model: setattr(model, "name", "model"),
+    "sown": lambda model: setattr(model, "sown", nnx.Intermediate(jnp.ones(3))),
+}
+
+
+@pytest.mark.parametrize("change", SILENT)
+def test_what_is_not_kept_is_silent(change):
+    assert not caught(lambda: st.jit(SILENT[change])(WithLayers()))
+
+
+# What can be written back
+
+
+def along_none(lib, **told):
+    mapped = {"st": st.vmap, "nnx": nnx.vmap}[lib]
+    return lambda model: mapped(lambda model, x: model(x), in_axes=(None, 0), axis_name="d", **told)(model, X[:, None])
+
+
+class WithMeanOfAll(nnx.Module):
+    def __init__(self):
+        self.layer = nnx.BatchNorm(3, axis_name="d", rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.layer(x)
+
+    def seen(self):
+        return self.layer.mean[...]
+
+
+@pytest.mark.parametrize("kind", [WithMeanOfAll, WithDropout, WithCount])
+def test_what_is_one_for_all_elements_is_offered_in_place_as_nnx_writes_it(kind):
+    message = message_of(lambda: along_none("st")(kind()))
+    assert [code.count("in_place=True") for code in fixes_in(message)] == [1, 0]
+    ours, nnxs = kind(), kind()
+    assert not caught(lambda: along_none("st", in_place=True)(ours))
+    along_none("nnx")(nnxs)
+    np.testing.assert_allclose(ours.seen(), nnxs.seen(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [WithBatchNorm, WithMeanOfAll])
+def test_what_differs_between_devices_is_not_offered_in_place(kind):
+    spec = jax.sharding.PartitionSpec
+
+    def step(model, x):
+        return model(x)
+
+    def sharded(**told):
+        mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+        f = st.shard_map(step, mesh=mesh, in_specs=(spec(), spec("d")), out_specs=spec("d"), **told)
+        return lambda model: st.jit(lambda model, x: f(model, x), **told)(model, X)
+
+    message = message_of(lambda: sharded()(kind()))
+    if kind is WithMeanOfAll:
+        model = kind()
+        assert not caught(lambda: sharded(in_place=True)(model))
+        assert message.count("in_place=True") > 0
+        assert np.any(model.seen() != kind().seen())
+    else:
+        assert "in_place=True" not in message
+        with pytest.raises(ValueError, match="out_specs"):
+            sharded(in_place=True)(kind())
 
 
 # What is a change

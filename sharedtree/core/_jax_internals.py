@@ -19,6 +19,8 @@
 - `_line_info` of a tracer: where the operation that made it was called. Without it, warnings name no line.
 - `parent` of a tracer and `in_tracers` of the operation that made it: whether a result was computed from a value.
   Without them nobody knows, and a test fails.
+- `batch_dim` of a tracer, and `manual_axis_type` of its type: whether a value differs between the elements of a `vmap`
+  or the devices of a `shard_map`. Without them, nothing does, and a test fails.
 - `traceback_util`: JAX takes its own frames out of the traceback of an error that leaves it, and those of what was
   registered there. Where its names are gone, the frames show.
 """
@@ -117,6 +119,18 @@ def program_tracer(leaf: Any) -> Any:
     while isinstance(leaf, Tracer) and not isinstance(leaf, DynamicJaxprTracer):
         leaf = getattr(leaf, "primal", getattr(leaf, "val", None))
     return leaf if isinstance(leaf, DynamicJaxprTracer) and hasattr(leaf, "parent") else None
+
+
+def is_batched(leaf: Any) -> bool:
+    """Whether a leaf has a value for each element of the `jax.vmap` under which it is asked."""
+    return getattr(leaf, "_trace", None) is trace_ctx.trace and getattr(leaf, "batch_dim", None) is not None
+
+
+def varying_axes(leaf: Any) -> frozenset[str]:
+    """The axes of a mesh along which devices may have different values of a leaf, under `jax.shard_map`."""
+    aval = jax.typeof(leaf)
+    own = getattr(aval, "manual_axis_type", None)
+    return frozenset(getattr(aval, "vma", ()) if own is None else own.varying)
 
 
 def operation_of(tracer: Any) -> Any:

@@ -8,7 +8,7 @@ hands the user's function is called with, and how its results are dealt to the t
         return inside.like(carry, carried), inside.pack(emitted)
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -54,7 +54,9 @@ class Terms(NamedTuple):
         caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
         writes: whether it could be in place.
         options: those of the transform, for messages.
-        unwritable: (a call) → the leaves that could not be written back in it, with a sentence that says why.
+        unwritable: (a call, the number of a leaf, what is there now) → a sentence that says why it could not be written
+            back; empty if it could. The number is None if it is new; the value, if nobody knows it.
+        adds: whether it could write back an object with more parts, or fewer.
         differentiates: whether leaves with the label True are differentiated.
         bound_to: how the function is called on a module, as code, if it is a module that is traced.
         learned: what traces have taught, for the adapter.
@@ -70,7 +72,8 @@ class Terms(NamedTuple):
     caches_traces: bool
     writes: bool = True
     options: Mapping[str, Any] = MappingProxyType({})
-    unwritable: Callable[[Call], tuple[Collection[int], str]] = lambda _: ((), "")
+    unwritable: Callable[[Call, int | None, Any], str] = lambda *_: ""
+    adds: bool = True
     bound_to: str = ""
     differentiates: bool = False
     learned: Any = None
@@ -207,11 +210,19 @@ class Inside:
             note_one_around(tree)
         bound, called = walked_bound_module(self.function, terms.policy)
         obstacle = "" if terms.writes else f"`{terms.title}` hands back what the function returns, and nothing else."
-        loss = Loss(terms.names.definition, terms.title, terms.options, obstacle=obstacle, bound_to=terms.bound_to)
+        to_adding = "" if terms.adds else f"`{terms.title}` cannot add to an object or remove from it."
+        loss = Loss(
+            terms.names.definition,
+            terms.title,
+            terms.options,
+            obstacle=obstacle,
+            obstacle_to_adding=to_adding,
+            bound_to=terms.bound_to,
+        )
         unsaid = terms.unsaid if terms.caches_traces else None
 
-        def unwritable() -> tuple[Collection[int], str]:
-            return ((), "") if call is None else terms.unwritable(call)
+        def unwritable(number: int | None, value: Any) -> str:
+            return "" if call is None else terms.unwritable(call, number, value)
 
         with letting_wait() as self._waiting, FunctionBeingTraced(terms.policy, loss, unwritable, unsaid) as tracing:
             result = self.function(*args, **kwargs)
