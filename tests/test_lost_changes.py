@@ -837,6 +837,61 @@ def test_what_differs_between_devices_is_not_offered_in_place(kind):
             sharded(in_place=True)(kind())
 
 
+@pytest.mark.parametrize("told", [{}, {"in_place": True}])
+def test_a_condition_keeps_nothing(told):
+    def condition(value):
+        value[0](X)
+        return value[1] < 2
+
+    def loop(condition):
+        model = Counter()
+        st.while_loop(condition, lambda value: (value[0], value[1] + 1), (model, 0), **told)
+
+    message = message_of(lambda: loop(condition))
+    assert "in_place=True" not in message
+    (code,) = fixes_in(message)
+    f = fixed(code, condition=condition)
+    assert not caught(lambda: loop(f))
+
+
+def test_a_partial_is_printed():
+    def step(model, x, train):
+        return model(x).sum() if train else x.sum()
+
+    message = message_of(lambda: st.jit(functools.partial(step, train=True))(Counter(), X))
+    write, meant = fixes_in(message)
+    assert write == "f = sharedtree.jit(functools.partial(step, train=True), in_place=True)"
+    model = Counter()
+    assert not caught(lambda: fixed(write, step=step)(model, X))
+    assert model.count == 1
+    assert not caught(lambda: fixed(meant, step=step)(Counter(), X))
+
+
+def test_a_method_of_a_class_is_printed():
+    write, _ = fixes_in(message_of(lambda: st.jit(WithCount.__call__)(WithCount(), X)))
+    assert write == "f = sharedtree.jit(WithCount.__call__, in_place=True)"
+    model = WithCount()
+    assert not caught(lambda: fixed(write, WithCount=WithCount)(model, X))
+    assert model.seen() == 1
+
+
+def test_a_decorated_method_is_decorated_with_what_is_meant():
+    class Own(Counter):
+        @st.jit
+        def forward(self, x):
+            return self(x)
+
+    write, meant = fixes_in(message_of(lambda: Own().forward(X)))
+    assert write == "@functools.partial(sharedtree.jit, in_place=True)\ndef forward(self, x): ..."
+    decorator = {"sharedtree": st, "functools": functools}
+    exec(write.replace("...", "return self(x)"), decorator)
+    Own.forward = decorator["forward"]
+    model = Own()
+    assert not caught(lambda: model.forward(X))
+    assert model.count == 1
+    assert "in_place=False" in meant
+
+
 # What is a change
 
 

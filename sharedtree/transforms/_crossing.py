@@ -128,6 +128,7 @@ class Crossing:
         num_before: int = 0,
         differentiates: bool = False,
         adds: bool = True,
+        keeps: bool = True,
     ) -> Inner:
         """What the transform sees in place of a function of the user's; made once for each function and body.
 
@@ -140,6 +141,7 @@ class Crossing:
             num_before: how many arguments the function is given before the operands.
             differentiates: whether the transform differentiates the leaves that are labelled True.
             adds: whether it could write back an object with more parts, or fewer.
+            keeps: whether what the function changes is kept at all under `in_place=True`.
         """
         if not callable(function):
             raise NoFunctionError  # so that the transform is asked to say so
@@ -161,6 +163,7 @@ class Crossing:
                 learned=Learned(),
                 differentiates=differentiates,
                 adds=adds,
+                keeps=keeps,
             )
             own = Names(function).of(num_before + len(self.names.positional))
             made = Inner(function, shared.hold, functools.partial(_run, terms, body), terms, own, num_before)

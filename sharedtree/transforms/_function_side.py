@@ -8,6 +8,7 @@ hands the user's function is called with, and how its results are dealt to the t
         return inside.like(carry, carried), inside.pack(emitted)
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
 from ._meet_of_trees import Words, fitted
 from .checks._closed_over import report_closed_over
-from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, walked_bound_module
+from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
 from .checks._tied_values import report_tied_values
@@ -56,6 +57,7 @@ class Terms(NamedTuple):
         options: those of the transform, for messages.
         unwritable: (a call, the number of a leaf, what is there now) → a sentence that says why it could not be written
             back; empty if it could. The number is None if it is new; the value, if nobody knows it.
+        keeps: whether what the function changes is kept at all under `in_place=True`.
         adds: whether it could write back an object with more parts, or fewer.
         differentiates: whether leaves with the label True are differentiated.
         bound_to: how the function is called on a module, as code, if it is a module that is traced.
@@ -74,6 +76,7 @@ class Terms(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
     unwritable: Callable[[Call, int | None, Any], str] = lambda *_: ""
     adds: bool = True
+    keeps: bool = True
     bound_to: str = ""
     differentiates: bool = False
     learned: Any = None
@@ -218,13 +221,20 @@ class Inside:
             obstacle=obstacle,
             obstacle_to_adding=to_adding,
             bound_to=terms.bound_to,
+            is_condition=not terms.keeps,
         )
+        # A condition was told nothing by `in_place=True`, which does not reach it.
+        is_told = terms.keeps or not terms.policy.in_place
+        policy = terms.policy if is_told else dataclasses.replace(terms.policy, in_place=None)
         unsaid = terms.unsaid if terms.caches_traces else None
 
         def unwritable(number: int | None, value: Any) -> str:
             return "" if call is None else terms.unwritable(call, number, value)
 
-        with letting_wait() as self._waiting, FunctionBeingTraced(terms.policy, loss, unwritable, unsaid) as tracing:
+        def as_code() -> tuple[str, str]:
+            return applied_to(self.function, args)
+
+        with letting_wait() as self._waiting, FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code) as tracing:
             result = self.function(*args, **kwargs)
             tracing.changed_what_it_is_bound_to(bound, called)
             tracing.returned(tree, result, terms.rules)

@@ -17,8 +17,11 @@ it gets the warning, in which the functions inside are listed. A function that i
 again, so the loss is noted with the trace and said in the first of these.
 """
 
+import functools
+import inspect
 import operator
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self
@@ -33,7 +36,7 @@ from ...core._pack_and_unpack import Rules, Tags, pack, walked
 from ...core._printing import listed
 from ...core._structure import LEAF, Node, Path, Structure
 from ...core._trees_taken_apart import Walked
-from ...core._warning_source import Definition, warn_about
+from ...core._warning_source import Definition, definition_of, warn_about
 from ...ties._leaf_notes import noting_gradients
 from ...ties._policy_and_context import Policy
 from .._function_and_options import in_code
@@ -55,6 +58,9 @@ class Loss(NamedTuple):
         obstacle: a sentence that says why the transform cannot write them back; empty if it can.
         obstacle_to_adding: why it cannot add anything to an object, nor remove it.
         scratch: paths of what else `in_place=True` would write back.
+        applied_to: the function as code, if that is not its name: a partial, a method of a class.
+        decorated: the head of its definition, if it is a method that was decorated.
+        is_condition: whether it is the condition of a loop, which keeps nothing.
         bound_to: how the function is called on the module that it is bound to, which is no argument, as code.
         keeps_tracers: whether it is that module which was changed.
     """
@@ -70,6 +76,9 @@ class Loss(NamedTuple):
     obstacle_to_adding: str = ""
     scratch: tuple[str, ...] = ()
     bound_to: str = ""
+    applied_to: str = ""
+    decorated: str = ""
+    is_condition: bool = False
     keeps_tracers: bool = False
 
     @property
@@ -170,15 +179,22 @@ class FunctionBeingTraced:
         unwritable: (the number of a leaf, what is there now) → a sentence that says why the transform could not write
             it back; empty if it can. The number is None if it is new; the value, if nobody knows it.
         unsaid: of the function, if its traces are kept; else None.
+        as_code: gives `Loss.applied_to` and `Loss.decorated`, which are asked for if something is lost.
     """
 
     def __init__(
-        self, policy: Policy, loss: Loss, unwritable: Callable[[int | None, Any], str], unsaid: Unsaid | None
+        self,
+        policy: Policy,
+        loss: Loss,
+        unwritable: Callable[[int | None, Any], str],
+        unsaid: Unsaid | None,
+        as_code: Callable[[], tuple[str, str]] = lambda: ("", ""),
     ) -> None:
         self._told = policy.in_place
         self._loss = loss
         self._unwritable = unwritable
         self._unsaid = unsaid
+        self._as_code = as_code
         self._structure: Structure | None = None
         self._in_state: set[int] = set()
         self._has_lost = False
@@ -207,7 +223,7 @@ class FunctionBeingTraced:
             return
         if not self._has_lost:  # it has to be told all the same, or what is written back inside is lost here
             reasons = [self._unwritable(number, None) for number in sorted(self._in_state)]
-            losses.append(self._loss._replace(obstacle=self._loss.obstacle or next(filter(None, reasons), "")))
+            losses.append(self._described()._replace(obstacle=self._loss.obstacle or next(filter(None, reasons), "")))
         runs = self._frame.runs and not self._frame.is_meant
         if self._unsaid is not None and self._structure is not None:
             if runs:
@@ -263,8 +279,13 @@ class FunctionBeingTraced:
 
     def _note(self, loss: Loss) -> None:
         assert self._frame.losses is not None
-        self._frame.losses.append(loss)
+        as_code, head = self._as_code()
+        self._frame.losses.append(loss._replace(applied_to=as_code, decorated=head))
         self._has_lost = True
+
+    def _described(self) -> Loss:
+        as_code, head = self._as_code()
+        return self._loss._replace(applied_to=as_code, decorated=head)
 
     def changed_what_it_is_bound_to(self, before: Walked | None, called: str) -> None:
         """Looks for what was changed in the module whose method, or which itself, is the function.
@@ -485,6 +506,14 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
         is_in_place: whether what is around them is in place.
     """
     outermost = losses[-1]
+    if outermost.is_condition:
+        name = outermost.definition.name.rpartition(".")[2]
+        name = name if name.isidentifier() else "condition"
+        return [
+            "A condition says whether to go on, and what it changes is never kept. Change it in the body of the loop,",
+            "or let the condition work on a copy:",
+            f"    f = lambda value: {name}(sharedtree.copy(value))",
+        ]
     if not all(loss.is_state for loss in losses):
         root = outermost.all_paths[0].partition(".")[0].partition("[")[0] if outermost.all_paths else "model"
         return [
@@ -517,6 +546,8 @@ def _code(losses: Sequence[Loss], is_in_place: bool, told: Callable[[Loss], bool
         function = loss.definition.name.rpartition(".")[2]
         if is_in_place or loss.bound_to or not function.isidentifier():
             function = "f"
+        if loss.applied_to and not loss.bound_to:
+            function = loss.applied_to
         if loss.place in done:  # as in `jit(grad(loss))`
             function = "inner"
         done.add(loss.place)
@@ -524,9 +555,32 @@ def _code(losses: Sequence[Loss], is_in_place: bool, told: Callable[[Loss], bool
             lines.append(f"    {function} = lambda model, *args, **kwargs: {loss.bound_to}(*args, **kwargs)")
         options = [f"{key}={value!r}" if _is_code(value) else f"{key}={key}" for key, value in loss.options.items()]
         options += [] if told(loss) is None else [f"in_place={told(loss)}"]
+        if loss.decorated and len(losses) == 1:
+            return [
+                f"    @functools.partial({in_code(loss.title, '').removesuffix('(f)')}, {', '.join(options)})",
+                f"    {loss.decorated} ...",
+            ]
         code = in_code(loss.title, ", ".join(options), function)
         lines.append(f"    inner = {code}" if is_in_place or loss is not losses[-1] else f"    f = {code}")
     return lines
+
+
+def applied_to(function: Any, args: Sequence[Any]) -> tuple[str, str]:
+    """How a partial, or a method of a class, is written as code; and the head of a method that was decorated."""
+    if isinstance(function, functools.partial):
+        name = definition_of(function).name.rpartition(".")[2]
+        positional = [repr(value) if _is_code(value) else f"args[{i}]" for i, value in enumerate(function.args)]
+        named = [f"{key}={value!r}" if _is_code(value) else f"{key}={key}" for key, value in function.keywords.items()]
+        return f"functools.partial({', '.join([name if name.isidentifier() else 'f', *positional, *named])})", ""
+    if not isinstance(function, types.FunctionType) or not args:
+        return "", ""
+    cls, _, name = function.__qualname__.rpartition("<locals>.")[2].rpartition(".")
+    own = inspect.getattr_static(type(args[0]), name, None)
+    if not cls or own is None:
+        return "", ""
+    if own is function:
+        return f"{cls}.{name}", ""
+    return "", f"def {name}({', '.join(inspect.signature(function).parameters)}):"
 
 
 def _is_code(value: Any) -> bool:
