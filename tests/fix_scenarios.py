@@ -479,8 +479,8 @@ def a_change_in_a_decorated_method(path):
         def bump(self, x):
             self.count = self.count + x
 
-    after = lambda bump: not_lost(lambda: bump(Counter(), 1.0))
-    return of(lambda: Own().bump(1.0), LOST, after, are_alternatives=True, functools=functools)
+    after = lambda f: not_lost(lambda: f(Own(), 1.0))
+    return of(lambda: Own().bump(1.0), LOST, after, are_alternatives=True, Own=Own)
 
 
 @scenario

@@ -231,7 +231,7 @@ class Inside:
         def unwritable(number: int | None, value: Any) -> str:
             return "" if call is None else terms.unwritable(call, number, value)
 
-        def as_code() -> tuple[str, str]:
+        def as_code() -> str:
             return applied_to(self.function, args)
 
         with letting_wait() as self._waiting, FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code) as tracing:

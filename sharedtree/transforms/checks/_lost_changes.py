@@ -59,7 +59,6 @@ class Loss(NamedTuple):
         obstacle_to_adding: why it cannot add anything to an object, nor remove it.
         scratch: paths of what else `in_place=True` would write back.
         applied_to: the function as code, if that is not its name: a partial, a method of a class.
-        decorated: the head of its definition, if it is a method that was decorated.
         is_condition: whether it is the condition of a loop, which keeps nothing.
         bound_to: how the function is called on the module that it is bound to, which is no argument, as code.
         keeps_tracers: whether it is that module which was changed.
@@ -77,7 +76,6 @@ class Loss(NamedTuple):
     scratch: tuple[str, ...] = ()
     bound_to: str = ""
     applied_to: str = ""
-    decorated: str = ""
     is_condition: bool = False
     keeps_tracers: bool = False
 
@@ -179,7 +177,7 @@ class FunctionBeingTraced:
         unwritable: (the number of a leaf, what is there now) → a sentence that says why the transform could not write
             it back; empty if it can. The number is None if it is new; the value, if nobody knows it.
         unsaid: of the function, if its traces are kept; else None.
-        as_code: gives `Loss.applied_to` and `Loss.decorated`, which are asked for if something is lost.
+        as_code: gives `Loss.applied_to`, which is asked for if something is lost.
     """
 
     def __init__(
@@ -188,7 +186,7 @@ class FunctionBeingTraced:
         loss: Loss,
         unwritable: Callable[[int | None, Any], str],
         unsaid: Unsaid | None,
-        as_code: Callable[[], tuple[str, str]] = lambda: ("", ""),
+        as_code: Callable[[], str] = lambda: "",
     ) -> None:
         self._told = policy.in_place
         self._loss = loss
@@ -279,13 +277,11 @@ class FunctionBeingTraced:
 
     def _note(self, loss: Loss) -> None:
         assert self._frame.losses is not None
-        as_code, head = self._as_code()
-        self._frame.losses.append(loss._replace(applied_to=as_code, decorated=head))
+        self._frame.losses.append(loss._replace(applied_to=self._as_code()))
         self._has_lost = True
 
     def _described(self) -> Loss:
-        as_code, head = self._as_code()
-        return self._loss._replace(applied_to=as_code, decorated=head)
+        return self._loss._replace(applied_to=self._as_code())
 
     def changed_what_it_is_bound_to(self, before: Walked | None, called: str) -> None:
         """Looks for what was changed in the module whose method, or which itself, is the function.
@@ -555,32 +551,27 @@ def _code(losses: Sequence[Loss], is_in_place: bool, told: Callable[[Loss], bool
             lines.append(f"    {function} = lambda model, *args, **kwargs: {loss.bound_to}(*args, **kwargs)")
         options = [f"{key}={value!r}" if _is_code(value) else f"{key}={key}" for key, value in loss.options.items()]
         options += [] if told(loss) is None else [f"in_place={told(loss)}"]
-        if loss.decorated and len(losses) == 1:
-            return [
-                f"    @functools.partial({in_code(loss.title, '').removesuffix('(f)')}, {', '.join(options)})",
-                f"    {loss.decorated} ...",
-            ]
         code = in_code(loss.title, ", ".join(options), function)
         lines.append(f"    inner = {code}" if is_in_place or loss is not losses[-1] else f"    f = {code}")
     return lines
 
 
-def applied_to(function: Any, args: Sequence[Any]) -> tuple[str, str]:
-    """How a partial, or a method of a class, is written as code; and the head of a method that was decorated."""
+def applied_to(function: Any, args: Sequence[Any]) -> str:
+    """How a partial, or a method of a class, is written as code; empty for other functions."""
     if isinstance(function, functools.partial):
         name = definition_of(function).name.rpartition(".")[2]
         positional = [repr(value) if _is_code(value) else f"args[{i}]" for i, value in enumerate(function.args)]
         named = [f"{key}={value!r}" if _is_code(value) else f"{key}={key}" for key, value in function.keywords.items()]
-        return f"functools.partial({', '.join([name if name.isidentifier() else 'f', *positional, *named])})", ""
+        return f"functools.partial({', '.join([name if name.isidentifier() else 'f', *positional, *named])})"
     if not isinstance(function, types.FunctionType) or not args:
-        return "", ""
+        return ""
     cls, _, name = function.__qualname__.rpartition("<locals>.")[2].rpartition(".")
     own = inspect.getattr_static(type(args[0]), name, None)
     if not cls or own is None:
-        return "", ""
+        return ""
     if own is function:
-        return f"{cls}.{name}", ""
-    return "", f"def {name}({', '.join(inspect.signature(function).parameters)}):"
+        return f"{cls}.{name}"
+    return f"{cls}.{name}.__wrapped__"
 
 
 def _is_code(value: Any) -> bool:
