@@ -457,7 +457,30 @@ def a_change_of_an_object_for_all_elements(path):
     loss = counted()
     after = lambda f: not_lost(lambda: f(Counter(), jnp.ones(2)))
     call = lambda: st.vmap(loss, in_axes=(None, 0))(Counter(), jnp.ones(2))
-    return of(call, LOST, after, loss=counted())
+    return of(call, LOST, after, are_alternatives=True, loss=counted())
+
+
+@scenario
+def a_change_in_the_condition_of_a_loop(path):
+    def condition(value):
+        value[0].count = value[0].count + 1
+        return value[1] < 2
+
+    def loop(condition):
+        st.while_loop(condition, lambda value: (value[0], value[1] + 1), (Counter(), 0))
+
+    return of(lambda: loop(condition), LOST, lambda f: not_lost(lambda: loop(f)), condition=condition)
+
+
+@scenario
+def a_change_in_a_decorated_method(path):
+    class Own(Counter):
+        @st.jit
+        def bump(self, x):
+            self.count = self.count + x
+
+    after = lambda f: not_lost(lambda: f(Own(), 1.0))
+    return of(lambda: Own().bump(1.0), LOST, after, are_alternatives=True, Own=Own)
 
 
 @scenario

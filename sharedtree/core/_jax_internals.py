@@ -16,6 +16,10 @@
 - `typed_scalar_types`: a rule is given objects of these classes for Python numbers. Where the name is gone, numbers are
   expected to stay what they are, and a test fails if they do not.
 - `_line_info` of a tracer: where the operation that made it was called. Without it, warnings name no line.
+- `parent` of a tracer and `in_tracers` of the operation that made it: whether a result was computed from a value.
+  Without them nobody knows, and a test fails.
+- `batch_dim` of a tracer, and `manual_axis_type` of its type: whether a value differs between the elements of a `vmap`
+  or the devices of a `shard_map`. Without them, nothing does, and a test fails.
 - `traceback_util`: JAX takes its own frames out of the traceback of an error that leaves it, and those of what was
   registered there. Where its names are gone, the frames show.
 """
@@ -35,7 +39,7 @@ from jax._src.array import ArrayImpl
 from jax._src.core import trace_ctx
 from jax._src.lax.lax import _convert_element_type
 from jax.core import Tracer
-from jax.interpreters.partial_eval import dce_jaxpr
+from jax.interpreters.partial_eval import DynamicJaxprTracer, dce_jaxpr
 
 try:
     from jax._src.literals import typed_scalar_types as _typed_scalar_types
@@ -100,6 +104,41 @@ def frames_of(leaf: Any) -> list[Frame]:
             return [Frame(each.file_name, each.function_name, each.line_num) for each in traceback.frames]
         leaf = getattr(leaf, "primal", None)  # what is differentiated stands around what was computed
     return []
+
+
+def program_tracer(leaf: Any) -> Any:
+    """The tracer of a program below those of differentiation and batching; None where the values are concrete."""
+    while isinstance(leaf, Tracer) and not isinstance(leaf, DynamicJaxprTracer):
+        leaf = getattr(leaf, "primal", getattr(leaf, "val", None))
+    return leaf if isinstance(leaf, DynamicJaxprTracer) and hasattr(leaf, "parent") else None
+
+
+def is_batched(leaf: Any) -> bool:
+    """Whether a leaf has a value for each element of the `jax.vmap` under which it is asked."""
+    return getattr(leaf, "_trace", None) is trace_ctx.trace and getattr(leaf, "batch_dim", None) is not None
+
+
+def varying_axes(leaf: Any) -> frozenset[str]:
+    """The axes of a mesh along which devices may have different values of a leaf, under `jax.shard_map`."""
+    aval = jax.typeof(leaf)
+    own = getattr(aval, "manual_axis_type", None)
+    return frozenset(getattr(aval, "vma", ()) if own is None else own.varying)
+
+
+def operation_of(tracer: Any) -> Any:
+    """The operation of a program that made a tracer; None for an input or a constant."""
+    return tracer.parent
+
+
+def operands_of(operation: Any) -> Sequence[Any]:
+    """The tracers of the operands of an operation."""
+    return operation.in_tracers
+
+
+def are_of_one_program(tracers: Iterable[Any]) -> bool:
+    """Whether tracers of programs are of one."""
+    traces = [tracer._trace for tracer in tracers]  # noqa: SLF001 -- see the module's docstring
+    return all(trace is traces[0] for trace in traces)
 
 
 def belongs_to(tracer: Tracer, traces: Iterable[Any]) -> bool:

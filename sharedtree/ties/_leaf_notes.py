@@ -16,6 +16,9 @@ its share: `return (Two(g, g),)`. What differentiation makes of a tie is one arr
 of the shares. Only who made it can tell. So while a rule runs, what makes such arrays leaves word of them: gradients,
 pullbacks and `retie`.
 
+*Gradients.* While a function is traced, the leaves of gradients that are made in it are noted, for a gradient looks
+like a new model.
+
 *Untied on purpose.* `untie` notes the leaves that it parts (`Structure.noted`): a lost tie was meant if both of its
 parts are noted. A tie whose loss has been reported is noted in the same way, so that it is not reported twice. After
 `jax.tree.map` it is to be said again.
@@ -85,7 +88,7 @@ class _Notes:
         self._most = 2 * len(alive) + _FEW
 
 
-_tied_outside, _one_around, _untied = _Notes(), _Notes(), _Notes()
+_tied_outside, _one_around, _untied, _gradients = _Notes(), _Notes(), _Notes(), _Notes()
 
 _structures: "weakref.WeakKeyDictionary[Structure, tuple[int, ...]]" = weakref.WeakKeyDictionary()
 """Which leaves of a structure were tied outside modules."""
@@ -197,6 +200,38 @@ def note_tied(tree: Walked, leaves: Sequence[Any]) -> None:
         for number, leaf in zip(tree.leaf_numbers, leaves, strict=True):
             if number in several:
                 _rules.stack[-1].add(leaf)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+class _Traces(threading.local):
+    def __init__(self) -> None:
+        self.number = 0  # of those that are under way
+
+
+_traces = _Traces()
+
+
+@contextmanager
+def noting_gradients() -> Iterator[None]:
+    """Notes the gradients that are made inside the block."""
+    _traces.number += 1
+    try:
+        yield
+    finally:
+        _traces.number -= 1
+
+
+def note_gradient(leaves: Iterable[Any]) -> None:
+    """Notes the leaves of a gradient, if anybody may ask."""
+    if _traces.number:
+        _gradients.add(leaf for leaf in leaves if leaf is not None)
+
+
+def is_gradient(leaf: Any) -> bool:
+    """Whether a leaf was noted as one of a gradient."""
+    return leaf in _gradients
 
 
 # --- untied on purpose ------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def _joined(
     (hand,) = crossing.enter(functions[0], own)
     if crossing.policy.in_place:
         _forbid_references(crossing)
-    inner = [crossing.function(function, _branch) for function in functions]
+    inner = [crossing.function(function, _branch, adds=False) for function in functions]
     num_functions = len(IdentitySet(inner))
     known = _meetings(crossing, inner)
     form = form_of(crossing.call)

@@ -127,6 +127,8 @@ class Crossing:
         caches_traces: bool = True,
         num_before: int = 0,
         differentiates: bool = False,
+        adds: bool = True,
+        keeps: bool = True,
     ) -> Inner:
         """What the transform sees in place of a function of the user's; made once for each function and body.
 
@@ -138,6 +140,8 @@ class Crossing:
             caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
             num_before: how many arguments the function is given before the operands.
             differentiates: whether the transform differentiates the leaves that are labelled True.
+            adds: whether it could write back an object with more parts, or fewer.
+            keeps: whether what the function changes is kept at all under `in_place=True`.
         """
         if not callable(function):
             raise NoFunctionError  # so that the transform is asked to say so
@@ -158,6 +162,8 @@ class Crossing:
                 self.writes,
                 learned=Learned(),
                 differentiates=differentiates,
+                adds=adds,
+                keeps=keeps,
             )
             own = Names(function).of(num_before + len(self.names.positional))
             made = Inner(function, shared.hold, functools.partial(_run, terms, body), terms, own, num_before)

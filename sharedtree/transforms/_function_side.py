@@ -9,7 +9,8 @@ hands the user's function is called with, and how its results are dealt to the t
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
 from ._meet_of_trees import Words, fitted
 from .checks._closed_over import handing_over, report_closed_over
-from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, walked_bound_module
+from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
 from .checks._tied_values import report_tied_values
@@ -55,7 +56,10 @@ class Terms(NamedTuple):
         caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
         writes: whether it could be in place.
         options: those of the transform, for messages.
-        unwritable: (a call) → the leaves that could not be written back in it, with a sentence that says why.
+        unwritable: (a call, the number of a leaf, what is there now) → a sentence that says why it could not be written
+            back; empty if it could. The number is None if it is new; the value, if nobody knows it.
+        keeps: whether what the function changes is kept at all under `in_place=True`.
+        adds: whether it could write back an object with more parts, or fewer.
         differentiates: whether leaves with the label True are differentiated.
         bound_to: how the function is called on a module, as code, if it is a module that is traced.
         learned: what traces have taught, for the adapter.
@@ -71,7 +75,9 @@ class Terms(NamedTuple):
     caches_traces: bool
     writes: bool = True
     options: Mapping[str, Any] = MappingProxyType({})
-    unwritable: Callable[[Call], tuple[Collection[int], str]] = lambda _: ((), "")
+    unwritable: Callable[[Call, int | None, Any], str] = lambda *_: ""
+    adds: bool = True
+    keeps: bool = True
     bound_to: str = ""
     differentiates: bool = False
     learned: Any = None
@@ -216,15 +222,30 @@ class Inside:
             note_one_around(tree)
         bound, called = walked_bound_module(self.function, terms.policy)
         obstacle = "" if terms.writes else f"`{terms.title}` hands back what the function returns, and nothing else."
-        loss = Loss(terms.names.definition, terms.title, terms.options, obstacle=obstacle, bound_to=terms.bound_to)
+        to_adding = "" if terms.adds else f"`{terms.title}` cannot add to an object or remove from it."
+        loss = Loss(
+            terms.names.definition,
+            terms.title,
+            terms.options,
+            obstacle=obstacle,
+            obstacle_to_adding=to_adding,
+            bound_to=terms.bound_to,
+            is_condition=not terms.keeps,
+        )
+        # A condition was told nothing by `in_place=True`, which does not reach it.
+        is_told = terms.keeps or not terms.policy.in_place
+        policy = terms.policy if is_told else dataclasses.replace(terms.policy, in_place=None)
         unsaid = terms.unsaid if terms.caches_traces else None
 
-        def unwritable() -> tuple[Collection[int], str]:
-            return ((), "") if call is None else terms.unwritable(call)
+        def unwritable(number: int | None, value: Any) -> str:
+            return "" if call is None else terms.unwritable(call, number, value)
+
+        def as_code() -> str:
+            return applied_to(self.function, args)
 
         with (
             letting_wait() as self._waiting,
-            FunctionBeingTraced(terms.policy, loss, unwritable, unsaid) as tracing,
+            FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code) as tracing,
             contextlib.nullcontext() if call is None else handing_over(call.tree, tree),
         ):
             result = self.function(*args, **kwargs)

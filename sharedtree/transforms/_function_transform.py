@@ -189,9 +189,15 @@ class FunctionTransform(Wrapper):
         """Whether a record may not be passed through, because its buffers are taken from the caller."""
         return lambda _: False
 
-    def unwritable(self, call: Call) -> tuple[Collection[int], str]:
-        """The leaves of a call that cannot be written back although the transform is in place, and why, a sentence."""
-        return (), ""
+    def unwritable(self, call: Call, number: int | None, value: Any) -> str:
+        """Says why a change cannot be written back although the transform is in place. Empty if it can.
+
+        Args:
+            call: the caller's side.
+            number: of the leaf that was changed; None if it is new.
+            value: what is there now; None if nobody knows.
+        """
+        return ""
 
     # The caller's side --------------------------------------------------------------------------------------------
 

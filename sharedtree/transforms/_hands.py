@@ -27,7 +27,7 @@ from ..core._pack_and_unpack import build, unpack
 from ..core._static_values import Static
 from ..core._structure import Given, Record, Structure, Update
 from ..core._trees_taken_apart import Walked, leaf_paths, with_paths
-from ..ties._leaf_notes import hand_on, note_tied
+from ..ties._leaf_notes import hand_on, note_gradient, note_tied
 from ..ties._policy_and_context import DEFAULT, Policy, current_policy
 
 
@@ -247,6 +247,7 @@ def like(
         hand_on(originals, leaves)
     if is_gradient:
         note_tied(tree, leaves)
+        note_gradient(leaves)
     table: list[Any] = []
     build(records, leaves, table)
     return table[structure.root]

@@ -107,7 +107,7 @@ def _iteration(inside: Inside, carry: Hand, xs: Hand) -> Any:
 def while_loop(crossing: Crossing, cond_fun: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
     """`jax.lax.while_loop`."""
     crossing.enter(body_fun, {"init_val": init_val})
-    condition = crossing.function(cond_fun, _condition)
+    condition = crossing.function(cond_fun, _condition, keeps=False)
     iteration = crossing.function(body_fun, _iteration_of_carry)
     carry, told = _until_it_fits(
         crossing,

@@ -16,7 +16,9 @@ from jax import tree_util as jtu
 from jax.sharding import PartitionSpec
 
 from ..core._call_arguments import Arguments, Position, positions_of
+from ..core._jax_internals import is_batched, varying_axes
 from ..core._node_types import is_module, node_type_of
+from ..core._pack_and_unpack import walked
 from ..core._prefix_trees import Branch
 from ..core._static_kinds import Incomparable
 from ..core._static_values import Static
@@ -150,10 +152,17 @@ class VmapTransform(DonatingTransform):
             has_containers=policy.containers,
         )
 
-    def unwritable(self, call: Call) -> tuple[Collection[int], str]:
-        """The leaves with the axis None, which are one for all elements, while a change has a value for each."""
-        why = f"Where `{self.in_name}` is None there is one object for all elements, into which none can be written."
-        return call.leaves_labelled(None), why
+    def unwritable(self, call: Call, number: int | None, value: Any) -> str:
+        """Leaves with the axis None are one for all elements, so that no value which differs between them fits in."""
+        if (number is None or number in call.leaves_labelled(None)) and self.may_differ(value):
+            return (
+                f"Where `{self.in_name}` is None there is one object for all elements, into which none can be written."
+            )
+        return ""
+
+    def may_differ(self, value: Any) -> bool:
+        """Whether what was changed may have a value for each element."""
+        return value is None or any(map(is_batched, walked(value).leaves.values()))
 
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
@@ -205,6 +214,10 @@ class PmapTransform(VmapTransform):
     caches_traces = True
     calls_each_time = False
 
+    def may_differ(self, value: Any) -> bool:
+        """True: nothing tells."""
+        return True
+
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Those that `static_broadcasted_argnums` chooses."""
         return several(self.options.get("static_broadcasted_argnums", ()))
@@ -245,10 +258,18 @@ class ShardMapTransform(VmapTransform):
         """As the base. None stands for itself: for a result in which there is nothing."""
         return obj is not None and cls.is_label(obj)
 
-    def unwritable(self, call: Call) -> tuple[Collection[int], str]:
-        """All leaves, if no specifications were given; what every device was given whole leaves whole."""
-        why = f"Without `{self.in_name}` nobody knows how to put together what would be written back."
-        return call.leaves_labelled(_INFERRED), why
+    def unwritable(self, call: Call, number: int | None, value: Any) -> str:
+        """No leaf can, if no specifications were given; nor what differs along an axis that is not in its own."""
+        if number in call.leaves_labelled(_INFERRED):
+            return f"Without `{self.in_name}` nobody knows how to put together what would be written back."
+        leaves = () if value is None else walked(value).leaves.values()
+        axes = {axis for leaf in leaves for axis in varying_axes(leaf)}
+        for spec, *_ in call.plan.labels:
+            if isinstance(spec, PartitionSpec) and number in call.leaves_labelled(spec):
+                axes -= {name for part in spec for name in (part if isinstance(part, tuple) else (part,))}
+        if not axes:
+            return ""
+        return f"Every device has a value of its own there, while `{self.in_name}` says that they have one."
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
         """As the base. Which argument and specification are at fault JAX says best of the arguments themselves."""

@@ -17,15 +17,17 @@ it gets the warning, in which the functions inside are listed. A function that i
 again, so the loss is noted with the trace and said in the first of these.
 """
 
+import functools
+import inspect
 import operator
 import threading
+import types
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
 
 from jax import tree_util as jtu
 
-from ...core._by_identity import IdentitySet
 from ...core._call_arguments import Arguments
 from ...core._errors import LostChangeWarning, SharedTreeError
 from ...core._locks import Lock
@@ -34,10 +36,12 @@ from ...core._pack_and_unpack import Rules, Tags, pack, walked
 from ...core._printing import listed
 from ...core._structure import LEAF, Node, Path, Structure
 from ...core._trees_taken_apart import Walked
-from ...core._warning_source import Definition, warn_about
+from ...core._warning_source import Definition, definition_of, warn_about
+from ...ties._leaf_notes import noting_gradients
 from ...ties._policy_and_context import Policy
 from .._function_and_options import in_code
 from ._refused_arguments import bound_module
+from ._returned_changes import Change, not_returned
 
 
 class Loss(NamedTuple):
@@ -48,9 +52,14 @@ class Loss(NamedTuple):
         title: what the transform is called.
         options: its own options, by name.
         paths: of the leaves that are other ones now.
+        added: of the variables and modules that are new.
+        removed: of those that are gone.
         is_state: whether all of them are in objects whose library writes changes back.
         obstacle: a sentence that says why the transform cannot write them back; empty if it can.
+        obstacle_to_adding: why it cannot add anything to an object, nor remove it.
         scratch: paths of what else `in_place=True` would write back.
+        applied_to: the function as code, if that is not its name: a partial, a method of a class.
+        is_condition: whether it is the condition of a loop, which keeps nothing.
         bound_to: how the function is called on the module that it is bound to, which is no argument, as code.
         keeps_tracers: whether it is that module which was changed.
     """
@@ -59,11 +68,28 @@ class Loss(NamedTuple):
     title: str
     options: Mapping[str, Any]
     paths: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     is_state: bool = True
     obstacle: str = ""
+    obstacle_to_adding: str = ""
     scratch: tuple[str, ...] = ()
     bound_to: str = ""
+    applied_to: str = ""
+    is_condition: bool = False
     keeps_tracers: bool = False
+
+    @property
+    def all_paths(self) -> tuple[str, ...]:
+        """Where anything was changed."""
+        return (*self.paths, *self.added, *self.removed)
+
+    def told(self, *, inside: bool = False) -> str:
+        """What the function did, as a part of a sentence."""
+        changes = "changes" if inside else "changes in"
+        verbs = ((changes, self.paths), ("adds", self.added), ("removes", self.removed))
+        parts = [f"{verb} {_some(paths)}" for verb, paths in verbs if paths]
+        return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -148,20 +174,29 @@ class FunctionBeingTraced:
     Args:
         policy: of the transform. Its `in_place` is None if it was not told.
         loss: what the transform and the function are; without paths.
-        unwritable: gives the leaves that the transform could not write back, with a sentence that says why.
+        unwritable: (the number of a leaf, what is there now) → a sentence that says why the transform could not write
+            it back; empty if it can. The number is None if it is new; the value, if nobody knows it.
         unsaid: of the function, if its traces are kept; else None.
+        as_code: gives `Loss.applied_to`, which is asked for if something is lost.
     """
 
     def __init__(
-        self, policy: Policy, loss: Loss, unwritable: Callable[[], tuple[Collection[int], str]], unsaid: Unsaid | None
+        self,
+        policy: Policy,
+        loss: Loss,
+        unwritable: Callable[[int | None, Any], str],
+        unsaid: Unsaid | None,
+        as_code: Callable[[], str] = lambda: "",
     ) -> None:
         self._told = policy.in_place
         self._loss = loss
         self._unwritable = unwritable
         self._unsaid = unsaid
+        self._as_code = as_code
         self._structure: Structure | None = None
         self._in_state: set[int] = set()
         self._has_lost = False
+        self._noting = noting_gradients()
 
     def __enter__(self) -> Self:
         around = _active.frames[-1]
@@ -175,17 +210,18 @@ class FunctionBeingTraced:
             frame = around._replace(is_in_place=self._told, is_meant=not self._told, losses=losses)
         self._frame = frame
         _active.frames.append(frame)
+        self._noting.__enter__()
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
+        self._noting.__exit__(None, None, None)
         _active.frames.pop()
         losses = self._frame.losses
         if error is not None or self._told is not None or losses is None or len(losses) == self._num_before:
             return
         if not self._has_lost:  # it has to be told all the same, or what is written back inside is lost here
-            unwritable, obstacle = self._unwritable()
-            is_unwritable = not self._in_state.isdisjoint(unwritable)
-            losses.append(self._loss._replace(obstacle=self._loss.obstacle or (obstacle if is_unwritable else "")))
+            reasons = [self._unwritable(number, None) for number in sorted(self._in_state)]
+            losses.append(self._described()._replace(obstacle=self._loss.obstacle or next(filter(None, reasons), "")))
         runs = self._frame.runs and not self._frame.is_meant
         if self._unsaid is not None and self._structure is not None:
             if runs:
@@ -219,26 +255,33 @@ class FunctionBeingTraced:
         in_others = list(_changes(received, others)) if self._frame.is_in_place else []
         if not in_state and not in_others:
             return
-        returned = IdentitySet(walked(result, rules, "result").objects)
-        state, rest = ([each for each in some if not each.is_in(returned)] for some in (in_state, in_others))
+        state, rest = (not_returned(some, received, result, rules) for some in (in_state, in_others))
         if not state and not rest:
             return
-        scratch = [] if self._frame.is_in_place else _changes(received, others)
-        unwritable, obstacle = self._unwritable()
-        is_unwritable = any(change.leaf in unwritable for change in state)
+        if not self._frame.is_in_place:
+            in_others = list(_changes(received, others))
+        scratch = [] if self._frame.is_in_place else not_returned(in_others, received, result, rules)
+        reasons = [self._unwritable(change.leaf, change.value) for change in state if change.kind != "removes"]
+        if any(change.kind != "changes" for change in state):
+            reasons.append(self._loss.obstacle_to_adding)
         self._note(
             self._loss._replace(
-                paths=_paths([*state, *rest]),
+                paths=_paths([*state, *rest], "changes"),
+                added=_paths([*state, *rest], "adds"),
+                removed=_paths([*state, *rest], "removes"),
                 is_state=not rest,
-                obstacle=self._loss.obstacle or (obstacle if is_unwritable else ""),
-                scratch=_paths([change for change in scratch if not change.is_in(returned)]),
+                obstacle=self._loss.obstacle or next(filter(None, reasons), ""),
+                scratch=_paths(scratch, "changes"),
             )
         )
 
     def _note(self, loss: Loss) -> None:
         assert self._frame.losses is not None
-        self._frame.losses.append(loss)
+        self._frame.losses.append(loss._replace(applied_to=self._as_code()))
         self._has_lost = True
+
+    def _described(self) -> Loss:
+        return self._loss._replace(applied_to=self._as_code())
 
     def changed_what_it_is_bound_to(self, before: Walked | None, called: str) -> None:
         """Looks for what was changed in the module whose method, or which itself, is the function.
@@ -248,10 +291,16 @@ class FunctionBeingTraced:
             called: how the function is called on it, as code.
         """
         if self._told is None and before is not None:
-            paths = _paths(list(_changes(before, _watched(before.structure))))
-            if paths:
-                at_self = tuple([f"self{path}" for path in paths])
-                self._note(self._loss._replace(paths=at_self, bound_to=called, keeps_tracers=True))
+            changes = list(_changes(before, _watched(before.structure)))
+            if changes:
+                at_self = [
+                    tuple([f"self{path}" for path in _paths(changes, kind)]) for kind in ("changes", "adds", "removes")
+                ]
+                self._note(
+                    self._loss._replace(
+                        paths=at_self[0], added=at_self[1], removed=at_self[2], bound_to=called, keeps_tracers=True
+                    )
+                )
 
 
 def walked_bound_module(function: Any, policy: Policy) -> tuple[Walked | None, str]:
@@ -269,26 +318,6 @@ def walked_bound_module(function: Any, policy: Policy) -> tuple[Walked | None, s
 # --- what changed -----------------------------------------------------------------------------------------------------
 
 
-class _Change(NamedTuple):
-    """A traced leaf of a received object that is another object now.
-
-    Attributes:
-        path: to the leaf; of a variable, to the variable.
-        leaf: its number.
-        value: what is there now.
-        holder: the object that was received and holds it.
-    """
-
-    path: Path
-    leaf: int
-    value: Any
-    holder: Any
-
-    def is_in(self, returned: IdentitySet) -> bool:
-        """Whether the function returns the change: the object that holds it, or what it assigned."""
-        return self.holder in returned or self.value in returned
-
-
 def _is_as_received(received: Walked, rules: Rules) -> bool:
     """Whether the arguments have the same leaves in the same places, as one walk tells. False if it cannot tell."""
     try:
@@ -299,8 +328,8 @@ def _is_as_received(received: Walked, rules: Rules) -> bool:
     return structure is received.structure and all(map(operator.is_, leaves, before))
 
 
-def _paths(changes: Sequence[_Change]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(jtu.keystr(change.path) for change in changes))
+def _paths(changes: Sequence[Change], kind: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(jtu.keystr(change.path) for change in changes if change.kind == kind))
 
 
 def _watched(structure: Structure) -> list[int]:
@@ -327,10 +356,11 @@ def _watched(structure: Structure) -> list[int]:
 _WATCHED = "what is watched for changes"
 
 
-def _changes(tree: Walked, numbers: Sequence[int]) -> Iterator[_Change]:
-    """The leaves directly in these objects that are other ones than when they were received.
+def _changes(tree: Walked, numbers: Sequence[int]) -> Iterator[Change]:
+    """The leaves directly in these objects that are other ones than when they were received; what is new, or gone.
 
-    What was added is no change of a leaf, nor is what was removed: intermediate values that a layer leaves behind.
+    Of what is new or gone, only modules and variables whose library writes them back. Arrays that a function leaves
+    behind in an attribute are scratch.
     """
     for number in numbers:
         op, children = tree.records[number]
@@ -346,11 +376,16 @@ def _changes(tree: Walked, numbers: Sequence[int]) -> Iterator[_Change]:
             part is tree.objects[child] for part, child in zip(parts, children, strict=True)
         ):
             continue
+        for kind, place, value in _new_and_gone(tree, op, children, obj, parts):
+            at = tree.first_paths[number]
+            yield Change(kind, (*at, *place), None, value, number, place, obj)
         for child, part, key in _side_by_side(op, children, obj, parts):
             # A variable is named, and not what is in it.
             path = (*tree.first_paths[number], *(() if op.type.convention == "variable" else (key,)))
+            before = tree.first_paths[number]
             for leaf, value, below in _other_leaves(tree, child, part):
-                yield _Change((*path, *below), leaf, value, obj)
+                whole = (*path, *below)
+                yield Change("changes", whole, leaf, value, number, whole[len(before) :], obj)
 
 
 def _other_leaves(tree: Walked, number: int, part: Any) -> Iterator[tuple[int, Any, Path]]:
@@ -378,6 +413,31 @@ def _other_leaves(tree: Walked, number: int, part: Any) -> Iterator[tuple[int, A
         ]
 
 
+def _new_and_gone(
+    tree: Walked, op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]
+) -> Iterator[tuple[Literal["adds", "removes"], Path, Any]]:
+    """The modules and variables that an object has and had not, and those that it had, with their keys."""
+    before = dict(zip(op.keys, children, strict=True))
+    now = dict(zip(op.type.keys_of(obj), parts, strict=True))
+    for key, part in now.items():
+        is_new = key not in before or not tree.holds_leaf[before[key]]
+        if is_new and _is_written_back(part) and walked(part).leaves:
+            yield "adds", (key,), part
+    for key, child in before.items():
+        if key not in now and tree.holds_leaf[child] and _is_written_back(tree.objects[child]):
+            yield "removes", (key,), tree.objects[child]
+
+
+def _is_written_back(part: Any) -> bool:
+    """Whether a part is, or a container that holds, an object whose library writes changes back."""
+    node_type = node_type_of(part)
+    if node_type is None:
+        return False
+    return (
+        any(map(_is_written_back, node_type.take_apart(part)[0])) if node_type.is_plain else bool(node_type.writes_back)
+    )
+
+
 def _side_by_side(op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]) -> list[tuple[int, Any, Any]]:
     """The children that an object had and still has, with what is there now and the key of the place."""
     now = dict(zip(op.type.keys_of(obj), parts, strict=True))
@@ -394,11 +454,11 @@ def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
     losses = _merged(losses)
     outermost = losses[-1]
     where, title = outermost.definition, outermost.title
-    inside = [loss for loss in losses[:-1] if loss.paths]
-    if not outermost.paths:
+    inside = [loss for loss in losses[:-1] if loss.all_paths]
+    if not outermost.all_paths:
         lines = [f"Changes are lost in {where}: under `{title}` nothing is written back. Inside it these are changed:"]
     else:
-        what = f"What {where} changes in {_some(outermost.paths)} is lost: "
+        what = f"What {where} {outermost.told()} is lost: "
         if outermost.keeps_tracers:
             lines = [f"{what}under `{title}` it is bound to `self`, which is no argument and keeps tracers."]
         elif is_in_place:
@@ -406,7 +466,7 @@ def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
         else:
             lines = [f"{what}under `{title}` it works on copies of its arguments."]
         lines += ["So is what is changed inside it:"] if inside else []
-    lines += [f"    `{loss.definition.name}` under `{loss.title}` changes {_some(loss.paths)}" for loss in inside]
+    lines += [f"    `{loss.definition.name}` under `{loss.title}` {loss.told(inside=True)}" for loss in inside]
     lines += _fixes(losses, is_in_place=is_in_place)
     warn_about(where, "\n".join(lines), LostChangeWarning)
 
@@ -419,6 +479,8 @@ def _merged(losses: Sequence[Loss]) -> list[Loss]:
         if before is not None:
             loss = loss._replace(
                 paths=tuple(dict.fromkeys((*before.paths, *loss.paths))),
+                added=tuple(dict.fromkeys((*before.added, *loss.added))),
+                removed=tuple(dict.fromkeys((*before.removed, *loss.removed))),
                 is_state=before.is_state and loss.is_state,
                 obstacle=before.obstacle or loss.obstacle,
                 scratch=tuple(dict.fromkeys((*before.scratch, *loss.scratch))),
@@ -440,8 +502,16 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
         is_in_place: whether what is around them is in place.
     """
     outermost = losses[-1]
+    if outermost.is_condition:
+        name = outermost.definition.name.rpartition(".")[2]
+        name = name if name.isidentifier() else "condition"
+        return [
+            "A condition says whether to go on, and what it changes is never kept. Change it in the body of the loop,",
+            "or let the condition work on a copy:",
+            f"    f = lambda value: {name}(sharedtree.copy(value))",
+        ]
     if not all(loss.is_state for loss in losses):
-        root = outermost.paths[0].partition(".")[0].partition("[")[0] if outermost.paths else "model"
+        root = outermost.all_paths[0].partition(".")[0].partition("[")[0] if outermost.all_paths else "model"
         return [
             "Return what was changed, if the caller is to have it:",
             f"    return result, {root}",
@@ -449,7 +519,7 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
             *_code([outermost], is_in_place, lambda _: False),
         ]
     lines = list(dict.fromkeys(loss.obstacle for loss in losses if loss.obstacle))
-    can_be_written = not outermost.obstacle and any(loss.paths and not loss.obstacle for loss in losses)
+    can_be_written = not outermost.obstacle and any(loss.all_paths and not loss.obstacle for loss in losses)
     if can_be_written:
         lines.append(f"Have {'the rest' if lines else 'it'} written back into the caller's objects:")
         lines += _code(losses, is_in_place, lambda loss: not loss.obstacle)
@@ -472,6 +542,8 @@ def _code(losses: Sequence[Loss], is_in_place: bool, told: Callable[[Loss], bool
         function = loss.definition.name.rpartition(".")[2]
         if is_in_place or loss.bound_to or not function.isidentifier():
             function = "f"
+        if loss.applied_to and not loss.bound_to:
+            function = loss.applied_to
         if loss.place in done:  # as in `jit(grad(loss))`
             function = "inner"
         done.add(loss.place)
@@ -482,6 +554,24 @@ def _code(losses: Sequence[Loss], is_in_place: bool, told: Callable[[Loss], bool
         code = in_code(loss.title, ", ".join(options), function)
         lines.append(f"    inner = {code}" if is_in_place or loss is not losses[-1] else f"    f = {code}")
     return lines
+
+
+def applied_to(function: Any, args: Sequence[Any]) -> str:
+    """How a partial, or a method of a class, is written as code; empty for other functions."""
+    if isinstance(function, functools.partial):
+        name = definition_of(function).name.rpartition(".")[2]
+        positional = [repr(value) if _is_code(value) else f"args[{i}]" for i, value in enumerate(function.args)]
+        named = [f"{key}={value!r}" if _is_code(value) else f"{key}={key}" for key, value in function.keywords.items()]
+        return f"functools.partial({', '.join([name if name.isidentifier() else 'f', *positional, *named])})"
+    if not isinstance(function, types.FunctionType) or not args:
+        return ""
+    cls, _, name = function.__qualname__.rpartition("<locals>.")[2].rpartition(".")
+    own = inspect.getattr_static(type(args[0]), name, None)
+    if not cls or own is None:
+        return ""
+    if own is function:
+        return f"{cls}.{name}"
+    return f"{cls}.{name}.__wrapped__"
 
 
 def _is_code(value: Any) -> bool:
