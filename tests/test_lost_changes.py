@@ -599,7 +599,12 @@ RETURNING = {
 }
 
 
-@pytest.mark.parametrize("kind", STATE)
+def one_of(kinds):
+    """The first of some kinds daily, the others in CI."""
+    return [pytest.param(kind, marks=[pytest.mark.slow] * (i > 0)) for i, kind in enumerate(kinds)]
+
+
+@pytest.mark.parametrize("kind", one_of(STATE))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("how", RETURNING)
 def test_what_is_returned_as_another_object_is_not_lost(how, way, kind):
@@ -636,7 +641,7 @@ NOT_RETURNED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["BatchNorm", "Dropout", "Cache", "Metric", "counter"])
+@pytest.mark.parametrize("kind", one_of(["BatchNorm", "Dropout", "Cache", "Metric", "counter"]))
 @pytest.mark.parametrize("what", NOT_RETURNED)
 @pytest.mark.parametrize("how", ["jit", "checkpoint", "vmap"])
 def test_what_is_not_returned_is_lost_whatever_else_is(how, what, kind):
