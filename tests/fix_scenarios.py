@@ -457,7 +457,7 @@ def a_change_of_an_object_for_all_elements(path):
     loss = counted()
     after = lambda f: not_lost(lambda: f(Counter(), jnp.ones(2)))
     call = lambda: st.vmap(loss, in_axes=(None, 0))(Counter(), jnp.ones(2))
-    return of(call, LOST, after, are_alternatives=True, loss=counted())
+    return of(call, LOST, after, loss=counted())
 
 
 @scenario

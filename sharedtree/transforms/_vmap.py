@@ -154,11 +154,12 @@ class VmapTransform(DonatingTransform):
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
         """Leaves with the axis None are one for all elements, so that no value which differs between them fits in."""
-        if (number is None or number in call.leaves_labelled(None)) and self.may_differ(value):
-            return (
-                f"Where `{self.in_name}` is None there is one object for all elements, into which none can be written."
-            )
-        return ""
+        if number not in call.leaves_labelled(None) and not (number is None and self.may_differ(value)):
+            return ""
+        text = f"Where `{self.in_name}` is None there is one object for all elements, "
+        if self.may_differ(value):
+            return text + "into which no value that differs between them can be written."
+        return text + "and `in_place=True` writes what is one for all of them, as a single mask of a dropout is."
 
     def may_differ(self, value: Any) -> bool:
         """Whether what was changed may have a value for each element."""
