@@ -100,7 +100,9 @@ SAVED = {
 }
 
 
-@pytest.mark.parametrize("lines", SAVED)
+@pytest.mark.parametrize(
+    "lines", [pytest.param(each, marks=[pytest.mark.slow] * (i > 0)) for i, each in enumerate(SAVED)]
+)
 def test_the_lines_that_help(lines, tmp_path):
     saving = f"import jax, jax.numpy as jnp, sharedtree as st; {lines}; st.save('a.safetensors', {SAVED[lines]})"
     done = run("-c", saving, cwd=tmp_path)
@@ -120,6 +122,7 @@ print(type(st.load("a.safetensors")).__name__)
     assert done.stdout in ("tuple\n", "Partial\n", "ScheduleFreeState\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_layers_of_flax_nnx(tmp_path):
     """`import flax` does not bring `flax.nnx`, and the message says what does."""
     if importlib.util.find_spec("flax") is None:
@@ -156,6 +159,7 @@ def test_what_is_not_there_is_not_told_to_be_imported(tmp_path):
             st.load(tmp_path / "a.safetensors", trusted="my_gone_package")
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_nothing_of_the_current_directory(forged, tmp_path):
     path = f"{ROOT}{os.pathsep}."
     done = run("-Bmsharedtree.__main__", "audit", "--json", "state.safetensors", cwd=forged, PYTHONPATH=path)

@@ -77,7 +77,16 @@ def test_a_named_pipe_is_opened_once(name, files, tmp_path, python):
     assert of_file == of_pipe
 
 
-@pytest.mark.parametrize("arguments", [[], ["--values"], ["--arrays"], ["--json"], ["--depth", "1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        *[
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (["--values"], ["--arrays"], ["--json"], ["--depth", "1"])
+        ],
+    ],
+)
 @pytest.mark.parametrize("file", ["ours", "theirs"])
 def test_show_of_a_pipe_is_that_of_the_file(file, arguments, files, command):
     status, expected, _ = command("show", files / file, *arguments)
