@@ -360,7 +360,7 @@ def walk_exactly(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False)
 
 def pack_here(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
     """Packs a whole tree as inside, in the innermost Context of this thread or task if there is one."""
-    context = _innermost()
+    context = _innermost() if _entered.get() else None  # mostly there is none
     return pack_alone(tree, is_leaf) if context is None else context._pack(tree, rules_here(is_leaf))
 
 
