@@ -347,7 +347,7 @@ def test_at_most_half_of_the_steps_are_taken_again(monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_file_is_kept_where_asked_and_loads_in_another_process(demo):
     assert os.listdir(demo.path.parent) == ["checkpoint"]
-    code = "import sys, sharedtree as st, sharedtree.cli._demo; c = st.load(sys.argv[1]); "
+    code = "import sys, optax, sharedtree as st, sharedtree.cli._demo; c = st.load(sys.argv[1]); "
     code += "print(c.step, c.model.embed is c.model.head, st.ties(c.model)[0].paths)"
     assert in_new_process(code, demo.path).strip() == "5 True ('.embed', '.head')"
 
