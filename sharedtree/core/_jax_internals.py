@@ -6,7 +6,8 @@
   on to an instance of it.
 - `ArrayImpl`, the type of every concrete array: asking an array for it at import would start a backend. It is also
   the only way to a weakly typed array of given data for which nothing is compiled.
-- `_convert_element_type`: the only way to a weakly typed tracer of any dtype but Python's own.
+- `_convert_element_type`: the only way to a weakly typed tracer of any dtype but Python's own. It is imported when such
+  an array is loaded under a trace, so nothing else needs it.
 - `_registry` and the closures of `register_dataclass`: which fields of such a class are children and which are static.
   Its unflatten function is C++ that reads past the end of too few. Also whether a class has the functions that its
   library gives to all its classes. Where the names are gone, the answer is that nobody knows, and a test fails.
@@ -37,7 +38,6 @@ from jax import tree_util as jtu
 from jax._src import core as _core, tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax._src.core import trace_ctx
-from jax._src.lax.lax import _convert_element_type
 from jax.core import Tracer
 from jax.interpreters.partial_eval import DynamicJaxprTracer, dce_jaxpr
 
@@ -136,7 +136,7 @@ def operands_of(operation: Any) -> Sequence[Any]:
 
 
 def are_of_one_program(tracers: Iterable[Any]) -> bool:
-    """Whether tracers of programs are of one."""
+    """Whether all tracers belong to one program."""
     traces = [tracer._trace for tracer in tracers]  # noqa: SLF001 -- see the module's docstring
     return all(trace is traces[0] for trace in traces)
 
@@ -188,6 +188,8 @@ def registered_counts(cls: type) -> tuple[int, int] | None:
 def weakly_typed(array: Any) -> Any:
     """A JAX array over the same memory, but of weak type; of a tracer, such a tracer."""
     if isinstance(array, Tracer):  # as JAX makes of any array under a trace
+        from jax._src.lax.lax import _convert_element_type  # noqa: PLC0415
+
         return _convert_element_type(array, weak_type=True)
     shards = [shard.data for shard in array.addressable_shards]
     aval = array.aval.update(weak_type=True)

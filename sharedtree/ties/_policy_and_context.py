@@ -284,12 +284,13 @@ def current_policy(given: PolicyOption = None) -> Policy:
     if given is None:
         context = _innermost() if _entered.get() else None  # mostly there is none
         return DEFAULT if context is None else context.policy
-    return given if isinstance(given, Policy) else _with_in_place(current_policy(), given.in_place)
+    return given if isinstance(given, Policy) else with_in_place(current_policy(), given.in_place)
 
 
 # Callers compare policies by identity, so the same one comes back each time. There are only so many.
 @functools.cache
-def _with_in_place(policy: Policy, in_place: bool) -> Policy:
+def with_in_place(policy: Policy, in_place: bool | None) -> Policy:
+    """The policy that differs only in `in_place`."""
     return policy if policy.in_place is in_place else dataclasses.replace(policy, in_place=in_place)
 
 
@@ -316,7 +317,7 @@ def with_options(options: dict[str, Any], policy: PolicyOption) -> PolicyOption:
             "each argument: what the function changed is written back wherever it is.\n"
             "    sharedtree.jit(f, in_place=True)"
         )
-    return _with_in_place(policy, in_place) if isinstance(policy, Policy) else PolicyHere(in_place)
+    return with_in_place(policy, in_place) if isinstance(policy, Policy) else PolicyHere(in_place)
 
 
 DEFAULT = Policy()

@@ -176,7 +176,7 @@ class RuleTransform(FunctionTransform):
             finish: (the trace, what is beside the result) → what JAX gets of that; None if it is the function. If a
                 rule returns no pair, JAX gets that, for it says best what is wrong.
         """
-        inside, result = self.run(policy, rule, args, is_beside_more=finish is not None)
+        inside, result = self.run(policy, rule, args, returns_pair=finish is not None)
         beside = None
         if finish is not None:
             if not isinstance(result, (tuple, list)) or len(result) != 2:
@@ -281,7 +281,7 @@ class RuleTransform(FunctionTransform):
         return Fit(self.transform_name, rules, adds_up, may_lack=True, is_of_rule=True, whole=whole)
 
     def run(
-        self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, is_beside_more: bool = False
+        self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, returns_pair: bool = False
     ) -> tuple[Inside, Any]:
         """Calls a function with what was dealt.
 
@@ -289,12 +289,12 @@ class RuleTransform(FunctionTransform):
             policy: what counts as sharing.
             function: the function or a rule.
             args: hands, and what is static.
-            is_beside_more: whether it returns a pair, of which callers get the first only.
+            returns_pair: whether it returns a pair, of which callers get the first only.
         """
         received = self.received(args)
         inside = Inside(self.terms(policy), function)
         own = received.arguments
-        return inside, inside.call_with(received, own.args, own.kwargs, is_beside_more=is_beside_more)
+        return inside, inside.call_with(received, own.args, own.kwargs, returns_pair=returns_pair)
 
 
 def returning(function: Callable[..., Any], value: Any) -> Inner:

@@ -9,7 +9,6 @@ hands the user's function is called with, and how its results are dealt to the t
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from ..core._structure import Node, Op, Structure, intern, statics_of
 from ..core._trees_taken_apart import Walked
 from ..core._warning_source import Definition, give, letting_wait
 from ..ties._leaf_notes import hand_on, note_one_around
-from ..ties._policy_and_context import Policy
+from ..ties._policy_and_context import Policy, with_in_place
 from ._argument_names import Names
 from ._caller_side import Call, call_of
 from ._dealing_into_hands import with_notes
@@ -196,7 +195,7 @@ class Inside:
         return result
 
     def call_with(
-        self, received: Received, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_beside_more: bool = False
+        self, received: Received, args: Sequence[Any], kwargs: Mapping[str, Any], *, returns_pair: bool = False
     ) -> Any:
         """Calls the user's function with arguments that were received.
 
@@ -204,7 +203,7 @@ class Inside:
             received: the arguments, and what is kept beside them.
             args: by position.
             kwargs: by name.
-            is_beside_more: whether the function returns a pair, of which callers get the first only.
+            returns_pair: whether the function returns a pair, of which callers get the first only.
         """
         terms, tree, call = self.terms, received.tree, received.call
         self.received = received
@@ -234,7 +233,7 @@ class Inside:
         )
         # A condition was told nothing by `in_place=True`, which does not reach it.
         is_told = terms.keeps or not terms.policy.in_place
-        policy = terms.policy if is_told else dataclasses.replace(terms.policy, in_place=None)
+        policy = terms.policy if is_told else with_in_place(terms.policy, None)
         unsaid = terms.unsaid if terms.caches_traces else None
 
         def unwritable(number: int | None, value: Any) -> str:
@@ -250,7 +249,7 @@ class Inside:
         ):
             result = self.function(*args, **kwargs)
             tracing.changed_what_it_is_bound_to(bound, called)
-            is_pair = is_beside_more and isinstance(result, (tuple, list)) and len(result) == 2
+            is_pair = returns_pair and isinstance(result, (tuple, list)) and len(result) == 2
             tracing.returned(tree, result[0] if is_pair else result, terms.rules)
         return result
 

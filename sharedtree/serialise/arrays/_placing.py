@@ -59,7 +59,7 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
     is_jax = not issubclass(cls, np.ndarray)
     extra: dict[str, Any] = {}
     if not is_jax and cls is not np.ndarray and cls is not np.memmap:
-        advice = "Make it a plain one: `numpy.asarray(array)`. What else it has, such as a unit, is saved beside it."
+        advice = "Make it a plain one: `numpy.asarray(array)`. Save what else it has, such as a unit, beside it."
         if issubclass(cls, np.ma.MaskedArray):
             advice = "Save its data and its mask: `(numpy.asarray(array.data), numpy.ma.getmaskarray(array))`."
         elif issubclass(cls, np.memmap | np.matrix | np.recarray):

@@ -158,7 +158,7 @@ class Source:
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         return self._size
 
     def size_up_to(self, most: int) -> int:
@@ -238,7 +238,7 @@ def _of_file(file: BinaryIO, label: str, *, owned: bool) -> Source:
 
 
 class _Stream(Source):
-    """What can only be read onwards, such as a pipe. What was read is kept."""
+    """A stream that can only be read onwards, such as a pipe. It keeps what was read."""
 
     is_concurrent = False
     size_is_known = False

@@ -221,7 +221,8 @@ class FunctionBeingTraced:
             return
         if not self._has_lost:  # it has to be told all the same, or what is written back inside is lost here
             reasons = [self._unwritable(number, None) for number in sorted(self._in_state)]
-            losses.append(self._described()._replace(obstacle=self._loss.obstacle or next(filter(None, reasons), "")))
+            obstacle = self._loss.obstacle or next(filter(None, reasons), "")
+            losses.append(self._loss._replace(applied_to=self._as_code(), obstacle=obstacle))
         runs = self._frame.runs and not self._frame.is_meant
         if self._unsaid is not None and self._structure is not None:
             if runs:
@@ -279,9 +280,6 @@ class FunctionBeingTraced:
         assert self._frame.losses is not None
         self._frame.losses.append(loss._replace(applied_to=self._as_code()))
         self._has_lost = True
-
-    def _described(self) -> Loss:
-        return self._loss._replace(applied_to=self._as_code())
 
     def changed_what_it_is_bound_to(self, before: Walked | None, called: str) -> None:
         """Looks for what was changed in the module whose method, or which itself, is the function.
