@@ -467,11 +467,11 @@ def test_another_way_while_the_policy_is_asked_for(monkeypatch):
     f = st.jit(lambda x: x + 1, in_place=True)
     x = jnp.ones(2)
     f(x)
-    ask = _policy_and_context._with_in_place
+    ask = _policy_and_context.with_in_place
 
     def asked(policy, in_place):
         f.way = None
         return ask(policy, in_place)
 
-    monkeypatch.setattr(_policy_and_context, "_with_in_place", asked)
+    monkeypatch.setattr(_policy_and_context, "with_in_place", asked)
     assert [f(x).tolist() for _ in range(3)] == [[2, 2]] * 3
