@@ -86,7 +86,6 @@ if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `
     # From the files that have them, since mypy takes `serialise.load` for the file.
     from .serialise import orbax as orbax
     from .serialise._export import Exported as Exported, export as export
-    from .serialise.convert import convert as convert
     from .serialise.inspect_and_audit import audit as audit, inspect as inspect, verify as verify
     from .serialise.load import from_bytes as from_bytes, load as load
     from .serialise.save import save as save, to_bytes as to_bytes
@@ -106,7 +105,7 @@ else:
 __all__ = [
     "Context", "Dag", "Exported", "Module", "Policy", "RetraceWarning", "SharedTreeError", "StateReport", "Tie",
     "UntiedWarning",
-    "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "convert", "copy",
+    "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "copy",
     "count_parameters", "custom_jvp", "custom_vjp", "device_put", "draw", "errors", "eval_shape", "explain", "export",
     "filter_checkpoint", "filter_eval_shape", "filter_grad", "filter_jit", "filter_jvp", "filter_value_and_grad",
     "filter_vjp", "filter_vmap", "fori_loop", "from_bytes", "grad", "hessian", "inference_mode", "inspect", "jacfwd",

@@ -13,7 +13,6 @@ from .core._errors import (
     RetraceWarning as RetraceWarning,
     SharedTreeError as SharedTreeError,
     SharingMismatchError as SharingMismatchError,
-    StateGradientError as StateGradientError,
     StaticComparisonError as StaticComparisonError,
     StaticTracerError as StaticTracerError,
     StructureMismatchError as StructureMismatchError,

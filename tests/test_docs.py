@@ -131,6 +131,7 @@ NEEDS = {
     "nnx_files.md": ("flax",),
     "nnx.ipynb": ("flax",),
     "from_linen_haiku.md": ("flax", "haiku"),
+    "file_contents.md": ("flax",),
 }
 
 

@@ -195,18 +195,11 @@ class NNXCounter(nnx.Module):
         return self(x)
 
 
-def with_rule(f):
-    ruled = st.custom_vjp(f, in_place=True)
-    ruled.defvjp(lambda x: (f(x), x), lambda x, g: (g * x,))
-    return ruled
-
-
 OF_BOUND = {
     **{name: lambda f, t=transform: t(f, in_place=True)(jnp.ones(2)) for name, transform in TRANSFORMS.items()},
     "by the context": lambda f: st.jit(f)(jnp.ones(2)),
     "cond": lambda f: st.cond(True, f, f, jnp.ones(2), in_place=True),
     "map": lambda f: st.map(f, jnp.ones(2), in_place=True),
-    "custom_vjp": lambda f: with_rule(f)(jnp.ones(2)),
 }
 
 

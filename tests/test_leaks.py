@@ -20,13 +20,6 @@ class Named:
     cache: object = dataclasses.field(default=None, compare=False)
 
 
-def under_rules(f, m):
-    ruled = st.custom_vjp(f, in_place=True)
-    ruled.defvjp(lambda m: (ruled(m), None), lambda _, y: (None,))
-    # By itself it is called with values, which are no tracers. What it loses it says itself.
-    return st.jit(ruled, policy=st.Policy(in_place=True, on_untie="ignore"))(m)
-
-
 # How a transform calls a function of a model that changes it in place, and returns an array.
 IN_PLACE = {
     "jit": lambda f, m: st.jit(f, in_place=True)(m),
@@ -36,7 +29,6 @@ IN_PLACE = {
     "shard_map": lambda f, m: st.shard_map(f, mesh=mesh(), in_specs=P(), out_specs=P(), in_place=True)(m),
     "pmap": lambda f, m: st.pmap(f, in_place=True)(m),
     "checkpoint": lambda f, m: st.checkpoint(f, in_place=True)(m),
-    "custom_vjp": under_rules,
     "cond": lambda f, m: st.cond(True, f, lambda m: m.a, m, in_place=True),
     "switch": lambda f, m: st.switch(0, [f, lambda m: m.a], m, in_place=True),
     "scan, carried": lambda f, m: st.scan(lambda m, _: (m, f(m)), m, length=1, in_place=True),

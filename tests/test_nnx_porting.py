@@ -253,7 +253,7 @@ ROWS = {
     "custom_vjp": (
         linear,
         lambda m: params(nnx.grad(with_own_rule(nnx.custom_vjp(graph_updates=False)), graph_updates=False)(m, X)),
-        lambda m: params(st.grad(with_own_rule(st.custom_vjp(in_place=True)), wrt=nnx.Param, in_place=True)(m, X)),
+        lambda m: params(st.grad(with_own_rule(st.custom_vjp), wrt=nnx.Param, in_place=True)(m, X)),
     ),
     "Optimizer": (
         net,

@@ -181,39 +181,6 @@ def test_forward_rules(name):
     assert agree(want, found), (want, found)
 
 
-def with_logs(returned):
-    def gradient(namespace):
-        f = namespace.custom_vjp(product)
-        f.defvjp_with_logs(lambda x, y: (product(x, y), None), returned)
-        return namespace.grad(f)(*FLOATS)
-
-    return gradient
-
-
-LOGGING = {
-    "right": lambda residuals, g: ((g * FLOATS[1], g * FLOATS[0]), {"norm": g}),
-    "a list": lambda residuals, g: [(g * FLOATS[1], g * FLOATS[0]), {"norm": g}],
-    "no logs": lambda residuals, g: ((g * FLOATS[1], g * FLOATS[0]), None),
-    "cotangents alone": lambda residuals, g: (g * FLOATS[1], g * FLOATS[0]),
-    "one cotangent alone": lambda residuals, g: (g * FLOATS[1],),
-    "None": lambda residuals, g: None,
-    "an array": lambda residuals, g: g,
-    "three": lambda residuals, g: ((g * FLOATS[1], g * FLOATS[0]), {}, {}),
-    "logs that are no dict": lambda residuals, g: ((g * FLOATS[1], g * FLOATS[0]), [g]),
-    "too few": lambda residuals, g: ((g * FLOATS[1],), {}),
-    "another shape": lambda residuals, g: ((g, g), {}),
-    "another tree": lambda residuals, g: (((g * FLOATS[1],), g * FLOATS[0]), {}),
-}
-
-
-@pytest.mark.skipif(not hasattr(jax.custom_vjp, "defvjp_with_logs"), reason="this JAX has no such rules")
-@pytest.mark.parametrize("name", LOGGING)
-def test_rules_that_log(name):
-    gradient = with_logs(LOGGING[name])
-    want, found = outcome(lambda: gradient(jax)), outcome(lambda: gradient(st))
-    assert want == found, (want, found)
-
-
 TANGENTS = {
     "right": lambda value, tangents: (value, tangents[0].sum()),
     "a list": lambda value, tangents: [value, tangents[0].sum()],

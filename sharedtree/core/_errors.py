@@ -68,10 +68,6 @@ class SharingMismatchError(SharedTreeError, ValueError, TypeError):
     concerns_modules = True
 
 
-class StateGradientError(SharedTreeError, ValueError):
-    """A gradient flows through what a function changed in place, of which the rules for its derivative say nothing."""
-
-
 class StaticTracerError(SharedTreeError, TypeError):
     """A tracer ended up in a static leaf of an output, where it would outlive its trace."""
 

@@ -205,11 +205,6 @@ def deprecated_shard_map() -> Callable[..., Any]:
     return known.get("_deprecations", {}).get("shard_map", (None, None))[1] or known.get("shard_map", jax.shard_map)
 
 
-def as_number(leaf: Any) -> Any:
-    """The Python number that JAX has put an object of a class of its own for; any other leaf as it is."""
-    return type(leaf).__mro__[1](leaf) if type(leaf) in TYPED_NUMBERS else leaf
-
-
 def used_inputs(jaxpr: Any) -> Sequence[bool]:
     """Which inputs of a closed jaxpr `jax.jit` keeps."""
     plain = jaxpr.jaxpr

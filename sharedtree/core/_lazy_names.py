@@ -1,4 +1,4 @@
-"""The public names that are imported when they are first used: files, other libraries' files, pictures, plain data.
+"""The public names that are imported when they are first used: files, pictures, plain data.
 
 A program that only trains does not pay for them: they are two of five modules of the package. Whatever is wrong with
 such a module is raised by the first use of its names as it would have been by `import sharedtree`.
@@ -17,7 +17,7 @@ from typing import Any
 
 _ROOMS = {
     "serialise": (
-        *("Exported", "audit", "convert", "export", "from_bytes", "inspect", "load", "orbax", "save", "to_bytes"),
+        *("Exported", "audit", "export", "from_bytes", "inspect", "load", "orbax", "save", "to_bytes"),
         *("trust", "verify"),
     ),
     "show": ("draw", "summary"),
@@ -30,15 +30,26 @@ _PACKAGE = sys.modules[_NAME]
 ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 """Public name → the room that it is in."""
 
+_RECIPES = {
+    "convert": (
+        "Equinox and Flax read their own files, and a short function makes the ties again: "
+        "docs/file_contents.md, “Files of Equinox and Flax”."
+    ),
+}
+"""Name that readers look for → how it is done without, and the page of the documentation that shows it."""
+
 
 def later(name: str) -> Any:
     """What a name of the package stands for that nobody has used yet. It is an attribute of the package from then on.
 
     Raises:
-        AttributeError: if there is no such name.
+        AttributeError: if there is no such name. Of one that a recipe replaces, it says where that is.
     """
     if name in _ROOMS:
         return importlib.import_module(f"{_NAME}.{name}")
+    if name in _RECIPES:
+        message = f"module {_NAME!r} has no attribute {name!r}. {_RECIPES[name]}"
+        raise AttributeError(message, name=name, obj=_PACKAGE)
     if name not in ROOM_OF:
         raise AttributeError(f"module {_NAME!r} has no attribute {name!r}", name=name, obj=_PACKAGE)
     found = getattr(importlib.import_module(f"{_NAME}.{ROOM_OF[name]}"), name)

@@ -1,12 +1,11 @@
 """Files: models on disk, with every shared node once; exported programs, too.
 
-In come trees, and files of anyone; out go files and trees. Never calls anything by a file's word. `convert`,
-`load`, `save` and `trust` are here the functions, and hide the modules and the folder of these names.
+In come trees, and files of anyone; out go files and trees. Never calls anything by a file's word. `load`, `save` and
+`trust` are here the functions, and hide the modules and the folder of these names.
 """
 
 from . import orbax as orbax
 from ._export import Exported as Exported, export as export
-from .convert import Conversion as Conversion, convert as convert
 from .inspect_and_audit import (
     ArrayInfo as ArrayInfo,
     Audit as Audit,

@@ -107,11 +107,6 @@ class Crossing:
         bare = [labels.count(label) == 1 and label in alone for (label,) in own]
         return [hand.leaves[0] if is_bare else hand for hand, is_bare in zip(hands, bare, strict=True)]
 
-    def enter_call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hand:
-        """Takes apart what a function is to be called with, all treated alike; its parameters name it in errors."""
-        arguments = Arguments(Names(function).of(len(args)), args, dict(kwargs))
-        return self.enter_dealt(function, arguments, Dealing(self.title, lambda _: ()))[0]
-
     def enter_dealt(self, function: Callable[..., Any], arguments: Arguments, dealing: Dealing) -> Sequence[Hand]:
         """The same with arguments and what is done with them."""
         self.names = Names(function, [str(name) for name in arguments.names])

@@ -28,8 +28,7 @@ from ..ties._leaf_notes import note_tied, noting_whole
 from ..ties._policy_and_context import Policy
 from ._argument_names import Names
 from ._caller_side import Call, leave
-from ._derivative_rules_in_place import Changed, changed_apart, write_back
-from ._function_and_options import How, in_code
+from ._function_and_options import How, in_code, public_name
 from ._function_given_to_jax import Inner
 from ._function_side import Inside
 from ._function_transform import FunctionTransform
@@ -54,7 +53,6 @@ class RuleTransform(FunctionTransform):
     _operands: Walked
     _primal: Inner | None = None
     _returned: Structure | None
-    _changed: Changed
 
     def _made_alike(self) -> How | None:
         """Nothing: two objects of one function may have two rules."""
@@ -73,12 +71,24 @@ class RuleTransform(FunctionTransform):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         found = getattr(self._vanilla, name)
         if name in self.unknown_methods:
-            raise TypeError(
-                f"No adapter says what `{self.transform_name}` hands to the rules that `{name}` sets. Make a function "
-                "of a `sharedtree.Dag`, which every transform takes as it is, and give rules to that:\n"
-                "    f_of_dag = jax.custom_vjp(lambda dag: f(dag.tree))"
-            )
+            raise self.unknown_rules(f"the rules that `{name}` sets")
         return found
+
+    def unknown_rules(self, rules: str, option: str = "") -> TypeError:
+        """The error for rules that are handed, or return, something else than those that this class knows.
+
+        Args:
+            rules: which rules, in words.
+            option: of the transform, as code that follows the function; empty if a method sets them.
+        """
+        vanilla = public_name(self.transform) or "jax.custom_vjp"
+        return TypeError(
+            f"`{self.transform_name}` has no adapter for {rules}.\n"
+            "They are handed something else than a cotangent, or return more. Give them to a function of a "
+            "`sharedtree.Dag`, which every transform takes as it is (docs/transforms.md, “Transforms that need no "
+            "adapter”):\n"
+            f"    f_of_dag = {vanilla}(lambda dag: f(dag.tree){option})"
+        )
 
     def __reduce__(self) -> Any:
         """As the base, with the rules."""
@@ -104,19 +114,17 @@ class RuleTransform(FunctionTransform):
         """As the base, under rules."""
         if self.rules_given is None:
             return self._vanilla(*args, **kwargs)
-        if policy.in_place and not self.writes:
+        if policy.in_place:
             raise ValueError(
-                f"`in_place=True` adds what was changed to the result, and the rules of `{self.transform_name}` do not "
-                "say how that is differentiated. Return what changes, and leave the arguments as they are:\n"
+                f"`{self.transform_name}` writes nothing back.\n"
+                "Its rules say how the result of the function is differentiated, and not what else it changes. Return "
+                "what changes, and leave the arguments as they are:\n"
                 f"    f = {in_code(self.transform_name, 'in_place=False', 'f')}"
             )
         args, kwargs = self._by_position(tuple(args), kwargs)
         with self.enter(args, kwargs, policy) as call:
             one = self._for_one_call(call)
-            result = one.with_rules(policy, self.function)(*call.hands, *self.statics_of(call))
-            if not policy.in_place:
-                return leave((result,))
-            return write_back(result, call, one._changed, name_of(self, self), self.transform_name)
+            return leave((one.with_rules(policy, self.function)(*call.hands, *self.statics_of(call)),))
 
     def statics_of(self, call: Call) -> Sequence[Any]:
         """The arguments that are not differentiated, as JAX gets them."""
@@ -128,7 +136,6 @@ class RuleTransform(FunctionTransform):
         types = [_type_of(leaf) for leaf in call.tree.leaves.values()]
         one._operands = Walked.of_leaves(call.tree.structure, types)  # pyright: ignore[reportArgumentType]
         one._returned = None
-        one._changed = Changed(one._operands)
         return one
 
     def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -182,38 +189,32 @@ class RuleTransform(FunctionTransform):
             if not isinstance(result, (tuple, list)) or len(result) != 2:
                 return result
             result, beside = result
-        tree = inside.walked(inside.with_state(result))
-        inside.check_walked(tree, is_with_state=bool(policy.in_place))
-        packed: Any = changed_apart(result, inside, self._changed) if policy.in_place else inside.pack(result)
+        tree = inside.walked(result)
+        inside.check_walked(tree)
+        packed = inside.pack(result)
         if finish is None:
-            if policy.in_place:
-                self._changed.note(packed[0])
-            self._returned = (packed[1] if policy.in_place else packed).structure
+            self._returned = packed.structure
             return packed
-        return self._as_returned(packed, policy, rule), finish(inside, beside)
+        return self._as_returned(packed, rule), finish(inside, beside)
 
-    def _as_returned(self, packed: Any, policy: Policy, rule: Callable[..., Any]) -> Any:
+    def _as_returned(self, packed: Hand, rule: Callable[..., Any]) -> Hand:
         """The packed result of a rule, in the shape of that of the function.
 
         Raises:
-            SharingMismatchError: if they differ in shape, static values or ties, or in what they changed in place.
+            SharingMismatchError: if they differ in shape, static values or ties.
         """
-        state, hand = packed if policy.in_place else (None, packed)
-        function = name_of(self, self)
-        if state is not None:
-            self._changed.require_same(state, function, name_of(rule, rule))
-        known = self._returned
-        if known is not None and known is not hand.structure:
-            one, two = (f"in what `{name}` returns" for name in (function, name_of(rule, rule)))
-            before = Walked.of(known, [None] * len(known.records))
-            after = Walked.of(hand.structure, [None] * len(hand.structure.records))
-            above = (_Result(),)
-            meet(before, after, Words(self.transform_name, one, two), above, exact=True)
-            meet(after, before, Words(self.transform_name, two, one), above, exact=True)
-            hand = whole(hand.leaves, known)
-        return hand if state is None else (state, hand)
+        returned = self._returned
+        if returned is None or returned is packed.structure:
+            return packed
+        one, two = (f"in what `{name}` returns" for name in (name_of(self, self), name_of(rule, rule)))
+        before = Walked.of(returned, [None] * len(returned.records))
+        after = Walked.of(packed.structure, [None] * len(packed.structure.records))
+        above = (_Result(),)
+        meet(before, after, Words(self.transform_name, one, two), above, exact=True)
+        meet(after, before, Words(self.transform_name, two, one), above, exact=True)
+        return whole(packed.leaves, returned)
 
-    def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any, logs: bool = False) -> Any:
+    def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
         """What a rule gives for the operands, in the hand in which they came.
 
         Raises:
@@ -228,11 +229,6 @@ class RuleTransform(FunctionTransform):
             leaves = [received.leaves[number] for number in cotangents.leaf_numbers]
             note_tied(cotangents, leaves)
             given = rule(*args)
-        logged: Any = None
-        if logs:
-            if not isinstance(given, (tuple, list)) or len(given) != 2 or type(given[1]) not in (dict, type(None)):
-                return given  # which JAX refuses
-            given, logged = given
         given = self.as_several(given, num_operands)
         if not isinstance(given, (tuple, list)) or len(given) != num_operands:
             self._refuse_as_jax(rule, given)
@@ -253,8 +249,7 @@ class RuleTransform(FunctionTransform):
         # What the rule made of a tied cotangent path by path is added up, and may be the whole at each of them.
         lost = ties_lost_between(cotangents, walked(tuple(given), self.rules(policy)), policy)
         report_lost_ties((), lost, policy, Names(rule))
-        made = (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
-        return (made, logged) if logs else made
+        return (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
 
     def _refuse_as_jax(self, rule: Callable[..., Any], given: Any) -> None:
         """Raises what JAX says of cotangents that do not fit, where there is nothing that it does not know."""

@@ -14,7 +14,6 @@ from ..core._pack_and_unpack import Tags, pack
 from ..core._prefix_trees import Label, labels
 from ..core._printing import listed
 from ..core._trees_taken_apart import Walked
-from ..libraries._equinox import name_of
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call
@@ -28,8 +27,7 @@ from ._tangents import fitted
 class CustomVjpTransform(RuleTransform):
     """A function under `jax.custom_vjp`, with identities preserved."""
 
-    writes = True
-    unknown_methods = frozenset({"defvjp_with_accums", "defremat", "defremat_with_logs"})
+    unknown_methods = frozenset({"defvjp_with_logs", "defvjp_with_accums", "defremat", "defremat_with_logs"})
 
     @lists_options_of(jax.custom_vjp.defvjp)
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any) -> None:
@@ -42,53 +40,42 @@ class CustomVjpTransform(RuleTransform):
             options: likewise.
         """
         self._vanilla.defvjp(fwd, bwd, *positional, **options)
-        self.rules_given = "defvjp", fwd, bwd, positional, options
-
-    def defvjp_with_logs(
-        self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any
-    ) -> None:
-        """Sets the rules, as `jax.custom_vjp.defvjp_with_logs` of newer JAX does; `bwd` returns a pair."""
-        self._vanilla.defvjp_with_logs(fwd, bwd, *positional, **options)
-        self.rules_given = "defvjp_with_logs", fwd, bwd, positional, options
+        self.rules_given = fwd, bwd, positional, options
 
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The vanilla object for one call, on hands.
-
-        Raises:
-            ValueError: in place, if with `symbolic_zeros` the arrays that `fwd` may change are others than those of the
-                function.
-        """
-        kind, fwd, bwd, positional, options = self.rules_given
-        if policy.in_place and (options.get("symbolic_zeros") or any(positional[:1])):
-            name = name_of(self, self)
-            raise ValueError(
-                f"With `symbolic_zeros`, `{name_of(fwd, fwd)}` is not given the arrays in its arguments, so what it "
-                f"changes in place cannot be told from what it does not. Set the rules of `{name}` without:\n"
-                f"    {name}.defvjp(fwd, bwd)"
-            )
+        """The vanilla object for one call, on hands."""
+        fwd, bwd, positional, options = self.rules_given
         own = {**self.options, "nondiff_argnums": self._after_hand} if self._static else self.options
         self._primal = self.inner_of(policy, self.primal, function)
         vanilla = self.transform(self._primal, **own)
-        backward = functools.partial(self._backward, kind == "defvjp_with_logs")
-        rules = self.inner_of(policy, self._forward, fwd), self.inner_of(policy, backward, bwd)
-        getattr(vanilla, kind)(*rules, *positional, **options)
+        rules = self.inner_of(policy, self._forward, fwd), self.inner_of(policy, self._backward, bwd)
+        vanilla.defvjp(*rules, *positional, **options)
         return vanilla
 
     def _forward(self, policy: Policy, fwd: Callable[..., Any], *args: Any) -> Any:
         return self.with_more(policy, fwd, args, lambda inside, residuals: inside.pack(residuals))
 
-    def _backward(self, logs: bool, policy: Policy, bwd: Callable[..., Any], *args: Any) -> Any:
+    def _backward(self, policy: Policy, bwd: Callable[..., Any], *args: Any) -> Any:
         *static, residuals, cotangent = args
-        if policy.in_place:
-            _, cotangent = cotangent
-        return self.cotangents(policy, bwd, *static, tree_of(residuals), tangents_of(cotangent), logs=logs)
+        return self.cotangents(policy, bwd, *static, tree_of(residuals), tangents_of(cotangent))
 
 
 class CustomGradientTransform(RuleTransform):
     """A function under `jax.custom_gradient`, with identities preserved."""
 
-    writes = True
     rules_given = ()
+
+    def check_options(self) -> None:
+        """Refuses the options of newer JAX under which a rule gets or returns something else.
+
+        Raises:
+            TypeError: if one of them is given.
+        """
+        super().check_options()  # first, for JAX knows best which options it has
+        for name in ("with_logs", "remat", "with_accums"):
+            option = self.options.get(name)
+            if option:
+                raise self.unknown_rules(f"the rules that it takes with `{name}`", f", {name}={option!r}")
 
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """The vanilla object for one call, on hands."""
@@ -98,10 +85,7 @@ class CustomGradientTransform(RuleTransform):
         return self.with_more(policy, function, args, lambda _, rule: self.inner_of(policy, self._backward, rule))
 
     def _backward(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
-        if policy.in_place:
-            ((_, cotangent),) = args
-            args = (cotangent,)
-        return self.cotangents(policy, rule, *map(tangents_of, args), logs=bool(self.options.get("with_logs")))
+        return self.cotangents(policy, rule, *map(tangents_of, args))
 
     def as_several(self, given: Any, num_operands: int) -> Any:
         """The cotangent of a single operand may be returned itself."""

@@ -9,7 +9,6 @@ import equinox as eqx
 import equinox.internal
 import jax
 import jax.custom_batching
-import jax.experimental
 import jax.export
 
 from ..core._jax_internals import deprecated_shard_map
@@ -18,8 +17,6 @@ from ..core._printing import shown
 from ..libraries._equinox import name_of
 from ..ties._policy_and_context import Policy, PolicyHere, PolicyOption, with_options
 from ._branches import cond, switch
-from ._callbacks import callback_with_result, debug_callback
-from ._closure_convert import filter_closure_convert
 from ._crossing import TakingOperands
 from ._derivative_rules_by_transform import (
     CustomGradientTransform,
@@ -36,25 +33,9 @@ from ._jvp_vjp import filter_jvp, jvp, linear_transpose, linearize, vjp
 from ._loops import associative_scan, fori_loop, map_over, scan, while_loop
 from ._shape_evaluation import FilterMakeJaxprTransform, MakeJaxprTransform, as_it_is, eval_shape, filter_eval_shape
 from ._signatures import Checkpoint, Grad, Jit, LikeCheckpoint, LikeGrad, LikeJit, LikeValueAndGrad, ValueAndGrad
-from ._solvers import custom_linear_solve, custom_root
+from ._transforms_without_adapter import refusal_of
 from ._unregistered_transforms import OpaqueTransform, UnregisteredTransform
 from ._vmap import FilterVmapTransform, PmapTransform, ShardMapTransform, VmapTransform
-
-_instead: dict[Any, str] = {
-    eqx.filter_custom_vjp: "custom_vjp",
-    eqx.filter_custom_jvp: "custom_jvp",
-    eqx.filter_pmap: "pmap",
-}
-"""What takes models with sharing in the place of a transform of Equinox's that has rules of its own."""
-
-
-def _refuse(transform: Callable[..., Any], *_: Any) -> Any:
-    instead = _instead[transform]
-    raise TypeError(
-        f"`{title_of(transform)}` has rules of its own for what is not differentiated or mapped, which models with "
-        f"sharing do not go through. `sharedtree.{instead}` takes Equinox modules as they are:\n"
-        f"    f = sharedtree.{instead}(f)"
-    )
 
 
 def _exporting(transform: Callable[..., Any], *how: Any) -> Any:
@@ -92,8 +73,6 @@ _adapters: dict[Any, Any] = {
     jax.linear_transpose: TakingOperands(linear_transpose, writes=False),
     eqx.filter_vjp: TakingOperands(vjp, writes=False, calls_each_time=True),
     eqx.filter_jvp: TakingOperands(filter_jvp, writes=False, calls_each_time=True),
-    jax.lax.custom_root: TakingOperands(custom_root, writes=False),
-    jax.lax.custom_linear_solve: TakingOperands(custom_linear_solve, writes=False),
     jax.shard_map: ShardMapTransform,
     deprecated_shard_map(): ShardMapTransform,
     jax.pmap: PmapTransform,
@@ -111,11 +90,7 @@ _adapters: dict[Any, Any] = {
     eqx.filter_eval_shape: TakingOperands(filter_eval_shape),
     jax.make_jaxpr: MakeJaxprTransform,
     eqx.filter_make_jaxpr: FilterMakeJaxprTransform,
-    eqx.filter_closure_convert: TakingOperands(filter_closure_convert, writes=False),
     jax.named_call: as_it_is,
-    jax.pure_callback: TakingOperands(callback_with_result, writes=False),
-    jax.experimental.io_callback: TakingOperands(callback_with_result, writes=False),
-    jax.debug.callback: TakingOperands(debug_callback, writes=False),
     jax.export.export: _exporting,
 }
 
@@ -139,7 +114,7 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None, *, ta
             `in_place=True`.
 
     Raises:
-        TypeError: if the adapter is none of these.
+        TypeError: if the adapter is none of these, or a transform that `preserve_identities` refuses.
 
     Example:
         >>> import jax, sharedtree as st
@@ -150,6 +125,9 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None, *, ta
         >>> st.preserve_identities(traced_and_logged)(lambda a, b: a is b and 1)(model, model)
         Array(1, dtype=int32, weak_type=True)
     """
+    refusal = refusal_of(adapter) if _is_hashable(adapter) and adapter not in _adapters else None
+    if refusal is not None:
+        raise refusal
     if _is_hashable(adapter) and adapter in _adapters:
         found = _adapters[adapter]
         if takes_operands and not isinstance(found, TakingOperands):
@@ -218,7 +196,7 @@ def preserve_identities(
 
     Raises:
         TypeError: if the transform would not accept its options, or takes operands beside the function, for which
-            there is no adapter; the text says what to do instead.
+            there is no adapter; the text says what to do instead, for most a `Dag` in the model's place.
 
     The function it returns raises:
         InconsistentSharingError: if two occurrences of one module that holds traced leaves would be treated
@@ -280,11 +258,7 @@ def preserve_identities(
         options["in_place"] = in_place
     # What is no `in_place` is refused here, not only when there is a function.
     with_options({**options}, policy)
-    adapter = UnregisteredTransform
-    if _is_hashable(transform):
-        adapter = _adapters.get(transform, adapter)
-        if adapter is UnregisteredTransform and transform in _instead:
-            adapter = _refuse
+    adapter = _adapter_of(transform)
     if isinstance(adapter, TakingOperands):
         return adapter.applied(transform, policy, options)
 
@@ -308,6 +282,21 @@ def preserve_identities(
     preserving.__name__ = name_of(transform, "transform")
     preserving.__doc__ = f"`{preserving.__name__}`, with identities preserved; see `sharedtree.preserve_identities`."
     return preserving
+
+
+def _adapter_of(transform: Callable[..., Any]) -> Any:
+    """The adapter that is registered for a transform, or that of an unregistered one.
+
+    Raises:
+        TypeError: if it is a transform that is refused, and nobody registered an adapter for it.
+    """
+    if not _is_hashable(transform):
+        return UnregisteredTransform
+    if transform not in _adapters:
+        refusal = refusal_of(transform)
+        if refusal is not None:
+            raise refusal
+    return _adapters.get(transform, UnregisteredTransform)
 
 
 def _is_no_transform(transform: Callable[..., Any], given: Any) -> TypeError:

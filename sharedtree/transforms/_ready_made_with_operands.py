@@ -315,13 +315,10 @@ def custom_vjp() -> Any:
     leaves, for integers, for a whole part. At the paths of a tied leaf, different arrays are added up, and one array
     counts once; numbers are added at each path.
 
-    With `in_place=True` what the function changes in its arguments is written back, or what `fwd` changes where that
-    runs instead. The rules stay what they are: `bwd` gets no cotangent for what was changed.
-
     Args:
         function: the function; without it, returns a decorator. Then `nondiff_argnums` and other options of
             `jax.custom_vjp`; arguments that these name are handed on as they are.
-        options: of `jax.custom_vjp`, `policy=`, a `Policy`, and `in_place=`, which wins over it.
+        options: of `jax.custom_vjp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
         The function. `defvjp(fwd, bwd)` sets its rules, with the options of `jax.custom_vjp.defvjp`. With
@@ -332,8 +329,8 @@ def custom_vjp() -> Any:
         SharingMismatchError: when it is traced, if `fwd` returns another structure than the function, or if `bwd`
             returns something of another shape, or one array or module of its own at several paths of a tie.
         TypeError: if `bwd` does not return as many cotangents as there are arguments.
-        StateGradientError: if a gradient flows through what was changed in place.
-        InconsistentSharingError: in place, if a module or a container is in an argument and in the result.
+        ValueError: when it is called in place, for the rules do not say how what the function changes is
+            differentiated.
 
     Example:
         >>> import equinox as eqx, jax.numpy as jnp, sharedtree as st
@@ -353,11 +350,9 @@ def custom_vjp() -> Any:
         >>> st.grad(product)(Net(w, w)).embed
         Array(6., dtype=float32, weak_type=True)
 
-    Limitations: a loop that is differentiated and carries on what was changed in place counts as a gradient that flows
-    through it, and with `symbolic_zeros` nothing can be in place, which is a `ValueError`. A gradient that `bwd` takes
-    in a further `st.jit` is not known to be whole, and has to be said to be. See `preserve_identities` for further
-    errors and limitations. Cost: JAX's, and for each rule one walk over what it is given and returns; in place, one
-    more over the arguments.
+    Limitations: a gradient that `bwd` takes in a further `st.jit` is not known to be whole, and has to be said to be.
+    Rules of newer JAX that log or accumulate are given to a function of a `Dag`. See `preserve_identities` for further
+    errors and limitations. Cost: JAX's, and for each rule one walk over what it is given and returns.
     """
 
 

@@ -351,14 +351,6 @@ class CustomVjp(Protocol, Generic[P, R_co]):
         optimize_remat: bool = False,
         generic_batching: bool = False,
     ) -> None: ...
-    def defvjp_with_logs(  # noqa: D102
-        self,
-        fwd: Callable[..., Any],
-        bwd: Callable[..., Any],
-        symbolic_zeros: bool = False,
-        optimize_remat: bool = False,
-        generic_batching: bool = False,
-    ) -> None: ...
 
 
 class CustomJvp(Protocol, Generic[P, R_co]):

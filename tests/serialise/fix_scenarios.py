@@ -595,38 +595,6 @@ def orbax_says(path, text, category):
     return Scenario(lambda: st.orbax.restore(Failing(), 1), category, {"manager": manager, "step": 1})
 
 
-@scenario
-def a_file_of_equinox_without_the_tie_of_the_template(path):
-    tied, source = [jnp.arange(3.0)] * 2, path / "tree.eqx"
-    eqx.tree_serialise_leaves(source, [tied[0], tied[0] + 1])
-    names = {"source": source, "template": tied}
-    convert = lambda: st.convert(source, like=tied)
-    return Scenario(convert, st.errors.StructureMismatchError, names, are_alternatives=True)
-
-
-@scenario
-def a_file_of_equinox_without_a_template(path):
-    def make_model(key):
-        return eqx.nn.Linear(2, 2, key=key)
-
-    source, key = path / "tree.eqx", jax.random.key(0)
-    eqx.tree_serialise_leaves(source, make_model(key))
-    names = {"source": source, "equinox": eqx, "make_model": make_model, "key": key}
-    return Scenario(lambda: st.convert(source), ValueError, names)
-
-
-@scenario
-def a_file_of_equinox_with_numbers_of_64_bits(path):
-    eqx.tree_serialise_leaves(path / "tree.eqx", [np.arange(2)])
-    convert = lambda: st.convert(path / "tree.eqx", like=[jax.ShapeDtypeStruct((2,), np.int64)])
-
-    def after(_):
-        assert convert().tree[0].dtype == np.int64
-        jax.config.update("jax_enable_x64", False)
-
-    return Scenario(convert, st.errors.StructureMismatchError, {}, after)
-
-
 def made_by(category, provoke, *modules, **names):
     """A message that needs no folder, without some modules."""
     return lambda path: Scenario(without(provoke, *modules), category, names)
@@ -718,14 +686,6 @@ scenarios(
     a_bar_without_tqdm=made_by(ImportError, a_bar, "tqdm", "tqdm.auto"),
     a_program_without_flatbuffers=made_by(ImportError, lambda: st.Exported.deserialize(b""), "flatbuffers"),
     without_orbax=made_by(ImportError, st_orbax._orbax, "orbax.checkpoint"),
-    a_file_for_another_library=lambda path: Scenario(
-        lambda: st.convert(st.to_bytes([1.0]), path / "tree.eqx", like=[1.0]),
-        ValueError,
-        {"source": st.to_bytes([1.0]), "template": [1.0], "target": path / "tree.eqx", "equinox": eqx},
-    ),
-    a_file_of_flax_without_flax=made_by(
-        st.errors.CompatibilityError, lambda: st.convert(b"\x80"), "flax.serialization"
-    ),
     names_that_are_not_trusted=lambda path: untrusted(path, st.load, st.errors.UntrustedTypeError),
     an_audit_that_refuses=lambda path: untrusted(path, audited, Report),
     a_library_that_is_not_imported=lambda path: of_optax(path, st.load, st.errors.UntrustedTypeError),

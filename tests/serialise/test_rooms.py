@@ -9,8 +9,8 @@ ROOT = pathlib.Path(sharedtree.serialise.__file__).parent
 
 # Each may import from those before it, and from none after it.
 ORDER = [
-    *("container", "trust", "arrays", "values", "foreign", "plain_safetensors", "save", "load", "inspect_and_audit"),
-    *("orbax", "convert", "_export", "serialise"),
+    *("container", "trust", "arrays", "values", "plain_safetensors", "save", "load", "inspect_and_audit"),
+    *("orbax", "_export", "serialise"),
 ]
 
 OURS = [path for path in files() if path.is_relative_to(ROOT)]

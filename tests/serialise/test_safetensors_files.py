@@ -236,7 +236,7 @@ def test_white_space_around_a_header(before, after, tmp_path, command):
         assert load(where)["a"].tolist() == [1, 2, 3, 4]
     status, out, _ = command("show", path)
     assert (status, "another program wrote" in out, "a     U8     [4]    4" in out) == (0, True, True)
-    for read in (st.load, st.inspect, st.audit, st.verify, st.convert):
+    for read in (st.load, st.inspect, st.audit, st.verify):
         with pytest.raises(st.errors.FormatError, match=r"has arrays and no model(.|\n)*load\(path, foreign=True\)"):
             read(path)
 
@@ -272,7 +272,7 @@ def test_an_archive_is_called_one(tmp_path):
     with zipfile.ZipFile(tmp_path / "empty", "w"):
         pass
     for path in (tmp_path / "arrays.npz", tmp_path / "empty"):
-        for read in (st.load, load, st.inspect, st.audit, st.verify, st.convert, functools.partial(st.convert, like=1)):
+        for read in (st.load, load, st.inspect, st.audit, st.verify):
             with pytest.raises(st.errors.FormatError, match="it is a zip archive"):
                 read(path)
 

@@ -202,7 +202,6 @@ assert_type(st.fori_loop(0, 2, lambda i, m: m, model, unroll=2, in_place=True), 
 assert_type(st.while_loop(lambda m: True, lambda m: m, model, policy=policy), Model)
 st.linear_transpose(f, x, reduce_axes=())
 own.defvjp(f, f, symbolic_zeros=True)
-own.defvjp_with_logs(f, f)
 st.device_put(x, may_alias=False)
 st.export(f, platforms=("cpu",), policy=policy)
 st.vjp(f, x, hasaux=True)  # type: ignore[call-overload]

@@ -87,21 +87,6 @@ def dtype_named(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def dtype_in_npy(text: Any) -> np.dtype[Any] | None:
-    """The dtype for which the header of a `.npy` file has a text; None if it is none of the table.
-
-    `|V2` and the like stand for dtypes that NumPy has no name for, of which it notes the size of an element.
-    """
-    if type(text) is not str:
-        return None
-    return np.dtype(text) if _NPY_TIME.fullmatch(text) else _NPY.get(text)
-
-
-def is_dtype_of_flax(name: str) -> bool:
-    """Whether `flax.serialization` calls a dtype so. It hands names to NumPy, which makes much of a text."""
-    return name in _FLAX or _TIME.fullmatch(name) is not None
-
-
 @functools.lru_cache(256)  # bounded: units of times are without number
 def name_if_storable(dtype: np.dtype[Any]) -> str | None:
     """The name of a dtype; None for those of structures, objects and texts, whose arrays cannot be stored."""
@@ -118,13 +103,6 @@ _OTHER_ORDER = ">" if sys.byteorder == "little" else "<"
 
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in _NATIVE.items()}
 _NAMES |= {dtype.newbyteorder(): _OTHER_ORDER + name for name, dtype in _NATIVE.items() if _has_byte_order(dtype)}
-
-
-_NPY = {dtype.str: dtype for dtype in _NAMES if dtype.isbuiltin != 2 and dtype.kind != "V"}
-_SIZES = sorted({dtype.itemsize for dtype in _NAMES if dtype.isbuiltin == 2})
-_NPY |= {f"{order}V{size}": np.dtype((np.void, size)) for size in _SIZES for order in "|<"}
-_NPY_TIME = re.compile(r"[<>][mM]8(?:\[(?:[1-9][0-9]{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
-_FLAX = {dtype.name for dtype in _NAMES if dtype.kind != "V" or dtype.isbuiltin == 2}
 
 
 def stored(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:

@@ -169,8 +169,8 @@ def read_header(source: Source, *, foreign: bool = False) -> Header:
         raise invalid(source.label, str(error), foreign=foreign) from None
 
 
-def begins_with_header(source: Source) -> bool:
-    """Whether a file begins as a safetensors file, of ours or of another program.
+def is_foreign(source: Source) -> bool:
+    """Whether a file begins as a safetensors file that is not one of ours.
 
     Some programs have white space before the header. Cost: reads it.
     """
@@ -180,12 +180,8 @@ def begins_with_header(source: Source) -> bool:
     first = bytes(source.read(_LENGTH_BYTES, min(length, _CRC_AT)))
     if first.isspace():
         first = bytes(source.read(_LENGTH_BYTES, length))
-    return first.lstrip(_JSON_SPACE.encode()).startswith(b"{")
-
-
-def is_foreign(source: Source) -> bool:
-    """Whether a file begins as a safetensors file that is not one of ours."""
-    return begins_with_header(source) and source.read(_LENGTH_BYTES, len(START)) != START
+    begins_with_header = first.lstrip(_JSON_SPACE.encode()).startswith(b"{")
+    return begins_with_header and source.read(_LENGTH_BYTES, len(START)) != START
 
 
 def invalid(label: str, fact: str, *, foreign: bool = False) -> FormatError:
@@ -194,7 +190,7 @@ def invalid(label: str, fact: str, *, foreign: bool = False) -> FormatError:
     return FormatError(f"`{label}` is not a valid {kind} file: {fact}.\nNothing was loaded. {RESTORE}")
 
 
-def require_no_zip(label: str, first: bytes) -> None:
+def _require_no_zip(label: str, first: bytes) -> None:
     """Raises `FormatError` if a file begins as a zip archive, as NumPy, PyTorch and Keras write."""
     if first.startswith((b"PK\3\4", b"PK\5\6")):  # with members, and without any
         raise FormatError(
@@ -206,7 +202,7 @@ def require_no_zip(label: str, first: bytes) -> None:
 
 def _length(source: Source, foreign: bool) -> int:
     first = bytes(source.read(0, _CRC_AT))
-    require_no_zip(source.label, first)
+    _require_no_zip(source.label, first)
     length = int.from_bytes(first[:_LENGTH_BYTES], "little")
     if length <= MAX_HEADER_BYTES and _LENGTH_BYTES + length <= source.size_up_to(_LENGTH_BYTES + length):
         return length

@@ -1,0 +1,60 @@
+"""Transforms that `preserve_identities` refuses, and what to write in the place of each.
+
+Most of them need no adapter, since a `Dag` goes through them as it is: it has one leaf for each tied array, and what
+comes out is a `Dag` with the same ties. `docs/transforms.md` shows the value, the gradient and the ties of each.
+
+    preserve_identities(jax.lax.custom_root)(f, net, …)     →     jax.lax.custom_root(f_of_dag, Dag(net), …)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.experimental
+
+from ._function_and_options import title_of
+
+_SECTION = "docs/transforms.md, “Transforms that need no adapter”"
+
+_DAG_FORMS: dict[Callable[..., Any], str] = {
+    jax.lax.custom_root: "jax.lax.custom_root(f, sharedtree.Dag(guess), solve, tangent_solve).tree",
+    jax.lax.custom_linear_solve: "jax.lax.custom_linear_solve(matvec, sharedtree.Dag(b), solve, symmetric=True).tree",
+    jax.closure_convert: "jax.closure_convert(f, sharedtree.Dag(model))",
+    eqx.filter_closure_convert: "equinox.filter_closure_convert(f, sharedtree.Dag(model))",
+    jax.pure_callback: "jax.pure_callback(host, sharedtree.Dag(shapes), sharedtree.Dag(model)).tree",
+    jax.experimental.io_callback: (
+        "jax.experimental.io_callback(host, sharedtree.Dag(shapes), sharedtree.Dag(model)).tree"
+    ),
+    eqx.filter_pure_callback: (
+        "equinox.filter_pure_callback(host, sharedtree.Dag(model), result_shape_dtypes=sharedtree.Dag(shapes)).tree"
+    ),
+    jax.debug.callback: "jax.debug.callback(host, sharedtree.Dag(model))",
+}
+"""Transform → its call with a `Dag` in the model's place. The functions that it is given get `Dag`s, too."""
+
+_READY_MADE: dict[Callable[..., Any], str] = {
+    eqx.filter_custom_vjp: "custom_vjp",
+    eqx.filter_custom_jvp: "custom_jvp",
+    eqx.filter_pmap: "pmap",
+}
+"""Transform of Equinox's with rules of its own → the name of ours that takes its models."""
+
+
+def refusal_of(transform: Any) -> TypeError | None:
+    """The error for a transform that is refused; None for all others. The transform must be hashable."""
+    title = title_of(transform) if transform in _DAG_FORMS or transform in _READY_MADE else ""
+    if transform in _DAG_FORMS:
+        return TypeError(
+            f"`{title}` needs no adapter, and has none.\n"
+            "It takes a `sharedtree.Dag` as it is, in which a tied array is one leaf. Give it one in the place of each "
+            f"model; its functions get and return such `Dag`s ({_SECTION}):\n"
+            f"    result = {_DAG_FORMS[transform]}"
+        )
+    if transform in _READY_MADE:
+        return TypeError(
+            f"`{title}` has rules of its own for what is not differentiated or mapped, which models with sharing do "
+            f"not go through. `sharedtree.{_READY_MADE[transform]}` takes Equinox modules as they are:\n"
+            f"    f = sharedtree.{_READY_MADE[transform]}(f)"
+        )
+    return None
