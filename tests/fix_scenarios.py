@@ -70,6 +70,13 @@ def tied():
     return Net(leaf, leaf)
 
 
+def of_the_second(f):
+    return lambda models: f(models[1])
+
+
+st.register_transform(of_the_second)
+
+
 def double(tree):
     return jax.tree.map(lambda x: 2 * x, tree)
 
@@ -1102,6 +1109,17 @@ scenarios(
             model
         ),
         MISMATCH,
+    ),
+    a_part_of_the_arguments=lambda: of(
+        lambda model: st.preserve_identities(lambda f: lambda models: f(models[1]))(loss)([model, model]),
+        MISMATCH,
+        f=st.preserve_identities(lambda f: lambda *args: f(args[-1]))(lambda dag: dag.tree),
+    ),
+    a_part_of_the_arguments_in_place=lambda: of(
+        lambda transform: st.preserve_identities(transform, in_place=True)(loss)([tied(), tied()]),
+        MISMATCH,
+        lambda f: f([tied(), tied()]) == loss(tied()) or 1 / 0,
+        transform=of_the_second,
     ),
     a_state_with_a_tie_that_the_model_lacks=lambda: _state(st.untie(tied()), st.state(tied()), st.ties),
     an_array_that_is_selected_at_one_path=lambda: _selected_at_one_path(st.UntiedWarning, net=untied_arrays()),

@@ -212,6 +212,130 @@ def test_a_part_of_the_results_that_refers_to_the_rest():
         st.preserve_identities(last)(lambda m: (m, Pair(m, 3.0)))(m)
 
 
+def second(f):
+    """Passes the second of two models, and returns what the function makes of it."""
+    return lambda models: f(models[1])
+
+
+@pytest.mark.parametrize("register", [False, True])
+def test_a_part_of_the_arguments(register):
+    if register:
+        st.register_transform(second)
+    w = jnp.ones(2)
+    m = Pair(3 * w, [3 * w])
+    m.second[0] = m.first
+    result = st.preserve_identities(second)(lambda m: Pair(m.first is m.second[0], st.tree.map(jnp.negative, m)))(
+        [Pair(w, None), m]
+    )
+    assert result.first is True
+    assert result.second.first is result.second.second[0]
+    np.testing.assert_array_equal(result.second.first, [-3.0, -3.0])
+    with pytest.raises(st.errors.SharingMismatchError, match=r"shares `models\[0\]\.first` with what it leaves out"):
+        st.preserve_identities(second)(lambda models: models)([m, Pair(m, 1.0)])
+
+
+def test_the_parts_of_two_results():
+    """Each of them is of its own result, or it is an error: what two parts share is not taken from the other result."""
+
+    def of_two(f):
+        return lambda m, n: (f(m)[0], f(n)[1])
+
+    m, n = Pair(jnp.zeros(2), None), Pair(jnp.ones(2), None)
+    apart = st.preserve_identities(of_two)(lambda m: (Pair(m.first + 1, 0), Pair(m.first + 2, m.first)))(m, n)
+    np.testing.assert_array_equal(apart[0].first, [1.0, 1.0])
+    np.testing.assert_array_equal(apart[1].first, [3.0, 3.0])
+    for shared in (lambda m: (m, m), lambda m: (m, Pair(m.first, 1.0))):
+        with pytest.raises(st.errors.SharingMismatchError, match="a part of what the function returned"):
+            st.preserve_identities(of_two)(shared)(m, n)
+
+
+def test_a_transform_that_passes_one_argument_twice():
+    m = Pair(jnp.ones(2), None)
+    assert st.preserve_identities(lambda f: lambda m: f(m, [m]))(lambda m, n: m is n[0])(m)
+
+
+def test_a_gradient_of_one_of_the_arguments():
+    """Of the second, which begins where the first one ends; inside an argument, what is tied stays so."""
+    w = jnp.arange(3.0)
+    shared = Pair(2 * w, None)
+    m, n = Pair(jnp.ones(3), None), [shared, Pair(shared, 3 * w)]
+
+    def loss(m, n):
+        return (m.first * n[0].first * n[1].second).sum() + (n[1].first.first ** 2).sum()
+
+    for transform in (lambda f: jax.grad(f, argnums=1), lambda f: jax.jit(jax.grad(f, argnums=1))):
+        gradient = st.preserve_identities(transform)(loss)(m, n)
+        assert gradient[1].first is gradient[0]
+        np.testing.assert_allclose(gradient[0].first, 3 * w + 4 * w)
+        np.testing.assert_allclose(gradient[1].second, 2 * w)
+
+
+def test_how_one_transform_treats_a_structure_is_not_remembered_for_another():
+    def registered(f):
+        return jax.jit(f)
+
+    st.register_transform(registered)
+    for _ in range(2):
+        for transform, are_one in ((registered, True), (lambda f: jax.jit(f), False)):
+            w = jnp.ones(2)
+            same = st.preserve_identities(transform)(lambda a, b: int(a.first is b.first))
+            assert bool(same(Pair(w, 1), Pair(w, 2))) is are_one
+
+
+def test_arrays_are_cut_between_arguments_but_references_are_an_error():
+    """Also where a call of the same structure was remembered, in which it was an array."""
+    read = st.preserve_identities(lambda f: f)(lambda a, b: a.first[...] + b.first[...])
+    for _ in range(2):
+        w = jnp.ones(2)
+        np.testing.assert_array_equal(read(Pair(w, None), Pair(w, None)), [2.0, 2.0])
+        ref = jax.new_ref(w)
+        with pytest.raises(st.errors.InconsistentSharingError) as caught:
+            read(Pair(ref, None), Pair(ref, None))
+        assert caught.value.paths == ("a.first", "b.first")
+
+
+def test_a_shape_in_a_module_that_is_returned():
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    result = st.preserve_identities(lambda f: jax.jit(f))(lambda m: [Pair(shape, m.first)])(Pair(jnp.ones(2), None))
+    assert result[0].first == shape
+    np.testing.assert_array_equal(result[0].second, [1.0, 1.0])
+
+
+def negated(f):
+    return jax.jit(f)
+
+
+def test_in_place_under_a_transform_that_is_registered():
+    st.register_transform(negated)
+    w = jnp.ones(2)
+    m = Mutable(first=w, second=[w])
+    n = Mutable(first=m, second=None)
+
+    def change(models, x):
+        m, n = models
+        m.first = m.second[0] = -m.first
+        n.second = x
+        return [m.second, Pair(n, m)]
+
+    container, pair = st.preserve_identities(negated, in_place=True)(change)((m, n), jnp.zeros(1))
+    assert m.first is m.second[0]
+    np.testing.assert_array_equal(m.first, [-1.0, -1.0])
+    np.testing.assert_array_equal(n.second, [0.0])
+    assert n.first is pair.second is m
+    assert pair.first is n
+    np.testing.assert_array_equal(container[0], m.first)
+    st.register_transform(second)
+    with pytest.raises(st.errors.SharingMismatchError, match="not be written back"):
+        st.preserve_identities(second, in_place=True)(lambda m: m.first)([n, m])
+
+
+def test_a_group_prints_as_what_it_stands_for():
+    """JAX quotes what a function returned."""
+    m = Pair(jnp.ones(2), None)
+    with pytest.raises(TypeError, match=r"Output was .*Pair\(first=f32\[2\], second=f32\[2\]\)"):
+        st.preserve_identities(lambda f: jax.grad(f))(lambda m: Pair(m.first, m.first))(m)
+
+
 def elsewhere(f):
     """Calls the function in another thread."""
 

@@ -1,95 +1,43 @@
-"""Function transformers of which nothing is known but that: what they do with arguments and results is theirs.
+"""Transforms of functions of which nothing else is known: what they do with arguments and results is theirs.
 
-They get their arguments as they stand: the plain containers, and in them a hand for each outermost module, of which the
-first holds what is shared. They may hand back what the function returned, something like the arguments, or both, in any
-nesting; so the hands of the arguments are told by their class.
+They get the arguments as they stand, bare arrays and plain containers, with a group of leaves in the place of each
+outermost module. All modules of a call are one graph, walked once, whose root has them as its children. The group of a
+child has the leaves that no child before it has, so the first one holds what is shared:
 
-    T(f)([Net(w), Net(w)], x)     T gets     f' and ([Operand([w]), Operand([])], x)
+    T(f)([Net(w), Net(w)], x)     T gets     f' and ([ChildGroup(0, [w]), ChildGroup(1, [])], x)
 
-What they do to each argument is hidden, unless they were registered as treating all alike.
+What the function returns is a second graph, which goes out in the same way. The transform may give back groups of
+either, in any nesting: results, and something like the arguments, such as gradients. The root tells which.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import jax
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
-from ..core._call_arguments import Arguments, LeafPath
+from ..core._call_arguments import Arguments
 from ..core._distinct_leaves import distinct
 from ..core._errors import SharingMismatchError
 from ..core._node_types import is_module, node_type_of
-from ..core._pack_and_unpack import Rules, Tags, build, pack, walked
+from ..core._pack_and_unpack import unpack, walked
+from ..core._plain_containers import Inherited
 from ..core._prefix_trees import Branch
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Structure, intern
-from ..core._trees_taken_apart import Walked, with_paths
+from ..core._structure import Given, Node, Structure, Update, intern
+from ..core._trees_taken_apart import Walked, leaf_paths, with_paths
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
-from ._argument_names import Names
-from ._caller_side import Call, Plan
-from ._dealing_into_hands import Dealt, dealt, with_notes
-from ._function_side import Inside, Received
+from ._caller_side import Call, Dealing, enter, keep, leave
+from ._function_side import Inside, Received, packed, receive
 from ._function_transform import FunctionTransform
-from ._hands import Deal, Hand
-from ._in_place import Changes, conventions, rules_for_state
+from ._hands import Deal, Hand, whole
+from ._in_place import Changes, conventions, rules_for_state, walked_together
 from ._leaf_labels import Treatment
 from ._pass_through import is_object_outside
 from .checks._tied_values import report_tied_values
-
-
-class Operand(Hand):
-    """A hand of the arguments, of a transform that may hand back something like it."""
-
-    __slots__ = ()
-
-
-jtu.register_pytree_with_keys(
-    Operand,
-    lambda hand: (with_paths(hand.leaves, hand.paths), hand.deal),
-    lambda deal, leaves: Operand(tuple(leaves), deal),
-    lambda hand: (hand.leaves, hand.deal),
-)
-
-
-class Spread(NamedTuple):
-    """A tree with hands in place of its outermost objects, and where each of them was."""
-
-    tree: Any
-    found: list[tuple[Any, Hand]]
-
-
-def spread(tree: Any, tags: Tags, rules: Rules, make: type[Hand] = Hand) -> Spread:
-    """Takes the outermost objects of a tree apart, in one numbering, and leaves the rest as it stands."""
-
-    def is_object(obj: Any) -> bool:
-        return is_object_outside(obj, containers=rules.containers)
-
-    leaves, treedef = jtu.tree_flatten_with_path(tree, is_leaf=is_object)
-    found: list[tuple[Any, Hand]] = []
-    items: list[Any] = []
-    for path, leaf in leaves:
-        item = leaf
-        if is_object(leaf):
-            own, structure = pack(leaf, tags, rules)
-            item = make(own, Deal(structure))
-            found.append((path, item))
-        items.append(item)
-    return Spread(treedef.unflatten(items), found)
-
-
-def _is_hand(item: Any) -> bool:
-    return isinstance(item, Hand)
-
-
-def _in_one(hands: Sequence[tuple[str, Structure]], objects: Any) -> Walked:
-    """Hands of one numbering as one tree, below a node from which paths begin with what they are called."""
-    whole = node_type_of(())
-    assert whole is not None
-    records = [record for _, structure in hands for record in structure.records]
-    roots = tuple([structure.root for _, structure in hands])
-    top = Node(whole, Static(None), tuple([LeafPath(text) for text, _ in hands]))
-    return Walked([*records, (top, roots)], len(records), [*objects, None])
 
 
 class OpaqueTransform(FunctionTransform):
@@ -107,205 +55,124 @@ class OpaqueTransform(FunctionTransform):
                 )
         super().check_options()
 
+    def treatments(self, owners: Sequence[str]) -> Sequence[Treatment]:
+        """Says what the transform does to each outermost module.
+
+        Args:
+            owners: for each module the argument that it is in.
+        """
+        return ()
+
+    # The caller's side --------------------------------------------------------------------------------------------
+
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """As the base, with the arguments as they stand."""
-        if are_tied_values_known():  # which are bare: the function does not see that they were one
+        """Calls the transform with groups in the place of modules, and returns modules in the place of groups."""
+        # The function does not see that bare arrays were one.
+        if are_tied_values_known():
             arguments = walked(self.arguments(args, kwargs), self.rules(policy))
             report_tied_values(arguments, self.names, self.transform_name, policy)
-        spreads, call = self._spread(args, kwargs, policy)
-        made = self._made.get(policy)
-        if made is None:
-            made = self._made.setdefault(policy, self.transform(self.inner(policy), **self.options))
+        call, outermost = self._enter(args, kwargs, policy)
+        transformed = self._made.get(policy)
+        if transformed is None:
+            transformed = self._made.setdefault(policy, self.transform(self.inner(policy), **self.options))
+        grouped = self._arguments(args, kwargs, outermost.replaced_by(call.hands))
         with call:
-            own = dict(zip([*range(len(args)), *sorted(kwargs)], [each.tree for each in spreads], strict=True))
             try:
-                result = made(*[own[i] for i in range(len(args))], **{name: own[name] for name in kwargs})
+                result = transformed(*grouped.args, **grouped.kwargs)
             except Exception as error:
                 self.explain(error, lambda: call)
                 raise
-        operands = {hand.structure: hand.leaves for each in spreads for _, hand in each.found}
         if not policy.in_place:
-            return put_together(result, operands)
+            return _put_together(result, call)
         changes = Changes(call, self.transform_name)
-        made = put_together(result, operands, call.objects.__getitem__, changes.update)
+        _, own_result = _put_together(result, call, changes)
         changes.commit()
-        return made[1]
+        return own_result
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """As the base, of the outermost objects."""
-        return self._spread(args, kwargs, policy)[1]
+        """Takes the outermost modules apart."""
+        return self._enter(args, kwargs, policy)[0]
 
-    def _spread(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> tuple[list[Spread], Call]:
-        names = [*self.names.of(len(args)), *sorted(kwargs)]
-        tags, rules = Tags(), self.rules(policy)
-        values = [*args, *[kwargs[name] for name in sorted(kwargs)]]
-        spreads = [spread(value, tags, rules, Operand) for value in values]
-        in_order = [(name, path, hand) for name, own in zip(names, spreads, strict=True) for path, hand in own.found]
-        tree = _in_one([(n + jtu.keystr(path), hand.structure) for n, path, hand in in_order], tags.objects)
-        structure, walked = intern(tuple(tree.records), tree.root), tree.objects
-        parted = self.parted(Walked.of(structure, walked), [name for name, _, _ in in_order])
-        plan = Plan(structure, None, (), (), (), ())
-        if parted is not None:
-            plan = Plan(parted.structure, parted.origins, (), (), (), parted.cuts)
-        arguments = Arguments(tuple(names[: len(args)]), args, kwargs)
-        first = next((hand for own in spreads for _, hand in own.found), None)
-        call = Call(arguments, plan, list(tree.leaves.values()), walked)
-        if plan.origins is not None:
-            _deal_anew([hand for _, _, hand in in_order], call.tree)
-        if first is not None:
-            first.deal = Deal(first.structure, None, call)
-        call.hands = [first] if first is not None else []
-        return spreads, call
+    def _enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> "tuple[Call, _Outermost]":
+        values = (*args, *[kwargs[name] for name in sorted(kwargs)])
+        outermost = _Outermost.modules(values, policy)
+        names = (*self.names.of(len(args)), *sorted(kwargs))
+        owners = [names[path[0].idx] for path in outermost.paths]
+        texts = [owner + jtu.keystr(path[1:]) for owner, path in zip(owners, outermost.paths, strict=True)]
+        key = type(self), *owners
+        dealing = Dealing(self.transform_name, lambda _: self.treatments(owners), key, _unless_references)
+        call = enter(Arguments(tuple(texts), outermost.objects, {}), self.rules(policy), dealing)
+        call.arguments = self._arguments(args, kwargs, values)
+        call.hands = _split(Hand(list(call.tree.leaves.values()), Deal(call.tree.structure, None, call)))
+        return call, outermost
 
-    def parted(self, tree: Walked, names: Sequence[str]) -> Dealt | None:
-        """The outermost objects with ties cut; None if none are.
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Any]) -> Arguments:
+        """Arguments of the same names with other values: those by position, then those by keyword, sorted."""
+        by_keyword = dict(zip(sorted(kwargs), values[len(args) :], strict=True))
+        # The function may see the order in which its keyword arguments were given, so that is kept.
+        return Arguments(self.names.of(len(args)), values[: len(args)], {name: by_keyword[name] for name in kwargs})
 
-        Args:
-            tree: all of them.
-            names: for each the argument that it is in.
-        """
-        return None
+    # The function's side ------------------------------------------------------------------------------------------
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-        """As the base, with what is returned as it stands, too."""
+        """Calls the user's function with modules in the place of groups, and returns groups in the place of modules."""
         inside = Inside(self.terms(policy), function)
-        received, own, named = _received(args, kwargs, self.names)
-        result = inside.call_with(received, own, named)
-        tree = inside.walked(((received.arguments, result)) if policy.in_place else result)
-        inside.check_walked(tree, is_with_state=bool(policy.in_place))
-        rules, tags = inside.forbidding(inside.terms.rules), Tags()
+        received = self._receive(args, kwargs, policy)
+        result = inside.call_with(received, received.arguments.args, received.arguments.kwargs)
+        inside.check_walked(inside.walked(inside.with_state(result)), is_with_state=bool(policy.in_place))
+        outermost = _Outermost.modules(result, policy)
         if not policy.in_place:
-            return _with_notes(spread(result, tags, rules).tree)
-        rules = rules_for_state(rules, received.tree, lambda _: False)
+            return outermost.replaced_by(_split(packed(inside.walked(tuple(outermost.objects)))))
+        rules = rules_for_state(inside.forbidding(inside.terms.rules), received.tree, lambda _: False)
         around = conventions(received.tree, rules)
-        state = [
-            Hand(leaves, Deal(structure))
-            for number in (rules.updated or IdentityDict[int]()).values()
-            for leaves, structure in [
-                pack(received.tree.objects[number], tags, rules._replace(convention=around[number]))
-            ]
-        ]
-        return _with_notes((state, spread(result, tags, rules).tree))
+        # What was changed goes out before the result.
+        updated = list((rules.updated or IdentityDict[int]()).values())
+        objects = [*[received.tree.objects[number] for number in updated], *outermost.objects]
+        around_each: list[Inherited] = [around[number] for number in updated]
+        around_each.extend(rules.convention for _ in outermost.objects)
+        groups = _split(packed(walked_together(zip(objects, around_each, strict=True), rules, [""] * len(objects))))
+        return groups[: len(updated)], outermost.replaced_by(groups[len(updated) :])
+
+    def _receive(self, args: Sequence[Any], kwargs: Mapping[str, Any], policy: Policy) -> Received:
+        """Puts modules in the place of groups.
+
+        Raises:
+            SharingMismatchError: if an array is in a group that the transform left out, or what the function changes in
+                place could not be written back.
+        """
+        outermost = _Outermost((*args, *[kwargs[name] for name in sorted(kwargs)]), _is_group)
+        runs = _runs(outermost.objects)
+        if len(runs) == 1 and runs[0].is_whole:
+            received = receive([Hand(runs[0].leaves, runs[0].deal)])
+            modules = [received.arguments.args[group.position] for group in outermost.objects]
+        elif runs and policy.in_place:
+            raise SharingMismatchError(_NOT_WRITTEN_BACK.format(self.transform_name))
+        else:
+            received = Received(walked(Arguments((), (), {})), Arguments((), (), {}), None)
+            modules = _built(outermost.objects, runs, self._root_of_a_part)
+        return received._replace(arguments=self._arguments(args, kwargs, outermost.replaced_by(modules)))
+
+    def _root_of_a_part(self, run: "_Run") -> Any:
+        """Builds the modules in a part of the arguments."""
+        missing = run.missing_places
+        if missing:
+            path = leaf_paths(run.deal.structure)[missing[0]]
+            raise SharingMismatchError(
+                f"`{self.transform_name}` passes only a part of the arguments to the function, and what it passes "
+                f"shares `{path}` with what it leaves out.\n"
+                "An array that several modules share comes with the first of them. Pass what belongs together as one "
+                "value:\n"
+                "    f(sharedtree.Dag((model, shared)))"
+            )
+        return unpack(run.structure, run.leaves)
 
 
-def _with_notes(tree: Any) -> Any:
-    for hand in filter(_is_hand, jtu.tree_leaves(tree, is_leaf=_is_hand)):
-        hand.deal = Deal(with_notes(hand.structure, hand.leaves))
-    return tree
-
-
-def _received(
-    args: Sequence[Any], kwargs: dict[str, Any], names: Names
-) -> tuple[Received, Sequence[Any], dict[str, Any]]:
-    """What was spread, put together, by positions and by keyword."""
-    keywords = sorted(kwargs)
-    texts = [*names.of(len(args)), *keywords]
-    each: list[tuple[str, Hand]] = []
-    for text, value in zip(texts, [*args, *[kwargs[name] for name in keywords]], strict=True):
-        found, _ = jtu.tree_flatten_with_path(value, is_leaf=_is_hand)
-        each += [(text + jtu.keystr(path), hand) for path, hand in found if _is_hand(hand)]
-    table: list[Any] = []
-    roots: IdentityDict[Any] = IdentityDict()
-    in_order: list[tuple[str, Structure]] = []
-    for group in _groups([hand for _, hand in each]):
-        start = len(table)
-        own: list[Any] = []
-        for hand in sorted(group, key=lambda hand: hand.structure.base):
-            build(hand.structure, hand.leaves, own)
-        table += own
-        for hand in group:
-            roots[hand] = own[hand.structure.root]
-        if start == 0:
-            in_order = [(text, hand.structure) for text, hand in each if any(hand is one for one in group)]
-    in_order.sort(key=lambda item: item[1].base)
-    is_whole = sum(len(structure.records) for _, structure in in_order) == len(table)
-    tree = _in_one(in_order, table) if is_whole else Walked((), 0)
-    call = next((hand.deal.call for _, hand in each if hand.deal.call is not None), None)
-
-    def entered(tree: Any) -> Any:
-        return jtu.tree_map(lambda item: roots[item] if _is_hand(item) else item, tree, is_leaf=_is_hand)
-
-    own_args, own_kwargs = [entered(arg) for arg in args], {name: entered(kwargs[name]) for name in kwargs}
-    arguments = Arguments(names.of(len(args)), own_args, own_kwargs)
-    return Received(tree, arguments, call if is_whole else None), own_args, own_kwargs
-
-
-def put_together(
-    result: Any,
-    operands: dict[Structure, Sequence[Any]],
-    given: Callable[[int], Any] | None = None,
-    update: Callable[[int, Any], Any] | None = None,
-) -> Any:
-    """Puts what a transform returned together, at every depth.
-
-    Args:
-        result: what it returned.
-        operands: the structures of the arguments' hands, in the order in which they were numbered, and their leaves.
-        given: (number) → the caller's object, for what the function returned.
-        update: likewise.
-
-    Raises:
-        SharingMismatchError: if the transform kept a part of the function's results, and another part shares an object
-            with what it left out.
-    """
-    items, treedef = jtu.tree_flatten(result, is_leaf=_is_hand)
-    places = [i for i, item in enumerate(items) if _is_hand(item)]
-    for kind in (Operand, Hand):
-        own = [items[i] for i in places if type(items[i]) is kind]
-        made: IdentityDict[Any] = IdentityDict()
-        for group in _groups(own):
-            leaves_of = {hand.structure: hand.leaves for hand in group}
-            each = list(operands) if kind is Operand else sorted(leaves_of, key=lambda s: s.base)
-            rest = iter(distinct([_inside(leaf, operands) for s in each for leaf in leaves_of.get(s, ())]))
-            table: list[Any] = []
-            for structure in each:
-                _require_no_gap(structure, len(table))
-                table.extend([None] * (structure.base - len(table)))
-                missing = structure not in leaves_of
-                leaves = [None if missing else next(rest) for _ in range(structure.num_leaves)]
-                if kind is Operand and not missing:
-                    hand_on(operands[structure], leaves)
-                build(structure, leaves, table, given, update)
-            for hand in group:
-                made[hand] = table[hand.structure.root]
-        for i in places:
-            if type(items[i]) is kind:
-                items[i] = made[items[i]]
-    return treedef.unflatten(items)
-
-
-def _inside(leaf: Any, operands: dict[Structure, Sequence[Any]]) -> Any:
-    """A leaf, which may be a tree with hands of its own."""
-    return leaf if node_type_of(leaf) is None else put_together(leaf, operands)
-
-
-def _groups(hands: Sequence[Hand]) -> Iterator[list[Hand]]:
-    """Cuts hands into runs that were packed in one numbering: in one, no two begin to count at one number."""
-    group: list[Hand] = []
-    starts: set[int] = set()
-    for hand in hands:
-        start = hand.structure.base
-        if hand.structure.records and start in starts:
-            yield group
-            group, starts = [], set()
-        if hand.structure.records:
-            starts.add(start)
-        group.append(hand)
-    if group:
-        yield group
-
-
-def _require_no_gap(structure: Structure, start: int) -> None:
-    """Raises if a structure refers to records before it that were not built."""
-    if start == structure.base:
-        return
-    numbers = [child for _, children in structure.records for child in children if child < structure.base]
-    if structure.root < structure.base or any(number >= start for number in numbers):
-        raise SharingMismatchError(
-            "The transform returned a part of what the function returned, and an object in it is shared with a part "
-            "that was left out. Let the function return what belongs together as one value:\n"
-            "    return sharedtree.Dag((model, shared))"
-        )
+_NOT_WRITTEN_BACK = (
+    "`{0}` passes only a part of the arguments to the function, or some of them twice. What the function changes could "
+    "not be written back, as `in_place=True` has it.\n"
+    "Say that changes are meant to be lost, and return what is to be kept:\n"
+    "    f = sharedtree.preserve_identities(transform, in_place=False)(f)"
+)
 
 
 class UnregisteredTransform(OpaqueTransform):
@@ -318,7 +185,7 @@ class UnregisteredTransform(OpaqueTransform):
     writes = False
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """As the base; refuses mutation, whose results would have no place."""
+        """Refuses mutation, whose results would have no place."""
         if policy.in_place:
             raise ValueError(
                 f"`in_place=True` adds to what a function returns, which `{self.transform_name}` may not "
@@ -327,35 +194,272 @@ class UnregisteredTransform(OpaqueTransform):
             )
         return super().called(args, kwargs, policy)
 
-    def parted(self, tree: Walked, names: Sequence[str]) -> Dealt | None:
-        """As the base: each argument might be treated in its own way.
+    def treatments(self, owners: Sequence[str]) -> Sequence[Treatment]:
+        """Says that each argument might be treated in its own way, so that a module in two of them is an error."""
+        return [
+            Treatment(
+                "arguments",
+                Branch(tuple(owners)),
+                lambda label: isinstance(label, str),
+                describe=lambda owner: f"in `{owner}`, whose treatment is not known",
+                is_known=False,
+                advice=lambda _: (
+                    "The transform is not registered, so it may treat these arguments differently without "
+                    "a way to tell. If it treats all arguments alike, say so, once:\n"
+                    "    sharedtree.register_transform(transform)\n"
+                    "or, if it is some other transform with options of its own:\n"
+                    "    sharedtree.register_transform(transform, jax.vmap)\n"
+                ),
+            )
+        ]
 
-        Raises:
-            InconsistentSharingError: if one module is in several.
-        """
-        treatment = Treatment(
-            "arguments",
-            Branch(tuple(names)),
-            lambda label: isinstance(label, str),
-            describe=lambda name: f"in `{name}`, whose treatment is not known",
-            is_known=False,
-            advice=lambda _: (
-                "The transform is not registered, so it may treat these arguments differently without "
-                "a way to tell. If it treats all arguments alike, say so, once:\n"
-                "    sharedtree.register_transform(transform)\n"
-                "or, if it is some other transform with options of its own:\n"
-                "    sharedtree.register_transform(transform, jax.vmap)\n"
-            ),
+
+def _unless_references(leaves: Sequence[Any]) -> tuple[()] | None:
+    """Keeps a plan for all leaves but references, which are an error where an array is cut."""
+    return None if any(isinstance(leaf, jax.Ref) for leaf in leaves) else ()
+
+
+# --- modules taken apart -----------------------------------------------------------------------------------------
+
+
+class ChildGroup(Hand):
+    """Leaves of one child of a graph's root, except those that a child before it has.
+
+    Args:
+        leaves: in the order of the graph.
+        deal: says which graph; all groups of it have this one.
+        position: which child.
+    """
+
+    __slots__ = ("position",)
+
+    def __init__(self, leaves: Sequence[Any], deal: Deal, position: int) -> None:
+        super().__init__(leaves, deal)
+        self.position = position
+
+    @property
+    def places(self) -> slice:
+        """Where its leaves are among those of the graph."""
+        return _places_of_children(self.structure)[self.position]
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths below the child. JAX prints where that is before them."""
+        root, _ = self.structure.records[self.structure.root]
+        assert type(root) is Node
+        return [path.removeprefix(str(root.keys[self.position])) for path in super().paths[self.places]]
+
+    @property
+    def is_tree(self) -> bool:
+        """True if the child can be built from this group alone."""
+        run = _Run({self.position: self})
+        is_of_other_side = any(type(op) in (Given, Update) for op, _ in run.structure.records)
+        return not run.missing_places and not is_of_other_side
+
+    def tree(self) -> Any:
+        """Builds the child."""
+        run = _Run({self.position: self})
+        return _children_of(unpack(run.structure, run.leaves))[self.position]
+
+
+jtu.register_pytree_with_keys(
+    ChildGroup,
+    lambda group: (with_paths(group.leaves, group.paths), (group.deal, group.position)),
+    lambda aux, leaves: ChildGroup(tuple(leaves), *aux),
+    lambda group: (group.leaves, (group.deal, group.position)),
+)
+
+
+def _is_group(item: Any) -> bool:
+    return isinstance(item, ChildGroup)
+
+
+def _split(graph: Hand) -> list[Hand]:
+    """Divides all leaves of a graph into one group for each child of its root."""
+    places = _places_of_children(graph.structure)
+    return [ChildGroup(graph.leaves[own], graph.deal, position) for position, own in enumerate(places)]
+
+
+def _places_of_children(structure: Structure) -> Sequence[slice]:
+    """Where the leaves are that each child of the root is the first to have."""
+    places: list[slice] | None = structure.plans.get("places of children")
+    if places is None:
+        places, start, numbers = [], 0, structure.leaf_numbers
+        for child in structure.records[structure.root][1]:
+            # A walk numbers all that is below one child before anything that is only below the next.
+            stop = max(start, bisect.bisect_right(numbers, child))
+            places.append(slice(start, stop))
+            start = stop
+        places = keep(structure, "places of children", places)
+    return places
+
+
+def _children_of(root: Any) -> Sequence[Any]:
+    node_type = node_type_of(root)
+    assert node_type is not None
+    return node_type.take_apart(root)[0]
+
+
+class _Outermost:
+    """The outermost objects of a kind in a tree, and the tree around them.
+
+    Args:
+        tree: as JAX flattens it.
+        is_chosen: whether an object is of the kind.
+
+    Attributes:
+        objects: in order.
+        paths: of each of them.
+    """
+
+    def __init__(self, tree: Any, is_chosen: Callable[[Any], bool]) -> None:
+        pairs, self._treedef = jtu.tree_flatten_with_path(tree, is_leaf=is_chosen)
+        self._leaves = [leaf for _, leaf in pairs]
+        self._places = [place for place, leaf in enumerate(self._leaves) if is_chosen(leaf)]
+        self.objects = [self._leaves[place] for place in self._places]
+        self.paths = [pairs[place][0] for place in self._places]
+
+    @classmethod
+    def modules(cls, tree: Any, policy: Policy) -> "_Outermost":
+        """The outermost modules, and what else carries identity outside modules."""
+        return cls(tree, lambda obj: is_object_outside(obj, containers=policy.containers))
+
+    def replaced_by(self, objects: Sequence[Any]) -> Any:
+        """Builds the tree with other objects in their places."""
+        leaves = list(self._leaves)
+        for place, obj in zip(self._places, objects, strict=True):
+            leaves[place] = obj
+        return self._treedef.unflatten(leaves)
+
+
+# --- modules put together ----------------------------------------------------------------------------------------
+
+
+class _Run:
+    """Groups that belong together: of one graph, each child at most once.
+
+    Args:
+        groups: position → group; at least one.
+
+    Attributes:
+        deal: says which graph.
+        is_whole: whether no child is missing.
+        structure: of the graph, with None for each child that is missing.
+        places: of the leaves that it has, among those of the graph.
+        leaves: one for each place; None if the leaf came with a child that is missing.
+        missing_places: of those leaves.
+    """
+
+    def __init__(self, groups: Mapping[int, ChildGroup]) -> None:
+        self.groups = groups
+        self.deal = next(iter(groups.values())).deal
+        structure = self.deal.structure
+        self.is_whole = len(groups) == len(_places_of_children(structure))
+        self.structure, self.places = _select(structure, tuple(sorted(groups)))
+        leaf_at: dict[int, Any] = {}
+        for group in groups.values():
+            leaf_at.update(zip(range(structure.num_leaves)[group.places], group.leaves, strict=True))
+        self.leaves = [leaf_at.get(place) for place in self.places]
+        self.missing_places = [place for place in self.places if place not in leaf_at]
+
+
+def _select(structure: Structure, positions: tuple[int, ...]) -> tuple[Structure, Sequence[int]]:
+    """Makes a structure that has None for all children but some, and finds the places of its leaves.
+
+    Args:
+        structure: of the whole graph.
+        positions: of the children that stay.
+    """
+    children = structure.records[structure.root][1]
+    if len(positions) == len(children):
+        return structure, range(structure.num_leaves)
+    key = "some children", positions
+    selection: tuple[Structure, Sequence[int]] | None = structure.plans.get(key)
+    if selection is None:
+        *rest, (root, _) = structure.records
+        selected = Walked([*rest, (root, tuple([children[i] for i in positions]))], structure.root).reached
+        records = [record if n in selected else (Static(None), ()) for n, record in enumerate(structure.records)]
+        places = [place for place, number in enumerate(structure.leaf_numbers) if number in selected]
+        selection = keep(structure, key, (intern(tuple(records), structure.root), places))
+    return selection
+
+
+def _runs(groups: Sequence[ChildGroup]) -> list[_Run]:
+    """Divides groups into runs.
+
+    A transform that calls the function twice may return parts of two graphs that have one structure. What two parts
+    share must not be taken from the other graph, so groups of results belong together only if they have one deal. If
+    JAX has cached the function's trace, both graphs have the same deal; then the second one begins where a child comes
+    again. Arguments belong to one call, but some may have an equal deal that JAX has kept from an earlier call.
+    """
+    runs: list[dict[int, ChildGroup]] = []
+    latest: IdentityDict[dict[int, ChildGroup]] = IdentityDict()
+    for group in groups:
+        graph = group.structure if _is_of_arguments(group.structure) else group.deal
+        run = latest.get(graph)
+        if run is None or run.get(group.position, group) is not group:
+            run = latest[graph] = {}
+            runs.append(run)
+        run[group.position] = group
+    return [_Run(run) for run in runs]
+
+
+def _is_of_arguments(structure: Structure) -> bool:
+    """Tells graphs of arguments from those of results, whose root is a tuple."""
+    op, _ = structure.records[structure.root]
+    return type(op) is Node and op.type.cls is Arguments
+
+
+def _built(groups: Sequence[ChildGroup], runs: Sequence[_Run], build: Callable[[_Run], Any]) -> list[Any]:
+    """Builds the child that each group stands for.
+
+    Args:
+        groups: all of them, each as often as it is to be replaced.
+        runs: the same in runs.
+        build: returns the root of what is built from a run.
+    """
+    child_of: IdentityDict[Any] = IdentityDict()
+    for run in runs:
+        children = _children_of(build(run))
+        for position, group in run.groups.items():
+            child_of[group] = children[position]
+    return [child_of[group] for group in groups]
+
+
+def _put_together(result: Any, call: Call, changes: Changes | None = None) -> Any:
+    """Puts modules in the place of the groups that a transform returned, at every depth.
+
+    Args:
+        result: what the transform returned.
+        call: the call that ends.
+        changes: gets what is to be written into the caller's objects; None if nothing is.
+
+    Raises:
+        SharingMismatchError: if the transform kept a part of the function's results, and another part shares an object
+            with what it left out.
+    """
+    outermost = _Outermost(result, _is_group)
+    groups = outermost.objects
+    return outermost.replaced_by(_built(groups, _runs(groups), lambda run: _root_of_run(run, call, changes)))
+
+
+def _root_of_run(run: _Run, call: Call, changes: Changes | None) -> Any:
+    """Builds the graph of a run, with None for each child that is missing."""
+    structure = run.deal.structure
+    # The gradient of some arguments has None for leaves that came with others.
+    if run.missing_places and not _is_of_arguments(structure):
+        raise SharingMismatchError(
+            "The transform returned a part of what the function returned, and an object in it is shared with a part "
+            "that was left out. Let the function return what belongs together as one value:\n"
+            "    return sharedtree.Dag((model, shared))"
         )
-        return dealt(tree, tree.structure, [treatment], self.transform_name)
-
-
-def _deal_anew(hands: Sequence[Hand], tree: Walked) -> None:
-    """Gives hands the structures that they have in a tree numbered anew, each what those before it have not."""
-    base = 0
-    for hand, root in zip(hands, tree.records[tree.root][1], strict=True):
-        stop = max(base, root + 1)
-        own = tuple(tree.records[base:stop])
-        hand.leaves = [tree.objects[n] for n, (op, _) in enumerate(own, base) if op is LEAF]
-        hand.deal = Deal(intern(own, root, base))
-        base = stop
+    # In a Jacobian, what stands for a leaf is a tree with groups of its own.
+    leaves: Sequence[Any] = [
+        leaf if node_type_of(leaf) is None else _put_together(leaf, call, changes) for leaf in run.leaves
+    ]
+    if structure is call.tree.structure:
+        leaves = distinct(leaves)
+        originals = list(call.tree.leaves.values())
+        hand_on([originals[place] for place in run.places], leaves)
+    graph = whole(leaves, run.structure)
+    return leave([graph], *(() if changes is None else (call.objects.__getitem__, changes.update)))
