@@ -874,6 +874,24 @@ def test_what_is_one_for_all_elements_is_said_to_be_written_in_place_as_nnx_writ
     np.testing.assert_allclose(ours.seen(), nnxs.seen(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [WithDropout, WithCount, WithMetric])
+def test_pmap_writes_what_the_first_device_has_as_nnx_does_and_says_so(kind):
+    """On several devices, where their values differ, in `on_eight_devices.py`."""
+
+    def mapped(library, **told):
+        return library.pmap(lambda model, x: model(x), in_axes=(None, 0), **told)
+
+    message = message_of(lambda: mapped(st)(kind(), X[None]))
+    assert (
+        "is None there is one object for all devices, and `in_place=True` writes what the first device has" in message
+    )
+    assert [code.count("in_place=True") for code in fixes_in(message)] == [0]
+    ours, nnxs = kind(), kind()
+    assert not caught(lambda: mapped(st, in_place=True)(ours, X[None]))
+    mapped(nnx)(nnxs, X[None])
+    np.testing.assert_allclose(ours.seen(), nnxs.seen(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("kind", [WithBatchNorm, WithMeanOfAll])
 def test_what_differs_between_devices_is_not_offered_in_place(kind):
     spec = jax.sharding.PartitionSpec
