@@ -446,6 +446,14 @@ def a_change_of_scratch_that_an_inner_transform_loses(path):
 
 
 @scenario
+def a_mask_of_the_shape_of_a_state(path):
+    model = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    mask = jax.tree.map(lambda _: True, nnx.state(model, nnx.Param))
+    provoke = lambda mask: st.optimizer(optax.masked(optax.sgd(0.1), mask)).init(model)
+    return again(provoke, st.errors.SharingMismatchError, model=model, mask=mask, nnx=nnx)
+
+
+@scenario
 def a_change_that_a_step_loses(path):
     loss = counted()
     after = lambda f: not_lost(lambda: f(Counter()))

@@ -419,6 +419,23 @@ def test_pmap_in_place():
     np.testing.assert_array_equal(model.table, weight() + jnp.arange(8.0)[:, None])
 
 
+def test_pmap_in_place_of_one_object_for_all_devices():
+    """What each device has is another value. The first one's is written, which the warning says that it would be."""
+
+    class Seen(st.Module):
+        def __init__(self):
+            self.x = st.state_field(jnp.zeros(()))
+
+    def see(model, x):
+        model.x = x
+
+    with pytest.warns(st.errors.LostChangeWarning, match="`in_place=True` writes what the first device has"):
+        st.pmap(see, in_axes=(None, 0))(Seen(), 3 + jnp.arange(8.0))
+    model = Seen()
+    st.pmap(see, in_axes=(None, 0), in_place=True)(model, 3 + jnp.arange(8.0))
+    assert model.x == 3
+
+
 ROWS = P("x")
 
 

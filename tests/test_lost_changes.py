@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 import sharedtree as st
+from sharedtree.transforms.checks import _returned_changes
 
 LOST = st.errors.LostChangeWarning
 X = jnp.array([[1.0, 2.0, 3.0], [2.0, 1.0, 5.0]])
@@ -711,6 +712,55 @@ def test_a_mapped_dictionary_of_the_state_is_returned():
     assert not caught(lambda: st.jit(f)(Pair(WithBatchNorm)))
 
 
+class ManyLayers(nnx.Module):
+    def __init__(self, number):
+        self.layers = nnx.List([WithCount() for _ in range(number)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def mapped_layers(before, model):
+    return [st.tree.map(again, layer) for layer in model.layers]
+
+
+@pytest.mark.parametrize("how", ["jit", "vmap"])
+@pytest.mark.parametrize(
+    ("what", "loses"),
+    [
+        (NOT_RETURNED["a gradient"], True),
+        (NOT_RETURNED["what it was before"], True),
+        (lambda before, model: st.tree.map(again, model), False),
+        (mapped_layers, False),
+        (lambda before, model: mapped_layers(before, model)[::-1], False),
+        (lambda before, model: mapped_layers(before, model)[1:], True),
+    ],
+    ids=["a gradient", "what it was", "the model", "its layers", "its layers in reverse", "all layers but one"],
+)
+def test_what_is_looked_at_grows_with_the_model_and_not_with_its_square(monkeypatch, what, loses, how):
+    """Counts how often a change is looked for in a result, in a model and in one with four times as many layers."""
+    looks = []
+    original = _returned_changes._Returned._has
+    monkeypatch.setattr(_returned_changes._Returned, "_has", lambda *args: (looks.append(args[1]), original(*args))[1])
+
+    def looks_at(number):
+        def f(model):
+            before = nnx.clone(model)
+            model(X)
+            return what(before, model)
+
+        model = ManyLayers(number)
+        looks.clear()
+        lost = caught(lambda: getattr(st, how)(f)(model if how == "jit" else sized(model, 2)))
+        # Under vmap the values are concrete, and any other value may be what was changed.
+        assert bool(lost) == loses or how == "vmap"
+        return len(looks)
+
+    assert looks_at(32) <= 4 * looks_at(8) + 32
+
+
 # What is new, and what is gone
 
 
@@ -821,6 +871,24 @@ def test_what_is_one_for_all_elements_is_said_to_be_written_in_place_as_nnx_writ
     ours, nnxs = kind(), kind()
     assert not caught(lambda: along_none("st", in_place=True)(ours))
     along_none("nnx")(nnxs)
+    np.testing.assert_allclose(ours.seen(), nnxs.seen(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [WithDropout, WithCount, WithMetric])
+def test_pmap_writes_what_the_first_device_has_as_nnx_does_and_says_so(kind):
+    """On several devices, where their values differ, in `on_eight_devices.py`."""
+
+    def mapped(library, **told):
+        return library.pmap(lambda model, x: model(x), in_axes=(None, 0), **told)
+
+    message = message_of(lambda: mapped(st)(kind(), X[None]))
+    assert (
+        "is None there is one object for all devices, and `in_place=True` writes what the first device has" in message
+    )
+    assert [code.count("in_place=True") for code in fixes_in(message)] == [0]
+    ours, nnxs = kind(), kind()
+    assert not caught(lambda: mapped(st, in_place=True)(ours, X[None]))
+    mapped(nnx)(nnxs, X[None])
     np.testing.assert_allclose(ours.seen(), nnxs.seen(), rtol=1e-6)
 
 

@@ -154,6 +154,7 @@ class Parameters(NamedTuple):
         """
         if self.is_label(tree):
             return tree
+        _forbid_state_of_nnx(tree, self.model, name)
         found: dict[int, tuple[Any, Path]] = {}
         for number, label, path in labels(tree, self.model, self.is_label, name):
             before, first = found.setdefault(number, (label, path))
@@ -167,9 +168,12 @@ class Parameters(NamedTuple):
         return self._rebuilt(empty[self.model.root], lambda number, _: label_of.get(number, NOTHING), again=False)
 
     def is_label(self, obj: Any) -> bool:
-        """Whether an object in a prefix of the model is a label, and not a node of the model's."""
-        cls = type(obj)
-        return obj is None or not any(type(op) is Node and op.type.cls is cls for op, _ in self.model.records)
+        """Whether an object in a prefix of the model is a label, and not a node.
+
+        Optax has JAX flatten masks and labels, so a node of a class that the model does not have, such as a dictionary
+        or a `State` of Flax NNX, is no label either, but a tree of another shape.
+        """
+        return _is_nothing(obj) or node_type_of(obj) is None
 
     def _places(self, tree: Any) -> Iterator[tuple[int, Any, Path] | None]:
         """What a tree has where the model has its leaves, each pair of a record and an object once; None: no match."""
@@ -322,6 +326,21 @@ class Models(NamedTuple):
             return part.cut_labels(given(part.whole(tree)), name)
 
         return of
+
+
+def _forbid_state_of_nnx(tree: Any, model: Walked, name: str) -> None:
+    """Raises if a mask or labels have the shape of `nnx.state(model)`, and the optimizer is given the model itself."""
+    root = model.node(model.root)
+    is_state = type(tree).__module__ == "flax.nnx.statelib"
+    if is_state and root is not None and root.type.cls is not type(tree):
+        raise SharingMismatchError(
+            f"The transformation's `{name}` is a `{type(tree).__name__}` of Flax NNX, but the optimizer is given a "
+            f"`{root.type.cls.__name__}`.\n"
+            "Each parameter is looked up at its path in the model. Put the values into a tree of the model's shape:\n"
+            "    whole = sharedtree.tree.map(lambda _: False, model)\n"
+            f"    nnx.update(whole, {name})\n"
+            f"    {name} = whole"
+        )
 
 
 def _exactly(cls: type) -> str:

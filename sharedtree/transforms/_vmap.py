@@ -219,6 +219,15 @@ class PmapTransform(VmapTransform):
         """True: nothing tells."""
         return True
 
+    def unwritable(self, call: Call, number: int | None, value: Any) -> str:
+        """Leaves with the axis None are one for all devices. JAX takes what the first has, and compares nothing."""
+        if number not in call.leaves_labelled(None):
+            return super().unwritable(call, number, value)
+        return (
+            "Where `in_axes` is None there is one object for all devices, and `in_place=True` writes what the first "
+            "device has into it, whatever the others have."
+        )
+
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Those that `static_broadcasted_argnums` chooses."""
         return several(self.options.get("static_broadcasted_argnums", ()))

@@ -17,7 +17,8 @@ other one is lost.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ...core._by_identity import IdentityDict, IdentitySet
@@ -118,6 +119,22 @@ def _place(path: Path) -> Place:
     return tuple([str(name_in(key)) for key in path])
 
 
+class _Made(NamedTuple):
+    """What a result was made of.
+
+    Attributes:
+        sources: what its leaves were computed from, as bits of `_Flow`.
+        is_known: whether the program tells this of each leaf that is no gradient.
+        has_value: whether it has a leaf that is no gradient.
+        has_gradient: whether it has one that is.
+    """
+
+    sources: int
+    is_known: bool
+    has_value: bool
+    has_gradient: bool
+
+
 class _Returned:
     """Changes beside what is returned.
 
@@ -125,6 +142,10 @@ class _Returned:
         changes: in what was received, whose holders and values are not returned themselves.
         received: what the function received, as it is now.
         out: what it returned.
+
+    Cost: linear in both trees and the program, and one look for each pair of a module and a result that was computed
+    from it, until the module's changes are found. What was not computed from it is not looked at: a model of a hundred
+    layers, all of which are lost beside a gradient, is compared with no part of the gradient.
     """
 
     def __init__(self, changes: Sequence[Change], received: Walked, out: Walked) -> None:
@@ -150,15 +171,87 @@ class _Returned:
         self._modules = {number: _module(self._received, number) for modules in levels for number in modules}
         # A copy of the model tells more than one of a layer, so we go from the outside in.
         for modules in levels:
-            covered = {number: self._covered_by_copies(number, left, taken) for number in modules}
-            owners = _matched({number: list(copies) for number, copies in covered.items()})
-            for number, copies in covered.items():
-                for copy, changes in copies.items():
-                    # One `State` may have the parameters and another one the rest.
-                    if owners.setdefault(copy, number) == number:
-                        left -= changes
+            owners = self._owners(modules, left, taken)
             taken.update(*[self._out.below(copy).reached for copy in owners])
         return [change for i, change in enumerate(self._changes) if i in left]
+
+    def _owners(self, modules: Sequence[int], left: set[int], taken: set[int]) -> dict[int, int]:
+        """Copy → the module that it accounts for. What a module's copies have is taken away from `left`."""
+        changes = {}
+        for number in modules:
+            below = self._modules[number].places
+            own = {i for record in self._changes_of.keys() & below.keys() for i in self._changes_of[record]} & left
+            if own:
+                changes[number] = own
+        if not changes:
+            return {}
+        candidates = _Candidates(self, changes, taken)
+        covered: dict[tuple[int, int], set[int]] = {}
+
+        def covers(number: int, copy: int) -> set[int]:
+            if (number, copy) not in covered:
+                before, after = self._modules[number], self._result(copy)
+                covered[number, copy] = {i for i in changes[number] if self._has(i, before, after)}
+            return covered[number, copy]
+
+        owners = _matched(changes, candidates, covers)
+        for copy, number in owners.items():
+            left -= covers(number, copy)
+        # One `State` may have the parameters and another one the rest.
+        for number, own in changes.items():
+            copies = candidates.free(number, owners) if own & left else ()
+            for copy in copies:
+                if covers(number, copy) & left:
+                    owners[copy] = number
+                    left -= covers(number, copy)
+                if not own & left:
+                    break
+        return owners
+
+    @functools.cached_property
+    def _changes_of(self) -> dict[int, list[int]]:
+        """The number of a received object → the changes in it."""
+        grouped: dict[int, list[int]] = {}
+        for i, change in enumerate(self._changes):
+            grouped.setdefault(change.number, []).append(i)
+        return grouped
+
+    def _result(self, copy: int) -> _Module:
+        if copy not in self._results:
+            self._results[copy] = _module(self._out, copy)
+        return self._results[copy]
+
+    def is_removal(self, index: int) -> bool:
+        """Whether a change is that something is gone."""
+        return self._changes[index].kind == "removes"
+
+    def class_of(self, number: int) -> type:
+        """The class of a received module."""
+        return type(self._received.objects[number])
+
+    def copies_of(self, cls: type) -> Sequence[int]:
+        """The results of a class, or all mappings, that were not received themselves."""
+        return self._copies.get(cls, ())
+
+    @functools.cached_property
+    def made(self) -> dict[int, _Made]:
+        """The number of a record of the result → what it was made of."""
+        made: dict[int, _Made] = {}
+        for number in sorted(self._out.reached):  # children come before their parents in the table
+            op, children = self._out.records[number]
+            leaf = self._out.objects[number]
+            parts = [made[child] for child in children if self._out.holds_leaf[child]]
+            if op is LEAF and is_gradient(leaf):
+                made[number] = _Made(0, is_known=True, has_value=False, has_gradient=True)
+            elif op is LEAF:
+                sources = self.flow.sources_of(leaf)
+                made[number] = _Made(sources or 0, sources is not None, has_value=True, has_gradient=False)
+            else:
+                sources = functools.reduce(operator.or_, [part.sources for part in parts], 0)
+                has_value = any(part.has_value for part in parts)
+                has_gradient = any(part.has_gradient for part in parts)
+                made[number] = _Made(sources, all(part.is_known for part in parts), has_value, has_gradient)
+        return made
 
     def _holding_modules(self) -> list[list[int]]:
         """The received modules that hold a change, by how many others they are in."""
@@ -189,20 +282,6 @@ class _Returned:
         node = self._received.node(number)
         return node is not None and not node.type.is_plain and node.type.cls is not Arguments
 
-    def _covered_by_copies(self, number: int, left: set[int], taken: set[int]) -> dict[int, set[int]]:
-        """What may be a copy of a received module → the changes that it has."""
-        before = self._modules[number]
-        covered: dict[int, set[int]] = {}
-        own = {i for i in left if self._changes[i].number in before.places}
-        cls = type(self._received.objects[number])
-        for copy in (*self._copies.get(cls, ()), *self._copies.get(Mapping, ())):
-            if copy not in taken:
-                after = self._results.get(copy) or self._results.setdefault(copy, _module(self._out, copy))
-                changes = {i for i in own if self._has(i, before, after)}
-                if changes:
-                    covered[copy] = changes
-        return covered
-
     def _has(self, index: int, before: _Module, after: _Module) -> bool:
         """Whether a change of a received module is in what may be a copy."""
         change = self._changes[index]
@@ -219,7 +298,7 @@ class _Returned:
         change = self._changes[index]
         node = after.nodes.get(place)
         is_variable = node is not None and type(self._out.objects[node]) is type(change.holder)
-        flow = self._flow
+        flow = self.flow
         return any(
             self._is_made(index, leaf, before, after) if is_variable else flow.is_from_change(index, leaf)
             for leaf in self._leaves_at(place, after)
@@ -238,7 +317,7 @@ class _Returned:
         received = self._changes[index].leaf
         if received is not None and leaf is self._received.objects[received]:
             return False
-        flow = self._flow
+        flow = self.flow
         if not flow.is_known(index, leaf):
             return not is_gradient(leaf)
         if flow.is_from_change(index, leaf):
@@ -256,8 +335,9 @@ class _Returned:
         return self._are_copies[key]
 
     @functools.cached_property
-    def _flow(self) -> "_Flow":
+    def flow(self) -> "_Flow":
         objects = self._received.objects
+        """What was computed from what in the program that is traced."""
         return _Flow(
             [_values_of(change) for change in self._changes],
             [[] if change.leaf is None else [objects[change.leaf]] for change in self._changes],
@@ -270,24 +350,124 @@ def _values_of(change: Change) -> list[Any]:
     return [] if change.kind == "removes" else list(walked(change.value).leaves.values())
 
 
-def _matched(options: Mapping[int, Sequence[int]]) -> dict[int, int]:
+class _Candidates:
+    """The results that may have what was changed in some modules, the likely ones first.
+
+    Args:
+        returned: the modules and the results.
+        changes: module → the numbers of its changes.
+        taken: results that account for other modules already.
+    """
+
+    def __init__(self, returned: _Returned, changes: Mapping[int, set[int]], taken: set[int]) -> None:
+        self._flow = returned.flow
+        self._changes = changes
+        self._classes = {number: returned.class_of(number) for number in changes}
+        self._removes = {i for own in changes.values() for i in own if returned.is_removal(i)}
+        self._is_known = {number: all(map(self._flow.is_in_program, own)) for number, own in changes.items()}
+        self._changed = {number: self._flow.bits("changed", own) for number, own in changes.items()}
+        modules = self._flow.bits("module", changes)
+        changed = self._flow.bits("changed", set().union(*changes.values()))
+        self._groups = {
+            cls: _CandidatesOfClass(
+                {copy: returned.made[copy] for copy in returned.copies_of(cls) if copy not in taken}, changed, modules
+            )
+            for cls in (*set(self._classes.values()), Mapping)
+        }
+
+    def of(self, number: int) -> Iterator[int]:
+        """The results that may have a change of a module; some of them twice."""
+        for group in (self._groups[self._classes[number]], self._groups[Mapping]):
+            if not self._removes.isdisjoint(self._changes[number]):
+                yield from group.models  # what is gone left no value that tells
+            elif self._is_known[number]:
+                yield from _at_bits(self._changed[number], group.by_change)
+                yield from group.unknown
+                yield from _at_bits(self._flow.bits("module", (number,)), group.by_module)
+            else:
+                yield from group.values
+
+    def free(self, number: int, owners: Mapping[int, int]) -> Iterator[int]:
+        """Those of them that no module has."""
+        return (copy for copy in self.of(number) if copy not in owners)
+
+
+class _CandidatesOfClass:
+    """The results of one class by what they were computed from.
+
+    Args:
+        made: what each of them was made of.
+        changed: the bits of the changes that are asked for.
+        modules: the bits of the modules that are asked for.
+    """
+
+    def __init__(self, made: Mapping[int, _Made], changed: int, modules: int) -> None:
+        self._made = made
+        self._changed = changed
+        self._modules = modules
+        self.unknown = [copy for copy, how in made.items() if not how.is_known]
+        self.values = [copy for copy, how in made.items() if how.has_value]
+        self.models = [copy for copy, how in made.items() if how.has_value or not how.has_gradient]
+
+    @functools.cached_property
+    def by_change(self) -> dict[int, list[int]]:
+        """The bit of a change → the results that were computed from it."""
+        return self._by_bit(self._changed)
+
+    @functools.cached_property
+    def by_module(self) -> dict[int, list[int]]:
+        """The bit of a module → the results that were computed from its leaves.
+
+        Each layer of a model is computed from all that come before it, so this may be a quadratic number of results. It
+        is made when the changes alone do not tell.
+        """
+        return self._by_bit(self._modules)
+
+    def _by_bit(self, asked: int) -> dict[int, list[int]]:
+        table: dict[int, list[int]] = {}
+        for copy, how in self._made.items():
+            for bit in _bit_numbers(how.sources & asked):
+                table.setdefault(bit, []).append(copy)
+        return table
+
+
+def _bit_numbers(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def _at_bits(mask: int, table: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    for bit in _bit_numbers(mask):
+        yield from table.get(bit, ())
+
+
+def _matched(modules: Iterable[int], candidates: _Candidates, covers: Callable[[int, int], set[int]]) -> dict[int, int]:
     """Copy → module, so that as many modules as possible have a copy of their own.
 
     Args:
-        options: module → its possible copies.
+        modules: those that need one.
+        candidates: the results that may be a copy.
+        covers: (module, result) → the changes of the module that the result has.
     """
     owners: dict[int, int] = {}
 
     def finds(module: int, asked: set[int]) -> bool:
-        for copy in options[module]:
-            if copy not in asked:
+        for copy in candidates.free(module, owners):
+            if covers(module, copy):
+                owners[copy] = module
+                return True
+        # Another module may do with another copy.
+        for copy in candidates.of(module):
+            if copy not in asked and covers(module, copy):
                 asked.add(copy)
-                if copy not in owners or finds(owners[copy], asked):
+                if finds(owners[copy], asked):
                     owners[copy] = module
                     return True
         return False
 
-    for module in options:
+    for module in modules:
         finds(module, set())
     return owners
 
@@ -312,6 +492,7 @@ class _Flow:
         modules: Mapping[int, Sequence[Any]],
     ) -> None:
         self._changed = [[program_tracer(value) for value in values] for values in changed]
+        self._program = next((tracer for tracers in self._changed for tracer in tracers if tracer is not None), None)
         self._bits: dict[tuple[str, int], int] = {}
         self._sources: IdentityDict[int] = IdentityDict()  # tracer → the questions that ask for it, a bit each
         tables = {"changed": enumerate(changed), "received": enumerate(received), "module": modules.items()}
@@ -322,6 +503,23 @@ class _Flow:
                     if tracer is not None:
                         self._sources[tracer] = self._sources.get(tracer, 0) | bit
         self._reached: IdentityDict[int] = IdentityDict()  # operation → what its operands were computed from
+
+    def bits(self, question: str, numbers: Iterable[int]) -> int:
+        """The bits that stand for changes ("changed") or modules ("module") in what a leaf was computed from."""
+        return functools.reduce(operator.or_, [self._bits[question, number] for number in numbers], 0)
+
+    def is_in_program(self, change: int) -> bool:
+        """Whether what a change put there are values of the program."""
+        tracers = self._changed[change]
+        return bool(tracers) and all(map(self._is_in_program, tracers))
+
+    def _is_in_program(self, tracer: Any) -> bool:
+        return tracer is not None and self._program is not None and are_of_one_program((tracer, self._program))
+
+    def sources_of(self, leaf: Any) -> int | None:
+        """What a leaf was computed from, as bits; None if it is no value of the program."""
+        tracer = program_tracer(leaf)
+        return self._sources_of(tracer) if self._is_in_program(tracer) else None
 
     def is_known(self, change: int, leaf: Any) -> bool:
         """Whether the program tells if a leaf was computed from what was changed."""
