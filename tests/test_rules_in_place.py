@@ -200,6 +200,7 @@ def assert_as_vanilla(ours, vanilla, model, x):
     assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(model))
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     ("way", "make"),
     # What the rule does by itself shows where it is called.
