@@ -9,6 +9,7 @@ keep all of their frames, since to leave JAX's out takes longer than what most o
 there for the whole run is not looked at in each collection of garbage, of which there are fewer than is usual.
 """
 
+import collections
 import gc
 import os
 import tempfile
@@ -76,6 +77,18 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks most cases of the tests that are `sampled` as slow, before `-m` chooses among them."""
+    num_cases = collections.Counter()
+    for item in items:
+        if (sampled := item.get_closest_marker("sampled")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if num_cases[test] % sampled.kwargs["every"]:
+                item.add_marker(pytest.mark.slow)
+            num_cases[test] += 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -100,6 +100,7 @@ def caught(call):
     return result, [str(w.message) for w in record if w.category is st.UntiedWarning]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("holding", HOLDING)
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_half_a_gradient_is_said(gradient, holding):

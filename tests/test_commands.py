@@ -187,6 +187,7 @@ def test_show_imports_nothing_that_the_file_names(python, saved, tmp_path, comma
     assert python(tmp_path, "-c", code).splitlines()[-1] == "[0, 0, 1]"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
 def test_colours_are_for_terminals_with_rich(tied):
     pytest.importorskip("rich")
@@ -256,6 +257,7 @@ def test_streams_that_are_closed(arguments, saved, monkeypatch, capsys):
         assert main([*arguments, path]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("closed", "expected"), [(">&-", (2, CLOSED)), ("2>&-", (0, "")), (">&- 2>&-", (2, ""))])
 def test_streams_that_a_shell_has_closed(closed, expected, saved):
     program = [sys.executable, "-m", "sharedtree", "verify", saved([1])]

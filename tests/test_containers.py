@@ -55,6 +55,7 @@ def test_what_is_one_object_outside_is_one_object_inside_and_after(tree):
     assert len(inside) == 2 or partition(copy_dag(tree)) != classes  # other sharing between the arguments
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", [name_of(t) for t in SCENARIOS if SCENARIOS[t].tested != "on_eight_devices"])
 def test_ties_inside_every_transform_and_of_what_comes_out(name):
     ((transform, scenario),) = [(t, each) for t, each in SCENARIOS.items() if name_of(t) == name]
@@ -108,6 +109,7 @@ def test_modules_in_containers_pass_through_and_containers_in_modules_are_shared
         assert out["own"] is shared  # it is part of what passed through
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     ("name", "place"),
     # To Equinox's filters a bare deque is static, and cannot be hashed; we compare it by what is in it.

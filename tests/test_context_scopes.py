@@ -501,6 +501,7 @@ def test_two_threads_that_flatten_at_once_in_one_context_are_an_error():
     assert flatten([jnp.ones(3)]) == 1
 
 
+@pytest.mark.slow
 def test_a_context_that_is_open_at_the_end_of_the_process():
     code = """if True:
         import sharedtree as st

@@ -91,6 +91,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", WAYS)
 @given(args=hst.one_of(soft_arguments(), strategies.arguments()), data=hst.data())
 @settings(max_examples=15)

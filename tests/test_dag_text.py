@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given
 
 import sharedtree as st
@@ -48,6 +49,7 @@ def test_on_one_line_and_on_several():
     assert repr(st.Dag(w)) == "Dag(float32[2,3])"
 
 
+@pytest.mark.slow
 def test_it_ends_however_large_or_deep_the_model_is():
     deep = np.ones(1)
     for _ in range(20_000):

@@ -113,6 +113,7 @@ def test_a_good_run_reports_no_failure(report):
     assert report.bytes_per_second > 0
 
 
+@pytest.mark.slow
 def test_the_report_counts_each_array_once(report):
     assert abs(report.first_loss - math.log(256)) < 0.1
     for ties in (report.ties_before, report.ties_after):
@@ -205,6 +206,7 @@ def test_rotated_vectors_know_only_how_far_apart_they_are(getkey):
     assert abs(products[0, 0] - products[0, 3]) > 1e-2
 
 
+@pytest.mark.slow
 def test_training_equals_vanilla_jax_with_the_gradient_summed_by_hand(demo):
     assert all(leaf.is_deleted() for leaf in demo.leaves)  # donated, the tied one too
     twin = jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, new_model())

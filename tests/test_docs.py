@@ -143,6 +143,7 @@ def skip_without_needs(path):
             pytest.importorskip("flax", minversion="0.12.1")
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(path, marks=[pytest.mark.slow] if path.name in SLOW_PAGES else []) for path in PAGES],

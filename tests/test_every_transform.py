@@ -116,6 +116,7 @@ def leaves(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree) if eqx.is_array_like(x) or isinstance(x, jax.Array)]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("transform", list(found()))
 def test_a_right_answer_or_an_error_that_says_what_to_do(transform):
     options = options_of(transform)

@@ -79,6 +79,7 @@ def test_why_it_was_traced_again():
         assert reason in str(explanation)
 
 
+@pytest.mark.slow
 def test_why_arguments_outside_modules_had_it_traced_again():
     f = st.jit(lambda net, batch, mode=None: batch["x"] * 2, static_argnames="mode")
     net = Pair(jnp.ones(2), jnp.ones(2))

@@ -144,6 +144,7 @@ each_layer = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sampled(every=3)
 @each_layer
 def test_differentiated_under_jit_in_place(name):
     make, inputs, _ = LAYERS[name]
@@ -161,6 +162,7 @@ def test_differentiated_under_jit_in_place(name):
         assert_equal(mine, reference)
 
 
+@pytest.mark.sampled(every=3)
 @each_layer
 def test_under_vmap_in_place(name):
     """A stack of two layers, each on an input of its own; against the two, one after the other."""

@@ -272,6 +272,7 @@ ROWS = {
 }
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", ROWS)
 def test_row(name):
     build, theirs, ours = ROWS[name]

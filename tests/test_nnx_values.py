@@ -81,6 +81,7 @@ def values_of(model):
     return jax.tree.leaves(nnx.to_pure_dict(nnx.state(model)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("donated", [(), (0,)], ids=["kept", "donated"])
 def test_twins_train_as_under_nnx(donated):
     ours, theirs = Twins(), Twins()

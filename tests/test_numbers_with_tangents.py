@@ -80,6 +80,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("number", NUMBERS)
@@ -99,6 +100,7 @@ def test_tangents(holder, number, change, operation):
         assert type(found) is not Raised, (want, found)
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("holder", ["bare", "list", "Equinox", "registered"])

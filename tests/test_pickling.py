@@ -118,6 +118,7 @@ def loaded(payload, treedefs, dag):
     return st.Dag(compiled(dag).tree)
 
 
+@pytest.mark.slow
 def test_dags_and_executables_cross_into_a_spawned_process():
     dag = st.Dag(tied())
     double = jax.jit(lambda d: jax.tree.map(lambda x: 2 * x, d))

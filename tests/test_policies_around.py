@@ -89,6 +89,7 @@ def run(outer, inner, f, model, **told):
     return caught
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("outer", OUTER)

@@ -227,6 +227,7 @@ TREES = {
 DAILY = ("both",)
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in DAILY)) for k in TREES])
 @pytest.mark.parametrize("name", CALLS)
 def test_the_process_is_as_it_was(name, kind, tmp_path, monkeypatch):
@@ -341,6 +342,7 @@ def test_a_model_too_deep_for_optax_is_an_error_before_jax_sees_it(depth):
         assert paths == ("",)
 
 
+@pytest.mark.slow
 def test_an_endless_recursion_elsewhere_is_no_crash():
     """It was, once a deep model had raised the limit for good."""
     program = """

@@ -191,6 +191,7 @@ def training(count):
     return lambda field, state, batches: st.scan(iteration, (field, state), batches)
 
 
+@pytest.mark.slow
 def test_a_sweep_over_learning_rates():
     """Stacked models and optimizer states as operands of one vmap, in which a tied weight is mapped once."""
     tx, rates, count = st.optimizer(TX), jnp.array(RATES), {"traces": 0}

@@ -57,6 +57,7 @@ REVERSE = {
 }
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("f", [loss, read, untouched])
 @pytest.mark.parametrize("how", REVERSE)
 def test_in_a_module_of_equinox_it_is_handed_to_the_function(how, f):

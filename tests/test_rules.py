@@ -125,6 +125,7 @@ def made_by(kind, change=lambda f: f):
     return change(MAKERS[kind]())
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_under_our_transforms(kind):
     f, net = made_by(kind), tied()

@@ -78,6 +78,7 @@ def agree(want, found):
     return want == found
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("name", COTANGENTS)
 @pytest.mark.parametrize("args", [FLOATS, WITH_INTEGERS], ids=["floats", "integers"])
 def test_cotangents(name, args):

@@ -416,6 +416,7 @@ def require_as_in_python(situation, transform, **options):
     assert whole(args, known) == by_python(situation, times if options else 0)
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("transform", [*IN_PLACE, *TREATED_APART])
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_place(kind, transform):
@@ -431,6 +432,7 @@ def test_moves_that_cannot_be_repeated(kind, transform):
             require_as_in_python(made(kind, name), transform, in_place=True)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("kind", "transform"),
     # What is a value goes the same way for both kinds.
@@ -492,6 +494,7 @@ TWO_TREATMENTS = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("treatments", TWO_TREATMENTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_treatments(kind, treatments):
@@ -525,6 +528,7 @@ def test_two_treatments(kind, treatments):
 # Carries that hold one model twice ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_change_places_in_a_carry(kind, loop):

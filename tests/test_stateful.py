@@ -125,6 +125,7 @@ class Theirs:
     parameters = staticmethod(lambda model: eqx.filter(model, eqx.is_inexact_array))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["batch", "index", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ema", "spectral"))]
 )
@@ -200,6 +201,7 @@ DIFFERENTIATED = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("how", "kind"), [*[(how, "ema") for how in DIFFERENTIATED], ("grad", "index")])
 def test_of_the_arrays_with_which_a_state_begins_no_gradient_is_missed(how, kind):
     """`equinox.nn.State` leaves them in the model, where nobody reads them. The oracle is a state of copies."""

@@ -131,6 +131,7 @@ DAILY_CASES = [
 ]
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize(("kind", "how"), DAILY_CASES)
 def test_the_same_model_is_traced_once_and_keeps_its_objects(kind, how):
     m = model(how, kind)
@@ -193,6 +194,7 @@ def check_eager(function, kind, how):
     assert len(kept) == 2
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("kinds", [EACH_DAY, pytest.param(tuple(KINDS), marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("how", MODELS)
 @pytest.mark.parametrize("function", [*TREE_FUNCTIONS, *TRANSFORMS])
@@ -207,6 +209,7 @@ def test_an_eager_result_has_the_objects_of_its_own_input(function, how, kinds):
     assert not faults
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kinds", [EACH_DAY, pytest.param(tuple(KINDS), marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("how", MODELS)
 def test_a_transform_that_compares_takes_the_same_model(how, kinds):
@@ -232,6 +235,7 @@ def test_a_transform_that_compares_takes_the_same_model(how, kinds):
     assert not faults
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.filterwarnings("ignore::sharedtree.RetraceWarning")  # each kind is traced anew
 @pytest.mark.parametrize("how", ["st.Module", "NNX", "auxiliary data", "with keys"])
 @pytest.mark.parametrize("transform", ["jit", "grad", "vmap"])
@@ -432,6 +436,7 @@ def test_shardings_that_change_are_read_when_the_function_is_wrapped():
         axes[0] = 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sharedtree.RetraceWarning")
 def test_what_was_freed_is_not_mistaken_for_what_is_at_its_address():
     f = st.jit(lambda m: m.weight * m.note.scale)
@@ -471,6 +476,7 @@ DIFFERENT_EACH_TIME = {
 }
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("how", ["static field", "field", "auxiliary data", "st.Module"])
 @pytest.mark.parametrize("kind", DIFFERENT_EACH_TIME)
 def test_a_static_value_that_is_new_on_every_call_is_said_once(kind, how):
@@ -499,6 +505,7 @@ def test_a_few_static_values_in_turn_are_not_worth_a_word():
             f(Held(jnp.ones(2), mode))
 
 
+@pytest.mark.slow
 def test_static_values_that_change_with_the_shapes_are_not_worth_a_word():
     f = st.filter_jit(lambda m, x: jax.vmap(m)(x))
     for width in (8, 16, 32, 64, 128):
@@ -567,6 +574,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("how", ["dataclass", "st.Module", "NNX"])
 @pytest.mark.parametrize("kind", ["list", "config", "frozen config", "loose"])
@@ -703,6 +711,7 @@ MOVES = {
 }
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("how", ["st.Module", "NNX", "hand-written"])
 @pytest.mark.parametrize("transform", ["jit", "grad", "checkpoint"])

@@ -102,6 +102,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_cold_function_called_at_once(kind):
     flags = (None,) if kind == "static" else ()
@@ -156,6 +157,7 @@ def test_first_calls_of_each_transform(name):
         assert all(map(np.array_equal, values, leaves))
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_first_calls_in_place(name):
     """Each thread has a model of its own, and writes into that one only."""

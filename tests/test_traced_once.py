@@ -82,6 +82,7 @@ def traces(transform, counting, functions):
     return counting.count
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("transform", EACH)
 @pytest.mark.parametrize("make", [*KINDS.values(), lambda counting: st.jit(counting.function())])
 def test_wrapping_the_same_function_again_is_no_new_trace(transform, make):

@@ -77,6 +77,7 @@ RELEASES = [
 ]
 
 
+@pytest.mark.slow
 def test_other_releases_and_none():
     cases = [(name, installed) for name, installed, _ in RELEASES]
     outcomes = run(

@@ -30,6 +30,7 @@ COMPILE_LONG = ("diffrax", "optimistix", "lineax", "distreqx", "quax")
 EACH = [pytest.param(each, marks=pytest.mark.slow) if each.file in COMPILE_LONG else each for each in matrix.LIBRARIES]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("column", matrix.COLUMNS)
 @pytest.mark.parametrize("library", EACH, ids=lambda library: library.file)
 def test_cell(library, column):

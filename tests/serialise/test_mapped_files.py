@@ -115,6 +115,7 @@ def test_a_mapping_becomes_memory_only_once(path, monkeypatch):
     assert_expected(st.load(path))
 
 
+@pytest.mark.slow
 def test_what_writes_through_another_object(path):
     """A compressed stream has the descriptor of the file below it."""
     model = st.load(saved(path), mmap=True)

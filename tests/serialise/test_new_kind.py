@@ -52,6 +52,7 @@ def package(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_new_kind_is_one_row(package):
     printed = run(PROGRAM, cwd=package, PYTHONPATH=str(package), JAX_PLATFORMS="cpu")
     loaded, inspected, audited, refused, operands = json.loads(printed)

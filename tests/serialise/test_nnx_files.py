@@ -106,6 +106,7 @@ def assert_same(one: Any, two: Any) -> None:
         assert nnx.split(one)[0] == nnx.split(two)[0]  # the definition of a graph has the ties
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in MAKE])
 def test_what_is_loaded_is_what_was_saved(name):
     module = MAKE[name]()

@@ -85,6 +85,7 @@ assert sorted(glob.glob("ran_*")) == ["ran_flax", "ran_optax"]
 """
 
 
+@pytest.mark.slow
 def test_libraries_beside_a_file_are_not_run(forged):
     for name in LIBRARIES:
         write(forged / f"{name}.safetensors", [f"{name}:ScaleByScheduleState"])

@@ -165,6 +165,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.filterwarnings("ignore")  # of Orbax's own
 @pytest.mark.parametrize("how", ["removed", *DAMAGE])
 @pytest.mark.parametrize("kind", ["plain", "ocdbt"])

@@ -69,6 +69,7 @@ def test_a_named_pipe_is_opened_once(name, files, tmp_path, python):
     assert of_file == of_pipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -93,6 +93,7 @@ def names_in(path):
     return {request.name for request in st.audit(path).requests if not request.allowed}
 
 
+@pytest.mark.slow
 def test_what_is_written(project, old):
     manifest = Draft((project / "net.safetensors").read_bytes()).manifest
     assert manifest["main"] == "train"

@@ -128,6 +128,7 @@ if Fixed is not None:
 )
 
 
+@pytest.mark.slow
 def test_other_numbers_of_children_and_static_values_are_an_error():
     lines = run(TRIED, options=("-X", "faulthandler")).splitlines()
     names = {line.split()[0] for line in lines}

@@ -142,6 +142,7 @@ def changing(monkeypatch):
     return begin
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("size", NBYTES)
 @pytest.mark.parametrize("make", MEMORY)
 @pytest.mark.parametrize("save", WAYS)

@@ -137,6 +137,7 @@ def forged_with(name, value=RELU):
         yield [["object", 0, [value]]], [{"name": cls, "kind": kind, "fields": [name]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [RELU, ["int", "1"], None, "text"], ids=str)
 def test_no_undeclared_attribute_of_any_kind(value):
     import optax  # noqa: F401

@@ -82,6 +82,7 @@ def test_show_and_draw_print_what_the_functions_do(make, command, tmp_path, monk
     assert command("draw", tmp_path / "none")[0] == 2
 
 
+@pytest.mark.slow
 def test_draw_needs_no_class_of_the_file(tmp_path):
     pytest.importorskip("igraph")
     pytest.importorskip("drawsvg")
@@ -121,6 +122,7 @@ def test_draw_without_a_library_says_what_to_install(command, tmp_path, monkeypa
     assert "pip install igraph drawsvg" in err
 
 
+@pytest.mark.slow
 def test_a_terminal_that_has_no_sign_for_times(tmp_path):
     st.save(tmp_path / "m.safetensors", [jnp.ones(2) for _ in range(5)])
     code = f"from sharedtree.__main__ import main; main(['show', {str(tmp_path / 'm.safetensors')!r}])"
