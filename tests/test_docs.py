@@ -244,6 +244,7 @@ PUBLIC_MODULES = (
     "",
     ".compat",
     ".errors",
+    ".linen",
     ".nn",
     ".optim",
     ".orbax",
