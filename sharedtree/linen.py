@@ -8,10 +8,9 @@ holds is inside one, and `sharedtree.jit` keeps its ties without a policy. Only 
     here          sharedtree.optimizer(tx).update sharedtree.apply_updates      one for each tied array
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeGuard
-
-from typing_extensions import Self
 
 from .core._by_identity import WeakIdentityDict
 from .core._printing import shown
@@ -80,7 +79,9 @@ class TrainState(_of_flax.TrainState):
         True
 
     Limitations: where the loss depends on a sum `a + b` of two tied arrays alone, `jax.grad` may return one array for
-    both paths, which looks like the whole gradient and is half of it. `sharedtree.grad` returns the whole.
+    both paths, which looks like the whole gradient and is half of it. `sharedtree.grad` returns the whole. Leaves that
+    are not floating point have no slots and no updates; Flax's rounds updates for them. A field of a subclass that
+    begins as `params` itself, such as a target, is tied to them: begin with `sharedtree.copy(params)`.
     """
 
     def apply_gradients(self, *, grads: Any, **kwargs: Any) -> Self:
@@ -103,7 +104,7 @@ class TrainState(_of_flax.TrainState):
         """
         params, gradient = self.params, grads
         fast = params.fast if holds_several_models(params) else params
-        require_alike(fast, grads, "grads", "parameters of the state", _how_to_sum)
+        require_alike(fast, grads, "grads", "tree of parameters", _how_to_sum)
         if _is_overwritten(grads):
             params, gradient = params["params"], grads["params"]
         updates, opt_state = _keeping_ties(self.tx).update(gradient, self.opt_state, params)
@@ -147,7 +148,7 @@ def _is_overwritten(tree: Any) -> TypeGuard[Mapping[str, Any]]:
 def _keeping_ties(tx: Any) -> Any:
     """`sharedtree.optimizer(tx)`, which knows what `create` has seen with the same `tx`.
 
-    The state keeps `tx` as it is. Two states of one `tx` have one treedef then, as in Flax, and `replace(tx=...)` works.
+    The state keeps `tx` as it is, so two states of one `tx` have one treedef, and `replace(tx=...)` works, as in Flax.
     """
     return tx if is_optimizer(tx) else optimizer_with(tx, None, _ties_seen_with(tx), _WORDING)
 
@@ -161,16 +162,16 @@ def _ties_seen_with(tx: Any) -> InitialTies:
     seen = _seen.get(owner)
     if seen is None:
         seen = InitialTies(_WORDING)
-        try:
+        # One that allows no weak reference is not remembered. Then a loss of ties under `jax.jit` is not reported.
+        with contextlib.suppress(TypeError):
             _seen[owner] = seen
-        except TypeError:  # it allows no weak reference, and its ties are not remembered
-            pass
     return seen
 
 
 _AROUND = (
-    "`jax.jit` around the step takes a tied `TrainState` apart; its counterpart does not:",
-    "    step = sharedtree.jit(step)",
+    "`jax.jit` around the step takes a tied `TrainState` apart, and so does what reads or moves it as a tree. The "
+    "first of these keeps its ties, the second puts them back:",
+    "    step = sharedtree.jit(step)\n    state = sharedtree.retie(state, like=before)",
 )
 
 _WORDING = Wording(
@@ -181,11 +182,7 @@ _WORDING = Wording(
         "In an eager loop, this keeps ties:",
         "    state = state.replace(params=sharedtree.tree.map(f, state.params))",
     ),
-    meant=(
-        "To say that it is meant, and to begin anew without ties:",
-        "    params = sharedtree.untie(state.params)\n"
-        "    state = state.replace(params=params, opt_state=sharedtree.optimizer(state.tx).init(params))",
-    ),
+    meant=("To say that it is meant, of the state that should have no ties:", "    state = sharedtree.untie(state)"),
     untied_state="`create` makes such a state, and `state.tx.init` does not. Begin anew:\n"
     "    fresh = sharedtree.optimizer(state.tx).init(state.params)\n"
     "    state = state.replace(opt_state=fresh)\n"
@@ -200,8 +197,8 @@ def _how_to_sum(name: str, like: str, *, in_containers: bool) -> str:
         by += " under this policy, which makes lists and dicts carry identity"
         policy = ", policy=sharedtree.Policy(containers=True)"
     return (
-        "A tied weight has one gradient, the sum over its paths. `jax.grad` returns a part of it for each path. Take it "
-        f"with {by}:\n"
+        "A tied weight has one gradient, the sum over its paths. `jax.grad` returns a part of it for each path. Take "
+        f"it with {by}:\n"
         f"    grads = sharedtree.grad(loss_fn{policy})(state.params)\n"
         "`jax.tree.map` and other functions that see trees lose the ties of such a gradient. This keeps them:\n"
         "    grads = sharedtree.tree.map(f, grads)"
