@@ -102,9 +102,9 @@ class TrainState(_of_flax.TrainState):
         Cost: beside the update, a few walks over the nodes of the parameters and the optimizer's state, while a step is
         traced. Arrays are aliased.
         """
-        params, gradient = self.params, grads
-        fast = params.fast if holds_several_models(params) else params
-        require_alike(fast, grads, "grads", "tree of parameters", _how_to_sum)
+        params: Any = self.params
+        gradient = grads
+        require_alike(_differentiated(params), grads, "grads", "tree of parameters", _how_to_sum)
         if _is_overwritten(grads):
             params, gradient = params["params"], grads["params"]
         updates, opt_state = _keeping_ties(self.tx).update(gradient, self.opt_state, params)
@@ -134,7 +134,13 @@ class TrainState(_of_flax.TrainState):
             )
         trained = params["params"] if _is_overwritten(params) else params
         opt_state = _keeping_ties(tx).init(trained)
-        return cls(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **kwargs)
+        make: Any = cls  # Flax's fields are typed more narrowly than what it takes
+        return make(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **kwargs)
+
+
+def _differentiated(params: Any) -> Any:
+    """The parameters that a gradient is of. With `optax.lookahead` these are the fast ones."""
+    return getattr(params, "fast", params) if holds_several_models(params) else params
 
 
 def _is_overwritten(tree: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -158,7 +164,8 @@ _seen: WeakIdentityDict[InitialTies] = WeakIdentityDict()
 
 
 def _ties_seen_with(tx: Any) -> InitialTies:
-    owner = tx.update if isinstance(tx, tuple) else tx
+    update = tx.update
+    owner = update if isinstance(tx, tuple) else tx
     seen = _seen.get(owner)
     if seen is None:
         seen = InitialTies(_WORDING)

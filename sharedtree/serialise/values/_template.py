@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
@@ -335,7 +336,7 @@ def _is_number_as_array(number: Any, array: Any) -> bool:
     """
     kind = _DTYPES.get(type(number))
     is_array = isinstance(array, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-    return kind is not None and is_array and array.shape == () and jax.dtypes.issubdtype(array.dtype, kind)
+    return kind is not None and is_array and array.shape == () and jnp.issubdtype(array.dtype, kind)
 
 
 def _facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
