@@ -81,7 +81,7 @@ for _type in (Context, Dag, Module, Policy, Tie):
     _type.__module__ = __name__  # under which they are printed, pickled and documented
 
 if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `__getattr__` has
-    from . import show as show
+    from . import linen as linen, show as show
 
     # From the files that have them, since mypy takes `serialise.load` for the file.
     from .serialise import orbax as orbax

@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import functools
+import importlib
 import inspect
 import sys
 import types
@@ -196,18 +197,89 @@ def losing(name):
     return lambda: lost_in_a_function(name)
 
 
+def tied_training_state(cls, tx):
+    return cls.create(apply_fn=None, params=tied_dict(), tx=tx)
+
+
+def loss_of_dict(params):
+    return (params["embed"] * params["head"]).sum()
+
+
+def step_of_dict(state):
+    grads = st.grad(loss_of_dict, policy=st.Policy(containers=True))(state.params)
+    return state.apply_gradients(grads=grads)
+
+
+def assert_trains_as_one(state):
+    """After a step under `st.jit`."""
+    state = st.jit(lambda state: step_of_dict(state))(state)
+    assert_one(state.params["embed"], state.params["head"])
+
+
 @scenario
-def lost_in_a_training_state(path):
+def lost_in_a_training_state_of_flax(path):
     from flax.training.train_state import TrainState
 
-    weight = jnp.arange(1.0, 3.0)
-    tx = st.optimizer(optax.sgd(0.1))
-    made = TrainState.create(apply_fn=None, params={"embed": weight, "head": weight}, tx=tx)
-    grads = {"embed": weight, "head": weight}
-    step = lambda state: state.apply_gradients(grads=grads)
-    after = lambda state: assert_one(state.params["embed"], state.params["head"])
-    names = {"state": made, "grads": grads, "model": made.params}
-    return of(lambda: st.jit(lambda state: step(state))(made), st.UntiedWarning, after, **names)
+    made = tied_training_state(TrainState, optax.adam(0.1))
+    return of(
+        lambda: st.jit(lambda state: step_of_dict(state))(made), st.UntiedWarning, assert_trains_as_one, state=made
+    )
+
+
+def lost_around_a_training_state(jit):
+    from sharedtree.linen import TrainState
+
+    before = tied_training_state(TrainState, optax.adam(0.1))
+    loose = jax.tree.map(jnp.copy, before)
+    step = lambda state: step_of_dict(state)
+
+    def after(step, state):
+        new = step(before)
+        assert_one(new.params["embed"], new.params["head"])
+        step(state)  # that its ties are lost has been said
+
+    names = {"state": loose, "before": before, "step": step, "f": lambda x: x}
+    return of(lambda: jit(step)(loose), st.UntiedWarning, after, are_alternatives=True, **names)
+
+
+@scenario
+def half_a_gradient_for_a_training_state(path):
+    from sharedtree.linen import TrainState
+
+    state = tied_training_state(TrainState, optax.sgd(0.1))
+    provoke = lambda: state.apply_gradients(grads=jax.grad(loss_of_dict)(state.params))
+    after = lambda state, grads: assert_trains_as_one(state.apply_gradients(grads=grads))
+    return of(provoke, MISMATCH, after, state=state, loss_fn=loss_of_dict, f=lambda x: 2 * x)
+
+
+@scenario
+def half_a_gradient_for_a_training_state_of_modules(path):
+    from sharedtree.linen import TrainState
+
+    state = TrainState.create(apply_fn=None, params=tied(), tx=optax.sgd(0.1))
+    provoke = lambda: state.apply_gradients(grads=jax.grad(loss)(state.params))
+    after = lambda state, grads: state.apply_gradients(grads=grads)
+    return of(provoke, MISMATCH, after, state=state, loss_fn=loss, f=lambda x: 2 * x)
+
+
+@scenario
+def an_untied_state_of_the_optimizer_of_a_training_state(path):
+    from sharedtree.linen import TrainState
+
+    state = tied_training_state(TrainState, optax.adam(0.1))
+    loose = state.replace(opt_state=optax.adam(0.1).init(state.params))
+    return of(lambda: step_of_dict(loose), MISMATCH, assert_trains_as_one, state=loose)
+
+
+scenarios(
+    lost_around_a_training_state=lambda: lost_around_a_training_state(st.jit),
+    lost_in_an_eager_loop_of_a_training_state=lambda: lost_around_a_training_state(lambda f: f),
+    a_training_state_without_a_transformation=lambda: of(
+        lambda: tied_training_state(st.linen.TrainState, optax.adam),
+        TypeError,
+        lambda tx: tied_training_state(st.linen.TrainState, tx),
+    ),
+)
 
 
 @scenario
@@ -836,13 +908,21 @@ def a_layer_that_a_loop_replaces_in_place(path):
     return of(provoke, MISMATCH, layer=Mutable(weight=0), new=jnp.ones(2))
 
 
-def without(module, call):
+def without(module, call, imported_anew=()):
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, module, None)
+            for name in imported_anew:
+                patch.delitem(sys.modules, name, raising=False)
             call()
 
     return of(provoke, ImportError)
+
+
+@scenario
+def a_training_state_without_flax(path):
+    name = "sharedtree.linen"
+    return without("flax.linen.fp8_ops", lambda: importlib.import_module(name), imported_anew=[name])
 
 
 @scenario

@@ -246,6 +246,7 @@ PUBLIC_MODULES = (
     "",
     ".compat",
     ".errors",
+    ".linen",
     ".nn",
     ".optim",
     ".orbax",

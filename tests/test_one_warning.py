@@ -110,12 +110,12 @@ RECIPES = {
     "TrainState with st.optimizer": (
         lambda: train_state(st.optimizer(optax.adam(0.1))),
         "`TrainState.apply_gradients`",
-        "params = sharedtree.apply_updates(state.params, updates)",
+        "    from sharedtree.linen import TrainState\n    state = TrainState.create(",
     ),
     "TrainState with optax": (
         lambda: train_state(optax.adam(0.1)),
         "`TrainState.apply_gradients`",
-        "params = sharedtree.apply_updates(state.params, updates)",
+        "    from sharedtree.linen import TrainState\n    state = TrainState.create(",
     ),
     "optax.apply_updates": (
         lambda: by(lambda model, updates: optax.apply_updates(model, updates), st.optimizer(optax.adam(0.1))),

@@ -24,6 +24,10 @@ _ROOMS = {
     "tree._plain_data": ("StateReport", "load_state", "register_state", "state"),
 }
 
+# Modules that import another library. `dir` does not list them, for `help` uses all that it lists, and the library may
+# not be installed.
+_NEEDING_OTHERS = ("linen",)
+
 _NAME = __name__.partition(".")[0]
 _PACKAGE = sys.modules[_NAME]
 
@@ -45,7 +49,7 @@ def later(name: str) -> Any:
     Raises:
         AttributeError: if there is no such name. Of one that a recipe replaces, it says where that is.
     """
-    if name in _ROOMS:
+    if name in _ROOMS or name in _NEEDING_OTHERS:
         return importlib.import_module(f"{_NAME}.{name}")
     if name in _RECIPES:
         message = f"module {_NAME!r} has no attribute {name!r}. {_RECIPES[name]}"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from jax import tree_util as jtu
 
 from ._errors import SharingMismatchError
-from ._printing import shown
+from ._printing import MOST_PATHS, shown
 from ._static_values import Static
 from ._structure import LEAF, Node, Op, Path, Record, canonical
 
@@ -48,8 +48,9 @@ class Mismatch(NamedTuple):
     def error(self, left: str = "the first tree", right: str = "the second") -> SharingMismatchError:
         """The error for two trees that should have one shape."""
         path = jtu.keystr(self.path)
+        where = f"`{path}`" if path else "the root"
         return SharingMismatchError(
-            f"The trees differ in shape at `{path}`: {left} has {self.left} there, {right} {self.right}.\n"
+            f"The trees differ in shape at {where}: {left} has {self.left} there, {right} {self.right}.\n"
             "Ties can only be compared or carried over between trees of one shape. Compare the shapes with\n"
             "    jax.tree.structure(a), jax.tree.structure(b)",
             (path,),
@@ -74,7 +75,7 @@ def pairs(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair | Mismatch
     Args:
         left: one shape.
         right: the other.
-        agree: whether two records agree that are not nodes of one class with equally many children, which do.
+        agree: whether two records agree that are not nodes of one class with the same keys, which do.
     """
     seen: set[tuple[int, int]] = set()
     stack: list[Pair] = [Pair(left.root, right.root, (), ())]
@@ -84,14 +85,25 @@ def pairs(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair | Mismatch
             continue
         seen.add((pair.left, pair.right))
         (op, children), (other, others) = left.records[pair.left], right.records[pair.right]
-        if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls and len(children) == len(others):
+        if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls and op.keys == other.keys:
             yield pair
             above = (*pair.above, pair.left)
             steps = tuple(zip(op.keys, children, others, strict=True))
             stack.extend(Pair(a, b, (*pair.path, key), above) for key, a, b in reversed(steps))
         else:
-            names = (name_of(op, len(children)), name_of(other, len(others)))
+            names = _described(op, len(children), other), _described(other, len(others), op)
             yield pair if agree(pair.left, pair.right) else Mismatch(pair.path, *names)
+
+
+def _described(op: Op, num_children: int, other: Op) -> str:
+    """What a record is, and which of its children another one of its class lacks."""
+    name = name_of(op, num_children)
+    if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls:
+        others = {jtu.keystr((key,)) for key in other.keys}
+        own = [f"`{text}`" for text in [jtu.keystr((key,)) for key in op.keys] if text not in others]
+        if own:
+            return f"{name} ({', '.join(own[:MOST_PATHS])} in this one only)"
+    return name
 
 
 def matching(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair]:

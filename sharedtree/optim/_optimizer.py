@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax.numpy as jnp
 from jax import tree_util as jtu
 
+from ..core._by_identity import WeakIdentityDict
 from ..core._distinct_leaves import distinct
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import node_type_of, require_registered
@@ -21,7 +22,7 @@ from ..libraries._optax import has_labels, with_labels
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import pack_alone
 from ..tree._jax_tree import map as _map, map_updates
-from ._ties_seen_by_init import InitialTies, note_in_state
+from ._ties_seen_by_init import OF_OPTIMIZERS, InitialTies, Wording, note_in_state
 from ._unique_parameters import Models, holds_several_models
 from ._wrt import OF_OPTIMIZER, filter_of, require_nothing_left
 
@@ -90,17 +91,40 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
     `optax.contrib.schedule_free_eval_params`) see a tie as often as it has paths; give them `sharedtree.tree.leaves`
     of a gradient, or `sharedtree.Dag`s.
     """
-    optax = _optax()
+    _optax()
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
         raise TypeError(
             f"`optimizer` takes an optax transformation, which has `init` and `update`, not {shown(tx)}. Functions of "
             "optax make one:\n"
             "    tx = sharedtree.optimizer(optax.adam(1e-3))"
         )
+    return optimizer_with(tx, wrt, InitialTies(), OF_OPTIMIZERS)
+
+
+def is_optimizer(tx: Any) -> bool:
+    """Whether `optimizer` made a transformation."""
+    return bool(_made.get(getattr(tx, "update", None)))
+
+
+_made: WeakIdentityDict[bool] = WeakIdentityDict()
+"""The functions `update` of the transformations that `optimizer` made."""
+
+
+def optimizer_with(
+    tx: Any, wrt: Any, initial_ties: InitialTies, wording: Wording
+) -> "optax.GradientTransformationExtraArgs":
+    """The same as `optimizer`, of a transformation for which some ties have been seen already.
+
+    Args:
+        tx: an optax transformation.
+        wrt: as for `optimizer`.
+        initial_ties: what `init` has seen. It may be that of an earlier transformation made of `tx`.
+        wording: of messages.
+    """
+    optax = _optax()
     tx = optax.with_extra_args_support(tx)
     selected = None if wrt is None else filter_of(wrt, OF_OPTIMIZER)
     is_labelled = has_labels(tx)
-    initial_ties = InitialTies()
 
     def inner(models: Models) -> Any:
         return with_labels(tx, models.translated_labels) if is_labelled else tx
@@ -130,7 +154,7 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
             extra[name] = _translated(value, models, name, params)
         new_updates, new_state = inner(models).update(
             models.cut(updates, "updates"),
-            models.cut(state, "state"),
+            models.cut(state, "state", wording.untied_state),
             None if params is None else models.cut(params, "params"),
             **extra,
         )
@@ -139,6 +163,7 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
             note_in_state(model, made[1], missing)
         return made
 
+    _made[update] = True
     return optax.GradientTransformationExtraArgs(init, update)
 
 

@@ -6,7 +6,7 @@ From the outside such a step looks right, and every update trains two weights wh
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.core import Tracer
 
@@ -24,29 +24,57 @@ from ..ties._what_loses_ties import Advice
 
 _MOST = 16  # sharings that one optimizer remembers; a program has one, or a few in turn
 
-_IN_MODULES = (
-    "`jax.jit` and `equinox.filter_jit` around the whole step take a tied model apart; its counterpart does not:",
-    "    step = sharedtree.jit(step)",
-)
 
-_IN_CONTAINERS = (
-    "To transforms, arrays in lists and dicts are values, also in a step under `sharedtree.jit`. Under this policy, "
-    "which each transform needs, a tied one is one:",
-    "    step = sharedtree.jit(step, policy=sharedtree.Policy(containers=True))",
-)
+class Wording(NamedTuple):
+    """What the messages of an optimizer call the model, and the code that they offer: each a sentence and lines.
 
-_EAGERLY = "In an eager loop, this keeps ties:", "    model = sharedtree.apply_updates(model, updates)"
+    Attributes:
+        model: the model, as its user calls it.
+        around_modules: what keeps the ties of modules in a step that is traced.
+        around_containers: what keeps those of lists and dicts there.
+        eagerly: what keeps ties where nothing is traced.
+        meant: how to say that the ties are meant to go.
+        untied_state: what to do about a state that lacks ties of the model, all in one text.
+    """
 
-_MEANT = (
-    "To say that it is meant, and to begin anew without ties:",
-    "    model = sharedtree.untie(model)\n    state = optimizer.init(model)",
+    model: str
+    around_modules: tuple[str, str]
+    around_containers: tuple[str, str]
+    eagerly: tuple[str, str]
+    meant: tuple[str, str]
+    untied_state: str
+
+
+OF_OPTIMIZERS = Wording(
+    "model",
+    (
+        "`jax.jit` and `equinox.filter_jit` around the whole step take a tied model apart; its counterpart does not:",
+        "    step = sharedtree.jit(step)",
+    ),
+    (
+        "To transforms, arrays in lists and dicts are values, also in a step under `sharedtree.jit`. Under this "
+        "policy, which each transform needs, a tied one is one:",
+        "    step = sharedtree.jit(step, policy=sharedtree.Policy(containers=True))",
+    ),
+    ("In an eager loop, this keeps ties:", "    model = sharedtree.apply_updates(model, updates)"),
+    (
+        "To say that it is meant, and to begin anew without ties:",
+        "    model = sharedtree.untie(model)\n    state = optimizer.init(model)",
+    ),
+    "Change states with `sharedtree.tree.map`, which keeps ties, or begin anew:\n    state = optimizer.init(model)",
 )
+"""Of `sharedtree.optimizer`, whose user has a model, a state and an optimizer."""
 
 
 class InitialTies:
-    """What was tied in the models that `init` of one optimizer has seen. Bounded, and it keeps no array alive."""
+    """What was tied in the models that `init` of one optimizer has seen. Bounded, and it keeps no array alive.
 
-    def __init__(self) -> None:
+    Args:
+        wording: of what it reports.
+    """
+
+    def __init__(self, wording: Wording = OF_OPTIMIZERS) -> None:
+        self._wording = wording
         self._seen: tuple[Structure, ...] = ()
         self._reported: tuple[Structure, ...] = ()
         self._lock = Lock()
@@ -98,15 +126,16 @@ class InitialTies:
         return missing
 
     def _report(self, losses: Sequence[Lost], walked: Walked, when: str, policy: Policy) -> None:
-        names = [named("model", lost.paths) for lost in losses]
+        names = [named(self._wording.model, lost.paths) for lost in losses]
         which = "; ".join(map(listed, names[:3])) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
         are = "two objects" if len(names) == 1 and len(names[0]) == 2 else "several objects"
         what = f"{which} are {are} in the parameters of an update, but were one {when}. Each is updated by itself."
         ties = [tie for lost in losses for tie in lost.ties]
         in_containers = all(part in walked.outside for tie in ties for part in tie.parts)
         is_traced = any(isinstance(walked.objects[part], Tracer) for tie in ties for part in tie.parts)
-        around = _IN_CONTAINERS if in_containers else _IN_MODULES
-        advice = Advice(None, [around, _MEANT if is_traced else _EAGERLY])
+        wording = self._wording
+        around = wording.around_containers if in_containers else wording.around_modules
+        advice = Advice(None, [around, wording.meant if is_traced else wording.eagerly])
         paths = [path for own in names for path in own]
         report_untied(
             policy.on_untie, definition_of_caller(), what, advice.text, paths, count=len(losses), may_wait=True

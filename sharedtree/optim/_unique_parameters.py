@@ -124,8 +124,13 @@ class Parameters(NamedTuple):
             for place in self._places(tree)
         )
 
-    def cut(self, tree: Any, name: str) -> Any:
+    def cut(self, tree: Any, name: str, advice: str | None = None) -> Any:
         """A matching tree with each parameter at its first path only.
+
+        Args:
+            tree: with the nodes of the model.
+            name: what messages call it.
+            advice: what to do if it lacks ties of the model; None for how gradients are summed.
 
         Raises:
             SharingMismatchError: if what is one parameter in the model is two objects in the tree.
@@ -137,8 +142,9 @@ class Parameters(NamedTuple):
             if self.is_parameter[number] and not _is_nothing(obj):
                 before, where = first.setdefault(number, (obj, path))
                 if not _are_one(before, obj):
-                    in_containers = number in self.model.outside
-                    raise _two_objects(jtu.keystr(where), jtu.keystr(path), name, in_containers=in_containers)
+                    if advice is None:
+                        advice = how_to_sum(name, "model", in_containers=number in self.model.outside)
+                    raise _two_objects(jtu.keystr(where), jtu.keystr(path), name, advice)
         return self._rebuilt(tree, lambda number, obj: obj if self.is_parameter[number] else NOTHING, again=False)
 
     def whole(self, tree: Any) -> Any:
@@ -276,9 +282,9 @@ class Models(NamedTuple):
             UnsaidVariableWarning,
         )
 
-    def cut(self, tree: Any, name: str) -> Any:
+    def cut(self, tree: Any, name: str, advice: str | None = None) -> Any:
         """A tree in which every part of the shape of a model is cut."""
-        return self.change(tree, lambda part, found: part.cut(found, name))
+        return self.change(tree, lambda part, found: part.cut(found, name, advice))
 
     def whole(self, tree: Any) -> Any:
         """The inverse of `cut`."""
@@ -389,16 +395,10 @@ def _are_equal(one: Any, two: Any) -> bool:
         return False
 
 
-def _two_objects(one: str, two: str, name: str, *, in_containers: bool) -> SharingMismatchError:
+def _two_objects(one: str, two: str, name: str, advice: str) -> SharingMismatchError:
     return SharingMismatchError(
         f"`{one}` and `{two}` are one parameter of the model, but two objects in the {name}.\n"
-        "A tied parameter has one gradient, the sum over its paths, and one slot. "
-        + (
-            "Change states with `sharedtree.tree.map`, which keeps ties, or begin anew:\n"
-            "    state = optimizer.init(model)"
-            if name == "state"
-            else how_to_sum(name, "model", in_containers=in_containers)
-        ),
+        f"A tied parameter has one gradient, the sum over its paths, and one slot. {advice}",
         (one, two),
     )
 

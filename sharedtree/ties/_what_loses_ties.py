@@ -47,9 +47,8 @@ _KEEPING: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("flax", "TrainState.apply_gradients"): (
         "TrainState.apply_gradients",
-        "    updates, opt_state = state.tx.update(grads, state.opt_state, state.params)\n"
-        "    params = sharedtree.apply_updates(state.params, updates)\n"
-        "    state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)",
+        "    from sharedtree.linen import TrainState\n"
+        "    state = TrainState.create(apply_fn=state.apply_fn, params=state.params, tx=state.tx)",
     ),
 }
 """The package and the name of a function → how its user calls it, and the code that keeps ties."""

@@ -243,6 +243,22 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
     return _put_together(structure, found, [f(*both) for both in zip(found, column, strict=True)])
 
 
+def require_alike(tree: Any, other: Any, name: str, like: str, how_to_tie: Advice) -> None:
+    """Raises unless another tree has the nodes of a tree, and its ties.
+
+    Args:
+        tree: the first.
+        other: the second. It may have `None` in the place of a leaf.
+        name: what messages call the second.
+        like: what they call the first.
+        how_to_tie: what to do if the second lacks ties.
+
+    Raises:
+        SharingMismatchError: names the paths.
+    """
+    _aligned(pack_exactly(tree)[1], other, name, like, how_to_tie)
+
+
 def _refuse_static(static: Static, update: Any, path: Path) -> None:
     """Raises if there is an update for a static leaf, which would be lost.
 

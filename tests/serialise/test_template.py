@@ -12,6 +12,7 @@ import weakref
 from typing import Any
 
 import equinox as eqx
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -402,3 +403,58 @@ def test_neither_the_template_nor_what_was_loaded_is_kept_alive_by_a_cycle(stric
         assert [reference() for reference in references] == [None, None]
     finally:
         gc.enable()
+
+
+@flax.struct.dataclass
+class Counters:
+    """A state, in which Python numbers are traced."""
+
+    step: object
+
+
+AS_ARRAYS = {
+    "int": (3, jnp.array(3)),
+    "a weak one": (3, jnp.asarray(3)),
+    "int and uint8": (3, np.array(3, np.uint8)),
+    "float": (0.5, jnp.array(0.5)),
+    "float and bfloat16": (0.5, jnp.array(0.5, jnp.bfloat16)),
+    "bool": (True, jnp.array(True)),
+    "complex": (1j, jnp.array(1j)),
+}
+
+
+@pytest.mark.parametrize("name", AS_ARRAYS)
+@pytest.mark.parametrize("wrap", [Counters, lambda value: {"step": value}], ids=["a state", "a dict"])
+def test_a_number_fits_an_array_that_it_became_in_a_transform(name, wrap, tmp_path):
+    """What is loaded is what was saved."""
+    for saved, own in (AS_ARRAYS[name], AS_ARRAYS[name][::-1]):
+        st.save(tmp_path / "file", wrap(saved))
+        loaded = st.load(tmp_path / "file", like=wrap(own))
+        partly, report = st.load(tmp_path / "file", like=wrap(own), strict=False)
+        for got in (loaded, partly):
+            (value,) = jax.tree.leaves(got)
+            assert type(value) is type(saved)
+            assert jax.typeof(value) == jax.typeof(saved)
+            assert value == saved
+        assert not report.differences
+        assert len(report.loaded) == 1
+
+
+@pytest.mark.parametrize(
+    ("saved", "own"),
+    [
+        (jnp.array(3), 0.5),
+        (jnp.array(0.5), 3),
+        (jnp.array(True), 1),
+        (jnp.array(1), True),
+        (jnp.array([3]), 3),
+        (jax.random.key(0), 3),
+        (jnp.array(1j), 0.5),
+    ],
+    ids=str,
+)
+def test_a_number_does_not_fit_other_arrays(saved, own, tmp_path):
+    for one, two in ((saved, own), (own, saved)):
+        st.save(tmp_path / "file", {"step": one})
+        with pytest.raises(st.errors.StructureMismatchError, match=r"`\['step'\]`: the file has"):
+            st.load(tmp_path / "file", like={"step": two})

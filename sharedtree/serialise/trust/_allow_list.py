@@ -102,6 +102,7 @@ _ROWS = (
         instances="""
             flax.core: FrozenDict
             flax.training.train_state: TrainState
+            sharedtree.linen: TrainState
         """,
         functions="flax.linen.linear: default_embed_init default_kernel_init",
     ),

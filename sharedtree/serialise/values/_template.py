@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
@@ -107,7 +108,8 @@ def compare(held: Any, template: Any, entries: IdentityDict[ArrayEntry]) -> Comp
     Args:
         held: the file's tree, which may have a `jax.ShapeDtypeStruct` for each array.
         template: any tree. Of its arrays only shapes, dtypes, weak types and whether they are JAX's or NumPy's matter.
-            A `ShapeDtypeStruct` in it stands for both kinds of array. What is static in a module is compared strictly,
+            A `ShapeDtypeStruct` in it stands for both kinds of array, and a traced Python number and an array without
+            axes, of a dtype of its kind, stand for each other. What is static in a module is compared strictly,
             where it is plain; elsewhere only its type must be the same.
         entries: that of each `ShapeDtypeStruct` in `held` that describes an array.
 
@@ -240,6 +242,9 @@ class _Beside:
         if type(op) is Node or type(other) is Node:
             yield self._differs(pair.at, self.file.text(pair.left), self.own.text(pair.right))
             return
+        if op is LEAF and other is LEAF and (_is_number_as_array(one, two) or _is_number_as_array(two, one)):
+            self.fitting.setdefault(pair.right, one)
+            return
         facts = list(zip(_facts(one, self._entries.get(one)), _facts(two), strict=True))
         if isinstance(two, jax.ShapeDtypeStruct):
             del facts[1]  # it stands for both kinds of array
@@ -319,6 +324,19 @@ def _identity(op: Op, number: int, obj: Any) -> int | None:
     if can_be_tied(op):
         return number if op is not LEAF or carries_identity(obj) else None
     return ~id(obj) if type(obj) in (bytearray, set) else None  # alive in the `Walked`
+
+
+_DTYPES = {bool: np.bool_, int: np.integer, float: np.floating, complex: np.complexfloating}
+
+
+def _is_number_as_array(number: Any, array: Any) -> bool:
+    """Whether two leaves are a Python number and an array that may stand for one.
+
+    A counter, such as `TrainState.step`, begins as a number, and is an array once it was in a transform.
+    """
+    kind = _DTYPES.get(type(number))
+    is_array = isinstance(array, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    return kind is not None and is_array and array.shape == () and jnp.issubdtype(array.dtype, kind)
 
 
 def _facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
