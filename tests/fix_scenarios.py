@@ -1044,6 +1044,26 @@ scenarios(
         lambda model: assert_one(model[0].weight, model[1].weight),
         model=[eqx.nn.Embedding(4, 2, key=jax.random.key(0)), eqx.nn.Linear(2, 4, key=jax.random.key(0))],
     ),
+    a_cast_to_integers=lambda: of(
+        lambda model: st.tree.cast(model, jnp.int32),
+        TypeError,
+        lambda model: assert_one(model.embed, model.head),
+        are_alternatives=True,
+        dtype=jnp.int32,
+    ),
+    a_cast_of_a_reference=lambda: of(
+        lambda ref: st.tree.cast([ref], jnp.bfloat16), TypeError, ref=jax.new_ref(jnp.ones(2)), dtype=jnp.bfloat16
+    ),
+    an_average_of_another_shape=lambda: again(
+        lambda new, old: st.incremental_update(new, old, 0.1), MISMATCH, new=[jnp.ones(2)], old=[jnp.ones(3)]
+    ),
+    an_average_without_the_ties=lambda: again(
+        lambda new, old: st.incremental_update(new, old, 0.1),
+        MISMATCH,
+        are_alternatives=True,
+        new=tied_dict(),
+        old=st.untie(tied_dict()),
+    ),
     a_specification_with_static_values=lambda: of(
         lambda model, filter_spec: st.tree.partition(model, filter_spec),
         MISMATCH,
