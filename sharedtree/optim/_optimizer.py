@@ -24,10 +24,11 @@ from ..core._structure import Path
 from ..libraries._optax import has_labels, with_labels
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import pack_alone
+from ..tree._filters import filter_of
 from ..tree._jax_tree import map as _map, map_pairs, map_updates
 from ._ties_seen_by_init import InitialTies, note_in_state
 from ._unique_parameters import Models, holds_several_models
-from ._wrt import OF_OPTIMIZER, filter_of, require_nothing_left
+from ._wrt import OF_OPTIMIZER, require_nothing_left
 
 if TYPE_CHECKING:
     import optax
