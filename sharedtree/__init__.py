@@ -20,7 +20,11 @@ from .nn import (
     state_field as state_field,
     unwrap_shared as unwrap_shared,
 )
-from .optim import apply_updates as apply_updates, optimizer as optimizer
+from .optim import (
+    apply_updates as apply_updates,
+    incremental_update as incremental_update,
+    optimizer as optimizer,
+)
 from .ties import (
     Context as Context,
     Policy as Policy,
@@ -108,11 +112,11 @@ __all__ = [
     "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "copy",
     "count_parameters", "custom_jvp", "custom_vjp", "device_put", "draw", "errors", "eval_shape", "explain", "export",
     "filter_checkpoint", "filter_eval_shape", "filter_grad", "filter_jit", "filter_jvp", "filter_value_and_grad",
-    "filter_vjp", "filter_vmap", "fori_loop", "from_bytes", "grad", "hessian", "inference_mode", "inspect", "jacfwd",
-    "jacrev", "jit", "jvp", "linear_transpose", "linearize", "load", "load_state", "make_jaxpr", "make_with_state",
-    "map", "optimizer", "orbax", "parameter", "pmap", "preserve_identities", "register_node", "register_state",
-    "register_transform", "remat", "retie", "same_sharing", "save", "scan", "shard_map", "show", "state", "state_field",
-    "summary", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie", "unwrap_shared", "value_and_grad",
-    "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
+    "filter_vjp", "filter_vmap", "fori_loop", "from_bytes", "grad", "hessian", "incremental_update", "inference_mode",
+    "inspect", "jacfwd", "jacrev", "jit", "jvp", "linear_transpose", "linearize", "load", "load_state", "make_jaxpr",
+    "make_with_state", "map", "optimizer", "orbax", "parameter", "pmap", "preserve_identities", "register_node",
+    "register_state", "register_transform", "remat", "retie", "same_sharing", "save", "scan", "shard_map", "show",
+    "state", "state_field", "summary", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie", "unwrap_shared",
+    "value_and_grad", "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
 ]
 # fmt: on

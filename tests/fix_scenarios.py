@@ -1107,6 +1107,26 @@ scenarios(
         lambda model: assert_one(model[0].weight, model[1].weight),
         model=[eqx.nn.Embedding(4, 2, key=jax.random.key(0)), eqx.nn.Linear(2, 4, key=jax.random.key(0))],
     ),
+    a_cast_to_integers=lambda: of(
+        lambda model: st.tree.cast(model, jnp.int32),
+        TypeError,
+        lambda model: assert_one(model.embed, model.head),
+        are_alternatives=True,
+        dtype=jnp.int32,
+    ),
+    a_cast_of_a_reference=lambda: of(
+        lambda ref: st.tree.cast([ref], jnp.bfloat16), TypeError, ref=jax.new_ref(jnp.ones(2)), dtype=jnp.bfloat16
+    ),
+    an_average_of_another_shape=lambda: again(
+        lambda new, old: st.incremental_update(new, old, 0.1), MISMATCH, new=[jnp.ones(2)], old=[jnp.ones(3)]
+    ),
+    an_average_without_the_ties=lambda: again(
+        lambda new, old: st.incremental_update(new, old, 0.1),
+        MISMATCH,
+        are_alternatives=True,
+        new=tied_dict(),
+        old=st.untie(tied_dict()),
+    ),
     a_specification_with_static_values=lambda: of(
         lambda model, filter_spec: st.tree.partition(model, filter_spec),
         MISMATCH,
@@ -1336,8 +1356,31 @@ scenarios(
     ),
     a_position_for_a_filter=lambda: of(lambda f: st.grad(f, wrt=1), TypeError, f=of_head),
     what_is_no_filter=lambda: of(lambda f: st.grad(f, wrt={}), TypeError, f=of_head),
-    a_filter_of_a_value_only=lambda: of(
-        lambda f: st.grad(f, wrt=eqx.is_inexact_array), TypeError, f=of_head, is_inexact_array=eqx.is_inexact_array
+    a_filter_of_three=lambda: of(lambda f: st.grad(f, wrt=lambda path, value, more: True), TypeError, f=of_head),
+    a_filter_of_none_for_a_tree=lambda: of(lambda model: st.tree.partition(model, lambda: True), TypeError),
+    what_is_no_filter_among_several=lambda: of(
+        lambda model: st.tree.partition(model, (1, lambda path, value: True)), TypeError
+    ),
+    an_answer_that_is_no_boolean=lambda: of(
+        lambda model: st.tree.partition(model, lambda path, value: value > 0), TypeError
+    ),
+    a_string_for_a_path=lambda: of(lambda f: st.grad(f, wrt="head")(tied()), ValueError, f=of_head),
+    a_string_for_a_path_that_is_not_there=lambda: of(
+        lambda f: st.optimizer(optax.sgd(0.1), wrt="decoder").init(tied()), ValueError, tx=optax.sgd(0.1), f=of_head
+    ),
+    a_string_for_a_path_of_a_tree=lambda: of(lambda model: st.tree.partition(model, "embed"), ValueError),
+    a_filter_of_paths_that_disagrees=lambda: again(
+        lambda model, filter_spec: st.tree.partition(model, filter_spec),
+        INCONSISTENT,
+        are_alternatives=True,
+        filter_spec=lambda path, value: path[0] == "head",
+    ),
+    a_filter_of_paths_that_disagrees_in_a_dag=lambda: again(
+        lambda dag, filter_spec: st.tree.partition(dag, filter_spec),
+        INCONSISTENT,
+        are_alternatives=True,
+        dag=st.Dag(tied()),
+        filter_spec=lambda path, value: path[0] == "head",
     ),
     a_filter_that_looks_at_what_an_array_holds=lambda: of(
         lambda f: st.grad(f, wrt=lambda path, value: value > 0)(tied()), TypeError, f=of_head

@@ -380,3 +380,30 @@ def test_is_leaf_takes_the_path():
     seen = []
     st.tree.leaves_with_path([tree["a"], tree["a"]], lambda path, node: seen.append(path), is_leaf_takes_path=True)
     assert list(map(jax.tree_util.keystr, seen)) == ["", "[0]", "[0]['b']", "[0]['b'][0]"]
+
+
+OTHER_KEYS = {
+    "dict": ({"a": 1.0, "b": 2.0}, {"a": 1.0, "c": 2.0}),
+    "ordered": (collections.OrderedDict(a=1.0, b=2.0), collections.OrderedDict(b=2.0, a=1.0)),
+    "defaultdict": (collections.defaultdict(list, a=1.0), collections.defaultdict(list, b=1.0)),
+    "in a module": (Pair({"a": 1.0}, None), Pair({"b": 1.0}, None)),
+}
+
+
+@pytest.mark.parametrize(("one", "two"), OTHER_KEYS.values(), ids=OTHER_KEYS)
+def test_trees_with_other_keys_are_of_another_shape(one, two):
+    """To JAX, too. Otherwise what stands under one name would be added to what stands under another."""
+    one, two = jax.tree.map(jnp.asarray, (one, two))
+    with pytest.raises(ValueError):
+        jax.tree.map(jnp.add, one, two)
+    for call in (
+        lambda: st.tree.map(jnp.add, one, two),
+        lambda: st.apply_updates(one, two),
+        lambda: st.incremental_update(one, two, 0.5),
+        lambda: st.retie(one, like=two),
+        lambda: st.assert_same_sharing(one, two),
+    ):
+        with pytest.raises(st.errors.SharingMismatchError, match=r"differ in shape.* with .*\['") as caught:
+            call()
+        assert caught.value.paths in (("",), (".first",))
+    assert not st.same_sharing(one, two)

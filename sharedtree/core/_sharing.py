@@ -69,13 +69,14 @@ class LostTie(NamedTuple):
 Agree = Callable[[int, int], bool]
 
 
-def pairs(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair | Mismatch]:
+def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[Pair | Mismatch]:
     """Walks two shapes at once, yielding each pair of records when it is first met, or where they mismatch.
 
     Args:
         left: one shape.
         right: the other.
-        agree: whether two records agree that are not nodes of one class with the same keys, which do.
+        agree: whether two records agree that are not nodes of one class with equally many children, which do.
+        compares_keys: whether such nodes mismatch where the keys of their children differ, as those of two dicts.
     """
     seen: set[tuple[int, int]] = set()
     stack: list[Pair] = [Pair(left.root, right.root, (), ())]
@@ -85,7 +86,11 @@ def pairs(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair | Mismatch
             continue
         seen.add((pair.left, pair.right))
         (op, children), (other, others) = left.records[pair.left], right.records[pair.right]
-        if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls and op.keys == other.keys:
+        if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls and len(children) == len(others):
+            # A class may take its keys from anywhere, so that they differ in one shape. To JAX, static data decides.
+            if compares_keys and op.keys != other.keys and op.aux != other.aux:
+                yield Mismatch(pair.path, _described(op, len(children), other), _described(other, len(others), op))
+                continue
             yield pair
             above = (*pair.above, pair.left)
             steps = tuple(zip(op.keys, children, others, strict=True))
@@ -106,23 +111,23 @@ def _described(op: Op, num_children: int, other: Op) -> str:
     return name
 
 
-def matching(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair]:
+def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[Pair]:
     """The pairs of two shapes that must match.
 
     Raises:
         SharingMismatchError: where they do not.
     """
-    for pair in pairs(left, right, agree):
+    for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
             raise pair.error()
         yield pair
 
 
-def lost_ties(left: Rooted, right: Rooted, agree: Agree) -> list[LostTie] | Mismatch:
+def lost_ties(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> list[LostTie] | Mismatch:
     """The records of `left` that are more than one record of `right`: ties that `right` lacks."""
     first: dict[int, Pair] = {}
     lost: list[LostTie] = []
-    for pair in pairs(left, right, agree):
+    for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
             return pair
         earlier = first.setdefault(pair.left, pair)

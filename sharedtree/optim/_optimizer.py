@@ -7,24 +7,29 @@ turns up in it, the ties are put back, so that `state[0].mu.embed.weight` can be
 Masks and labels, which name every path, are translated on their way in.
 """
 
+import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax.numpy as jnp
+import numpy as np
 from jax import tree_util as jtu
 
 from ..core._by_identity import WeakIdentityDict
 from ..core._distinct_leaves import distinct
+from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import node_type_of, require_registered
 from ..core._printing import shown
 from ..core._recursion_limit import keeps_limit
+from ..core._structure import Path
 from ..libraries._optax import has_labels, with_labels
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import pack_alone
-from ..tree._jax_tree import map as _map, map_updates
+from ..tree._filters import filter_of
+from ..tree._jax_tree import map as _map, map_pairs, map_updates
 from ._ties_seen_by_init import OF_OPTIMIZERS, InitialTies, Wording, note_in_state
 from ._unique_parameters import Models, holds_several_models
-from ._wrt import OF_OPTIMIZER, filter_of, require_nothing_left
+from ._wrt import OF_OPTIMIZER, require_nothing_left
 
 if TYPE_CHECKING:
     import optax
@@ -87,9 +92,9 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
         >>> tx.init({"weight": w, "bias": jnp.zeros(1)})[0].trace
         {'bias': Array([0.], dtype=float32), 'weight': None}
 
-    Limitations: functions that optax offers beside a transformation (`optax.global_norm`,
-    `optax.contrib.schedule_free_eval_params`) see a tie as often as it has paths; give them `sharedtree.tree.leaves`
-    of a gradient, or `sharedtree.Dag`s.
+    Limitations: functions that optax offers beside a transformation (`optax.contrib.schedule_free_eval_params`) see a
+    tie as often as it has paths; give them `sharedtree.tree.leaves` of a gradient, or `sharedtree.Dag`s. Norms are
+    `sharedtree.tree.norm`.
     """
     _optax()
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
@@ -220,6 +225,76 @@ def _how_to_update(name: str, like: str, *, in_containers: bool) -> str:
         f"    {name} = sharedtree.tree.map(lambda g: -0.01 * g, gradient)\n"
         f"The gradient itself has them from `sharedtree.grad`{where}:\n"
         f"    gradient = sharedtree.grad(loss{policy})({like})"
+    )
+
+
+def incremental_update(new: T, old: Any, step_size: Any) -> T:
+    """Moves the old values of a model towards the new ones. `optax.incremental_update`, with ties kept.
+
+    Each floating-point or complex leaf of the result is `step_size * new + (1 - step_size) * old`: a target network
+    that follows its model, or an exponential moving average of parameters, whose decay is `1 - step_size`.
+
+    Args:
+        new: the latest model; it is not changed.
+        old: the average or target, a tree of the same shape and sharing; it is not changed.
+        step_size: how far to go, from 0 (stay) to 1 (the new model); a number or a scalar array.
+
+    Returns:
+        A model of new nodes with the ties of `new`. Everything that is no floating-point or complex leaf is taken from
+        `new`: integers, such as counters, PRNG keys, static values, and None. Arrays among it are aliased.
+
+    Raises:
+        SharingMismatchError: if the shapes of the trees differ, or what is tied in `new` is not tied in `old`.
+        ValueError: if two floating-point leaves differ in shape, or only one of the two is a floating-point leaf.
+
+    Cost: two walks over the nodes, one new array for each averaged leaf.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> w, v = jnp.ones(2), jnp.zeros(2)
+        >>> new, old = {"embed": w, "head": w, "step": jnp.array(7)}, {"embed": v, "head": v, "step": jnp.array(6)}
+        >>> average = st.incremental_update(new, old, 0.25)
+        >>> average["embed"], average["embed"] is average["head"], int(average["step"])
+        (Array([0.25, 0.25], dtype=float32), True, 7)
+
+    Limitations: dtypes are promoted as by optax: the average of a bf16 model that itself is in fp32 stays in fp32.
+    """
+    return map_pairs(functools.partial(_averaged, step_size), new, old, _how_to_begin)
+
+
+def _averaged(step_size: Any, path: Path, new: Any, old: Any) -> Any:
+    if not is_inexact(new):
+        return new
+    if node_type_of(old) is not None or not _is_inexact_leaf(old):
+        difference = f"is a floating-point leaf in `new`, and {shown(old)} in `old`. An average needs both"
+    elif jnp.shape(new) != jnp.shape(old):
+        difference = (
+            f"has the shape {jnp.shape(new)} in `new`, and {jnp.shape(old)} in `old`. An average needs one shape"
+        )
+    else:
+        average = step_size * new + (1.0 - step_size) * old
+        # Of arrays without dimensions NumPy makes numbers, which cannot be tied.
+        return np.asarray(average) if isinstance(new, np.ndarray) and isinstance(average, np.generic) else average
+    text = jtu.keystr(path)
+    raise SharingMismatchError(f"`{text}` {difference}.\n{_BEGIN}", (text,))
+
+
+_BEGIN = "An average of a model begins as a copy of it:\n    old = sharedtree.copy(new)"
+
+
+def _is_inexact_leaf(obj: Any) -> bool:
+    try:
+        return is_inexact(obj)
+    except TypeError:  # a string, or another static value
+        return False
+
+
+def _how_to_begin(name: str, like: str, *, in_containers: bool) -> str:  # noqa: ARG001 -- an `Advice`
+    return (
+        "Functions that see trees, such as `jax.tree.map`, lose ties.\n"
+        f"{_BEGIN}\n"
+        "One whose parts are copies of one value gets the tie back with\n"
+        f"    {name} = sharedtree.retie({name}, like={like})"
     )
 
 

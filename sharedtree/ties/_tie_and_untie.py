@@ -248,7 +248,7 @@ def retie(tree: T, like: Any) -> T:
     """
     read, model = read_tree(tree), read_tree(like)
     groups: dict[int, list[int]] = {}
-    for pair in matching(read, model, prefix_of(model)):
+    for pair in matching(read, model, prefix_of(model), compares_keys=True):
         groups.setdefault(pair.right, []).append(pair.left)
     for group in groups.values():
         for number in group[1:]:

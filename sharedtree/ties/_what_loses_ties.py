@@ -35,7 +35,7 @@ _KEEPING: dict[tuple[str, str], tuple[str, str]] = {
     ("optax", "apply_updates"): ("optax.apply_updates", "    model = sharedtree.apply_updates(model, updates)"),
     ("optax", "incremental_update"): (
         "optax.incremental_update",
-        "    target = sharedtree.tree.map(lambda old, new: old + step_size * (new - old), target, model)",
+        "    target = sharedtree.incremental_update(model, target, step_size)",
     ),
     ("optax", "schedule_free_eval_params"): (
         "optax.contrib.schedule_free_eval_params",

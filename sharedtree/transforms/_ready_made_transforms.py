@@ -134,8 +134,8 @@ def grad() -> Any:
     its gradient lacks what flows through the second. Of two differentiated arguments that hold one array, each gets the
     sum.
 
-    See `preserve_identities` for errors, cost and limitations. Norms over the unpacked gradient (`optax.global_norm`)
-    count a tied leaf once for each path; over `sharedtree.tree.leaves(gradient)` once.
+    See `preserve_identities` for errors, cost and limitations. `sharedtree.tree.norm` counts a tied leaf of the
+    gradient once; `optax.global_norm` counts it once for each path.
     """
 
 

@@ -3,10 +3,12 @@
 In come trees and functions of leaves; out go trees. Never changes a tree in place, and never calls a transform. All of
 the argument counts as inside a module: tied arrays in a plain dict of parameters are one leaf. The leaves are the
 *traced* ones; static leaves (activation functions, strings, Python numbers in Equinox modules) ride along in the
-structure. `at`, `filter`, `partition`, `combine` and `equal` are Equinox's, with ties kept.
+structure. `at`, `filter`, `partition`, `combine` and `equal` are Equinox's, with ties kept. `norm` and `cast` look at
+the floating-point leaves.
 """
 
 from ..core._structure import Structure as Structure
+from ._floating_leaves import cast as cast, norm as norm
 from ._jax_tree import (
     equal as equal,
     flatten as flatten,

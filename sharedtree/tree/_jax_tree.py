@@ -15,7 +15,7 @@ from ..core._pack_and_unpack import unpack
 from ..core._printing import shown
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static
-from ..core._structure import LEAF, Path, Structure
+from ..core._structure import LEAF, Node, Path, Structure
 from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import hand_on, recall, remember
@@ -259,6 +259,20 @@ def require_alike(tree: Any, other: Any, name: str, like: str, how_to_tie: Advic
     _aligned(pack_exactly(tree)[1], other, name, like, how_to_tie)
 
 
+def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: Advice) -> T:
+    """As `map_with_path` over two trees, with errors that call them `new` and `old`.
+
+    Where `new` has None, `old` may have anything, and the result has None.
+    """
+    require_registered(new)
+    walked = walk_exactly(new)
+    require_all_seen(walked.structure)
+    column = _aligned(walked.structure, old, "old", "new", how_to_tie, title="`new`", may_lack=True)
+    leaves = builtins.list(walked.leaves.values())
+    changed = [f(*each) for each in zip(_leaf_paths(walked), leaves, column, strict=True)]
+    return _put_together(walked.structure, leaves, changed)
+
+
 def _refuse_static(static: Static, update: Any, path: Path) -> None:
     """Raises if there is an update for a static leaf, which would be lost.
 
@@ -296,6 +310,8 @@ def _aligned(
     like: str,
     advice: Advice,
     refuses: Callable[[Static, Any, Path], None] = lambda static, value, path: None,
+    title: str | None = None,
+    may_lack: bool = False,
 ) -> list[Any]:
     """What `other` holds where `structure` has its leaves; errors call the two trees by these names.
 
@@ -306,16 +322,20 @@ def _aligned(
         like: what the first is called.
         advice: what to do if the second lacks ties.
         refuses: is given each static leaf, what the second has there, and the path, to object to it.
+        title: the first in sentences; "the `like`" if None.
+        may_lack: whether the second may have anything where the first has None.
     """
     walked, model = walk_alone(other), structure.records
+    title = title or f"the {like}"
 
     def agree(i: int, _: int) -> bool:
-        return model[i][0] is LEAF or type(model[i][0]) is Static
+        op = model[i][0]
+        return op is LEAF or type(op) is Static or (may_lack and type(op) is Node and op.type.cls is type(None))
 
     found: dict[int, tuple[int, Path]] = {}
-    for pair in pairs(structure, walked, agree):
+    for pair in pairs(structure, walked, agree, compares_keys=True):
         if isinstance(pair, Mismatch):
-            raise pair.error(f"the {like}", f"`{name}`")
+            raise pair.error(title, f"`{name}`")
         op = model[pair.left][0]
         if type(op) is Static:
             refuses(op, walked.objects[pair.right], pair.path)
@@ -326,7 +346,7 @@ def _aligned(
             one, two = jtu.keystr(path), jtu.keystr(pair.path)
             in_containers = pair.left in Walked.of(structure).outside
             raise SharingMismatchError(
-                f"`{one}` and `{two}` are one leaf in the {like}, but two objects in `{name}`.\n"
+                f"`{one}` and `{two}` are one leaf in {title}, but two objects in `{name}`.\n"
                 f"Which of the two is meant cannot be known.\n{advice(name, like, in_containers=in_containers)}",
                 (one, two),
             )
