@@ -184,7 +184,7 @@ class RuleTransform(FunctionTransform):
             result, beside = result
         tree = inside.walked(inside.with_state(result))
         inside.check_walked(tree, is_with_state=bool(policy.in_place))
-        packed: Any = changed_apart(result, inside, self._changed) if policy.in_place else inside.pack(result)
+        packed: Any = changed_apart(result, inside) if policy.in_place else inside.pack(result)
         if finish is None:
             if policy.in_place:
                 self._changed.note(packed[0])

@@ -84,13 +84,12 @@ def _changed(structure: Structure) -> list[tuple[int, Update]]:
 # Inside -----------------------------------------------------------------------------------------------------------
 
 
-def changed_apart(result: Any, inside: Inside, changed: Changed) -> tuple[Hand, Hand]:
-    """What was changed and the result, as they leave: each in a numbering of its own, so that each has all its leaves.
+def changed_apart(result: Any, inside: Inside) -> tuple[Hand, Hand]:
+    """Packs what was changed and the result, each in a numbering of its own, so that each has all its leaves.
 
     Args:
         result: what the function returned.
         inside: its trace.
-        changed: gets to know what the function changes, if it is the first to say so.
 
     Raises:
         InconsistentSharingError: if a module or a mutable container is in both.
