@@ -104,13 +104,18 @@ print(*packages() - before)
 print(*packages())
 from jax._src import xla_bridge
 print(xla_bridge.backends_are_initialized())
+import jax
+mlp = equinox.nn.MLP(1, 1, 1, 1, key=jax.random.key(0))
+print(sharedtree.from_bytes(sharedtree.to_bytes(mlp)).activation is mlp.activation)
+print(*[name for name in sys.modules if name.startswith("sharedtree.compat")])
 """
-    count, added, loaded, has_backend = run(code).splitlines()
+    count, added, loaded, has_backend, is_loaded, compat = run(code).split("\n")[:6]
     assert int(count) <= 130
     assert {*added.split()} - sys.stdlib_module_names == {"sharedtree"}
     optional = {"optax", "tqdm", "rich", "flax", "hypothesis", "orbax", "pytest", "matplotlib"}
     assert not (optional | {"igraph", "drawsvg", "treescope"}) & {*loaded.split()}
     assert has_backend == "False"
+    assert (is_loaded, compat) == ("True", ""), "what is for treex and treeo is imported for everyone"
 
 
 def test_what_is_imported_later_can_be_used_first_in_a_trace_while_python_ends(tmp_path):

@@ -249,6 +249,21 @@ def test_the_parts_of_two_results():
             st.preserve_identities(of_two)(shared)(m, n)
 
 
+@pytest.mark.parametrize("transform", [lambda f: lambda m: f(f(m)), lambda f: jax.jit(lambda m: f(f(m)))])
+def test_a_transform_that_calls_the_function_with_its_result(transform):
+    w = jnp.ones(2)
+    result = st.preserve_identities(transform)(lambda m: st.tree.map(lambda x: 2 * x, m))(Pair(w, [w]))
+    assert result.first is result.second[0]
+    np.testing.assert_array_equal(result.first, [4.0, 4.0])
+    several = st.preserve_identities(transform)(lambda ms: [ms[1], Pair(ms[1], ms[0].first)])([Pair(w, 1), Pair(w, 2)])
+    assert several[1].first is several[0]
+    # Only what it returned first has a tie that it can lose.
+    lose = lambda m: Pair(m.first, [m.first]) if m.second is None else jax.tree.map(jnp.negative, m)
+    with pytest.warns(st.UntiedWarning, match=r"`m\.first` and `m\.second\[0\]`"):
+        result = st.preserve_identities(transform)(lose)(Pair(w, None))
+    assert result.first is not result.second[0]
+
+
 def test_a_transform_that_passes_one_argument_twice():
     m = Pair(jnp.ones(2), None)
     assert st.preserve_identities(lambda f: lambda m: f(m, [m]))(lambda m, n: m is n[0])(m)

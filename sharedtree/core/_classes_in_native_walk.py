@@ -21,7 +21,7 @@ from ._by_identity import IdentityDict, WeakIdentityDict
 from ._call_arguments import Arguments
 from ._interned_objects import Interned
 from ._jax_internals import REGISTRY, ConcreteArray
-from ._library_rows import LIBRARIES, NativeLayout, native_layout_of
+from ._library_rows import NativeLayout, markers, native_layout_of
 from ._native_or_python import native
 from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, when_registered
 from ._plain_containers import Inherited, NodeType, is_namedtuple
@@ -362,7 +362,7 @@ def start(entries: dict[bytes, Any]) -> bool:
         {native.FIELDS, native.NNX_OBJECT, native.MODULE, native.DATACLASS, native.SLOTS, native.NNX_STATE}
     )
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
-    (marker,) = [library.marker for library in LIBRARIES if library.marker is not None] or [None]
+    (marker,) = markers() or [None]
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}
     if not native.take_over("walk", entries, _meet, _described, _settle, _compiled, marker, dtypes, registry):
         return False

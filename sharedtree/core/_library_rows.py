@@ -207,7 +207,6 @@ class Library(NamedTuple):
         introduce: tells the native walk of the library, before it is told of the first of its classes.
         parts_of_frozen: static value that nobody changes → what it holds.
         marker: the class of what stands for an attribute that was never set, of one library at most.
-        without_missing: attributes → those that were set, where there is a marker; else None.
         held_anyway: classes of which keeping an instance keeps nothing else alive.
         writes_back: class in JAX's registry → whether the library writes what a function changes in an instance back
             into the caller's; False if what is in instances is never missed, None of classes that are not its own.
@@ -221,8 +220,8 @@ class Library(NamedTuple):
         attributes: how they are written attribute by attribute, where that is the kind.
         fault_of_aux: class and auxiliary data → why no file may have an instance of the class with that.
         answers_as_told: class → whether its instances answer, to whoever asks for an attribute, what a file says.
-        compares_by_parts: class → whether its `==` is the library's own, which is equality of all attributes.
-        is_choice: class → whether it has no instances, and stands itself for a choice that a file may name.
+        compared_by_parts: classes whose `==` is equality of all attributes. It is that of subclasses that inherit it.
+        choices: classes of which those below have no instances, but stand themselves for a choice that a file may name.
         names: what of the library files may name.
     """
 
@@ -233,7 +232,6 @@ class Library(NamedTuple):
     introduce: Callable[[Any], None] = _nothing
     parts_of_frozen: Callable[[Any], Iterable[Any] | None] = _nothing
     marker: type | None = None
-    without_missing: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     held_anyway: tuple[type, ...] = ()
     writes_back: Callable[[Any], bool | None] = _nothing
     role_of: Callable[[Any], RolesBelow | None] = _nothing
@@ -244,8 +242,8 @@ class Library(NamedTuple):
     attributes: AttributeRules = AttributeRules()
     fault_of_aux: Callable[[Any, Any], str | None] = _nothing
     answers_as_told: Callable[[Any], bool | None] = _nothing
-    compares_by_parts: Callable[[Any], bool | None] = _nothing
-    is_choice: Callable[[Any], bool | None] = _nothing
+    compared_by_parts: tuple[type, ...] = ()
+    choices: tuple[type, ...] = ()
     names: NamesInFiles = NamesInFiles()
 
 
@@ -279,18 +277,25 @@ def parts_of_frozen(value: Any) -> Iterable[Any] | None:
     return next((parts for library in LIBRARIES if (parts := library.parts_of_frozen(value)) is not None), None)
 
 
+# What follows is asked so often that asking each library would take long.
+
+
 @functools.cache
-def _hooks(name: str) -> tuple[Callable[[Any], Any], ...]:
-    """Those of the libraries that have one of a name: for what is asked so often that asking all would take long."""
-    found = [getattr(library, name) for library in LIBRARIES]
-    return tuple([hook for hook in found if hook not in (None, _nothing)])
+def markers() -> frozenset[type]:
+    """Classes of what stands for attributes that were never set."""
+    return frozenset([library.marker for library in LIBRARIES if library.marker is not None])
 
 
 def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of an instance that were set: the very dictionary if that is all of them."""
-    for remove in _hooks("without_missing"):
-        attributes = remove(attributes)
-    return attributes
+    """Attributes of an instance that were set: the very dictionary if that is all of them. Looks at each type."""
+    if markers().isdisjoint(map(type, attributes.values())):
+        return attributes
+    return {name: value for name, value in attributes.items() if type(value) not in markers()}
+
+
+@functools.cache
+def _compared_by_parts() -> tuple[type, ...]:
+    return tuple([cls for library in LIBRARIES for cls in library.compared_by_parts])
 
 
 def role_by_library(cls: Any) -> RolesBelow | None:
@@ -322,16 +327,16 @@ def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
 
 
 def compares_by_parts(cls: Any) -> bool:
-    """Whether a library says that instances of a class are equal if all of their attributes are."""
-    for compares in _hooks("compares_by_parts"):  # noqa: SIM110 -- a generator takes longer
-        if compares(cls):
+    """Tells from a library's row whether instances of a class are equal if all of their attributes are."""
+    for base in _compared_by_parts():  # noqa: SIM110 -- a generator takes longer
+        if issubclass(cls, base) and cls.__eq__ is base.__eq__:
             return True
     return False
 
 
 def is_choice(cls: Any) -> bool:
-    """Whether a class has no instances, but is itself what a file may name."""
-    return any(library.is_choice(cls) for library in LIBRARIES)
+    """Tells whether a class has no instances, but is itself what a file may name."""
+    return any(issubclass(cls, library.choices) for library in LIBRARIES)
 
 
 def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:

@@ -23,7 +23,7 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ..core._class_attributes import built_in_base, dataclass_fields, dict_descriptor
-from ..core._library_rows import ClassKind, Library, NamesInFiles, NativeLayout, PlainForm
+from ..core._library_rows import ClassKind, Library, NamesInFiles, NativeLayout, PlainForm, without_missing
 from ..core._plain_containers import Convention, Keys, NodeType, Role
 
 
@@ -44,13 +44,6 @@ _MARKER = _find_marker()
 def is_missing(value: Any) -> bool:
     """Whether a value stands for an attribute that was never set."""
     return type(value) is _MARKER
-
-
-def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes that were set: the very dictionary if that is all of them. Cost: a look at each type."""
-    if _MARKER in map(type, attributes.values()):
-        return {name: value for name, value in attributes.items() if type(value) is not _MARKER}
-    return attributes
 
 
 def name_of(function: Any, default: Any, attribute: str = "__name__") -> str:
@@ -165,28 +158,18 @@ def kind_in_files(cls: Any) -> ClassKind | None:
     return "module" if issubclass(cls, eqx.Module) else None
 
 
-def compares_by_parts(cls: Any) -> bool:
-    """Modules whose `==` is Equinox's, which has JAX flatten both, path by path."""
-    return issubclass(cls, eqx.Module) and cls.__eq__ is eqx.Module.__eq__
-
-
-def is_choice(cls: Any) -> bool:
-    """The classes of choices, of which Equinox makes no instances."""
-    return issubclass(cls, eqx.Enumeration)
-
-
 EQUINOX = Library(
     "Equinox",
     node_type_of,
     convention_of,
     native_layout_of,
     marker=_MARKER,
-    without_missing=without_missing,
     role_of=role_of,
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
-    compares_by_parts=compares_by_parts,
-    is_choice=is_choice,
+    # Their `==` has JAX flatten both, path by path.
+    compared_by_parts=(eqx.Module,),
+    choices=(eqx.Enumeration,),
     names=NamesInFiles(
         "equinox",
         kinds=("module", "namedtuple", "placeholder", "enum"),

@@ -73,13 +73,11 @@ class Boxes(NamedTuple):
         boxes: the first is the whole.
         wires: between them, from earlier to later levels.
         hidden: the marks of ties within what is not drawn.
-        has_equal: whether some box stands for equal neighbours.
     """
 
     boxes: tuple[Box, ...]
     wires: tuple[Wire, ...]
     hidden: tuple[int, ...]
-    has_equal: bool
 
 
 class _Line(NamedTuple):
@@ -201,7 +199,7 @@ def boxes_of(outline: Outline, *, depth: int | None = None, most: int = MOST_BOX
     ]
     seen.update([box.mark for box in boxes])
     hidden = tuple([tie.mark for tie in outline.ties.values() if tie.mark not in seen])
-    return Boxes(tuple(boxes), tuple(wires), hidden, any(box.repeats > 1 for box in boxes))
+    return Boxes(tuple(boxes), tuple(wires), hidden)
 
 
 def text_of(part: Part) -> str:

@@ -96,15 +96,18 @@ class OpaqueTransform(FunctionTransform):
     def _enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> "tuple[Call, _Outermost]":
         values = (*args, *[kwargs[name] for name in sorted(kwargs)])
         outermost = _Outermost.modules(values, policy)
-        names = (*self.names.of(len(args)), *sorted(kwargs))
-        owners = [names[path[0].idx] for path in outermost.paths]
-        texts = [owner + jtu.keystr(path[1:]) for owner, path in zip(owners, outermost.paths, strict=True)]
+        owners = self._owners(outermost, args, kwargs)
         key = type(self), *owners
         dealing = Dealing(self.transform_name, lambda _: self.treatments(owners), key, _unless_references)
-        call = enter(Arguments(tuple(texts), outermost.objects, {}), self.rules(policy), dealing)
+        call = enter(_by_path(owners, outermost, outermost.objects), self.rules(policy), dealing)
         call.arguments = self._arguments(args, kwargs, values)
         call.hands = _split(Hand(list(call.tree.leaves.values()), Deal(call.tree.structure, None, call)))
         return call, outermost
+
+    def _owners(self, outermost: "_Outermost", args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+        """The argument that each module is in, by name."""
+        names = (*self.names.of(len(args)), *sorted(kwargs))
+        return [names[path[0].idx] for path in outermost.paths]
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Any]) -> Arguments:
         """Arguments of the same names with other values: those by position, then those by keyword, sorted."""
@@ -142,21 +145,23 @@ class OpaqueTransform(FunctionTransform):
         """
         outermost = _Outermost((*args, *[kwargs[name] for name in sorted(kwargs)]), _is_group)
         runs = _runs(outermost.objects)
-        if len(runs) == 1 and runs[0].is_whole:
+        if len(runs) == 1 and runs[0].is_whole and _is_of_arguments(runs[0].structure):
             received = receive([Hand(runs[0].leaves, runs[0].deal)])
             modules = [received.arguments.args[group.position] for group in outermost.objects]
         elif runs and policy.in_place:
             raise SharingMismatchError(_NOT_WRITTEN_BACK.format(self.transform_name))
         else:
-            received = Received(walked(Arguments((), (), {})), Arguments((), (), {}), None)
             modules = _built(outermost.objects, runs, self._root_of_a_part)
+            by_path = _by_path(self._owners(outermost, args, kwargs), outermost, modules)
+            received = Received(walked(by_path, self.rules(policy)), by_path, None)
         return received._replace(arguments=self._arguments(args, kwargs, outermost.replaced_by(modules)))
 
     def _root_of_a_part(self, run: "_Run") -> Any:
-        """Builds the modules in a part of the arguments."""
-        missing = run.missing_places
-        if missing:
-            path = leaf_paths(run.deal.structure)[missing[0]]
+        """Builds modules of which a transform may have left some out, or which the function has returned."""
+        if run.missing_places and not _is_of_arguments(run.structure):
+            raise SharingMismatchError(_PART_OF_RESULTS)
+        if run.missing_places:
+            path = leaf_paths(run.deal.structure)[run.missing_places[0]]
             raise SharingMismatchError(
                 f"`{self.transform_name}` passes only a part of the arguments to the function, and what it passes "
                 f"shares `{path}` with what it leaves out.\n"
@@ -167,8 +172,20 @@ class OpaqueTransform(FunctionTransform):
         return unpack(run.structure, run.leaves)
 
 
+def _by_path(owners: Sequence[str], outermost: "_Outermost", objects: Sequence[Any]) -> Arguments:
+    """Objects as the arguments of a call, each named by its path."""
+    texts = [owner + jtu.keystr(path[1:]) for owner, path in zip(owners, outermost.paths, strict=True)]
+    return Arguments(tuple(texts), objects, {})
+
+
+_PART_OF_RESULTS = (
+    "The transform returned a part of what the function returned, and an object in it is shared with a part that was "
+    "left out. Let the function return what belongs together as one value:\n"
+    "    return sharedtree.Dag((model, shared))"
+)
+
 _NOT_WRITTEN_BACK = (
-    "`{0}` passes only a part of the arguments to the function, or some of them twice. What the function changes could "
+    "`{0}` passes to the function something else than all of its arguments, each once. What the function changes could "
     "not be written back, as `in_place=True` has it.\n"
     "Say that changes are meant to be lost, and return what is to be kept:\n"
     "    f = sharedtree.preserve_identities(transform, in_place=False)(f)"
@@ -448,11 +465,7 @@ def _root_of_run(run: _Run, call: Call, changes: Changes | None) -> Any:
     structure = run.deal.structure
     # The gradient of some arguments has None for leaves that came with others.
     if run.missing_places and not _is_of_arguments(structure):
-        raise SharingMismatchError(
-            "The transform returned a part of what the function returned, and an object in it is shared with a part "
-            "that was left out. Let the function return what belongs together as one value:\n"
-            "    return sharedtree.Dag((model, shared))"
-        )
+        raise SharingMismatchError(_PART_OF_RESULTS)
     # In a Jacobian, what stands for a leaf is a tree with groups of its own.
     leaves: Sequence[Any] = [
         leaf if node_type_of(leaf) is None else _put_together(leaf, call, changes) for leaf in run.leaves
