@@ -240,3 +240,173 @@ def test_inside_jit_the_copy_that_is_closed_over_is_said():
 
     _, messages = caught(lambda: st.jit(step)(layer(), X))
     assert len(messages) == 1
+
+
+# What is assigned to a module that is no argument
+
+
+class Tally(st.Module):
+    def __init__(self):
+        self.n = st.state_field(jnp.zeros(()))
+        self.parts = [st.Module.__new__(Part)]
+        self.parts[0].last = jnp.zeros(())
+        self.num_traces = 0
+
+    def __call__(self, x):
+        self.n = self.n + x
+        self.parts[0].last = x * 2
+        self.parts.append(x)
+        self.num_traces += 1
+        return x * 3
+
+
+class Part(st.Module):
+    last: jax.Array
+
+
+TALLY = Tally()
+
+
+def _keeping_a_global(x):
+    return TALLY(x)
+
+
+def _called(tally, x):
+    return tally(x)
+
+
+KEEPING = {
+    "closure": lambda tally: lambda x: tally(x),
+    "default": lambda tally: lambda x, tally=tally: tally(x),
+    "partial": lambda tally: functools.partial(_called, tally),
+    "keyword of a partial": lambda tally: functools.partial(lambda x, tally: tally(x), tally=tally),
+    "global": lambda tally: _keeping_a_global,
+    "method": lambda tally: tally.__call__,
+    "module": lambda tally: tally,
+}
+TRACING = {
+    "jit": lambda f, **o: st.jit(f, **o)(jnp.ones(())),
+    "eval_shape": lambda f, **o: st.eval_shape(st.jit(f, **o), jnp.ones(())).dtype,
+    "grad": lambda f, **o: st.grad(f, **o)(jnp.ones(())),
+    "vmap": lambda f, **o: st.vmap(f, **o)(jnp.ones(2)),
+    "checkpoint": lambda f, **o: st.checkpoint(f, **o)(jnp.ones(())),
+    "cond": lambda f, **o: st.cond(True, f, f, jnp.ones(()), **o),
+    "jit of grad": lambda f, **o: st.jit(st.grad(f, **o), **o)(jnp.ones(())),
+}
+
+
+def content(tally):
+    return tally.n, list(tally.parts), tally.parts[0].last
+
+
+@pytest.mark.parametrize("told", [{}, {"in_place": False}, {"in_place": True}], ids=["untold", "meant", "in place"])
+@pytest.mark.parametrize("holding", KEEPING)
+@pytest.mark.parametrize("running", TRACING)
+def test_a_module_that_is_no_argument_keeps_no_tracers(running, holding, told):
+    tally = TALLY if holding == "global" else Tally()
+    before = content(tally)
+    f = KEEPING[holding](tally)
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        # Where nothing runs, nothing has to be written back.
+        is_error = told == {"in_place": True} and (running != "eval_shape" or holding in ("method", "module"))
+        if is_error:
+            with pytest.raises(TypeError, match="writes back what is changed in arguments"):
+                TRACING[running](f, **told)
+        else:
+            result = TRACING[running](f, **told)
+    after = content(tally)
+    assert len(after[1]) == len(before[1])
+    assert after[0] is before[0]
+    assert after[1][0] is before[1][0]
+    assert after[2] is before[2]
+    if told:
+        assert not record
+    else:
+        expected = not (running == "eval_shape" or (running == "vmap" and holding in ("method", "module")))
+        assert not expected or {w.category for w in record} == {st.errors.LostChangeWarning}
+    if not is_error:
+        np.testing.assert_array_equal(result, TRACING[running](lambda x: x * 3))
+
+
+def test_the_warning_names_the_place_and_says_what_to_do():
+    tally = Tally()
+
+    def step(x):
+        return tally(x)
+
+    with pytest.warns(st.errors.LostChangeWarning) as record:
+        st.jit(step)(1.0)
+    (text,) = [str(w.message) for w in record]
+    assert "changes in `tally.n` and `tally.parts[0].last` is lost" in text
+    assert "it has that module as `tally` in its closure, which is no argument" in text
+    assert "Make it an argument" in text
+    assert "f = sharedtree.jit(step, in_place=False)" in text
+
+
+def test_a_function_that_fails_leaves_no_tracers():
+    tally = Tally()
+    before = content(tally)
+
+    def step(x):
+        tally(x)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        st.jit(step)(1.0)
+    assert content(tally)[0] is before[0]
+    assert content(tally)[1] == before[1]
+
+
+def test_values_that_are_no_tracers_stay_as_in_any_function():
+    tally = Tally()
+
+    def loss(x):
+        tally.n = tally.n + 1
+        tally.num_traces += 1
+        return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert st.grad(loss)(1.0) == 2
+    assert (tally.n, tally.num_traces) == (1, 1)
+
+
+def test_scratch_is_taken_away_in_silence():
+    tally = Tally()
+
+    def step(x):
+        tally.seen = x
+        return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert st.jit(step)(1.0) == 2
+    assert not hasattr(tally, "seen")
+
+
+def test_a_tracer_of_the_trace_around_may_stay_until_that_ends():
+    """In `step` the module is an argument, and what it keeps there is written back."""
+
+    def step(tally, x):
+        def loss(y):
+            tally.n = tally.n + x
+            return y * x
+
+        return st.grad(loss, in_place=False)(x)
+
+    tally = Tally()
+    assert st.jit(step, in_place=True)(tally, 3.0) == 3
+    assert tally.n == 3
+
+
+def test_a_module_that_is_returned_has_what_was_assigned():
+    tally = Tally()
+
+    def step(x):
+        tally.n = x
+        return tally
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert st.jit(step)(5.0).n == 5
