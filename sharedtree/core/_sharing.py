@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from jax import tree_util as jtu
 
 from ._errors import SharingMismatchError
-from ._printing import MOST_PATHS, shown
+from ._printing import MOST_PATHS, listed, shown
 from ._static_values import Static
 from ._structure import LEAF, Node, Op, Path, Record, canonical
 
@@ -101,14 +101,16 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
 
 
 def _described(op: Op, num_children: int, other: Op) -> str:
-    """What a record is, and which of its children another one of its class lacks."""
+    """What a record is, and in which children it differs from another one of its class."""
     name = name_of(op, num_children)
-    if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls:
-        others = {jtu.keystr((key,)) for key in other.keys}
-        own = [f"`{text}`" for text in [jtu.keystr((key,)) for key in op.keys] if text not in others]
-        if own:
-            return f"{name} ({', '.join(own[:MOST_PATHS])} in this one only)"
-    return name
+    if type(op) is not Node or type(other) is not Node or op.type.cls is not other.type.cls or op.keys == other.keys:
+        return name
+    keys = [jtu.keystr((key,)) for key in op.keys]
+    others = {jtu.keystr((key,)) for key in other.keys}
+    missing = [f"`{key}`" for key in keys if key not in others]
+    if missing:
+        return f"{name} ({', '.join(missing[:MOST_PATHS])} in this one only)"
+    return f"{name}, in the order {listed(keys)}" if len(op.keys) == len(other.keys) else name
 
 
 def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[Pair]:

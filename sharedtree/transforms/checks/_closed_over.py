@@ -226,8 +226,8 @@ class Leak(NamedTuple):
 class HeldState:
     """What is in the modules that a function holds, so that it can be put back if tracers were assigned to them.
 
-    Only of modules whose library writes changes back, but for NNX's: NNX raises when a tracer is assigned to a module
-    of another trace. A function may assign what it likes to others, which are its own affair, as they are JAX's.
+    Only of modules whose library writes changes back; those of NNX raise before it comes to that. A function may assign
+    what it likes to others, as it may under JAX's transforms.
 
     Args:
         function: the user's.
@@ -299,7 +299,7 @@ class HeldState:
 
 def _keeps_tracers(module: Any) -> bool:
     node_type = node_type_of(module)
-    return node_type is not None and node_type.writes_back is True and not type(module).__module__.startswith("flax.")
+    return node_type is not None and node_type.writes_back is True
 
 
 def _content_of(obj: Any) -> Any:
