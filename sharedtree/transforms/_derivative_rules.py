@@ -35,7 +35,6 @@ from ._function_transform import FunctionTransform
 from ._hands import Hand, whole
 from ._meet_of_trees import Words, holds_modules, meet
 from ._tangents import Fit, as_tuple, fitted
-from .checks._refused_arguments import forbid_bound_module
 from .checks._ties_lost_in_calls import report_lost_ties, ties_lost_between
 
 
@@ -164,7 +163,6 @@ class RuleTransform(FunctionTransform):
 
     def inner_of(self, policy: Policy, how: Callable[..., Any], function: Callable[..., Any]) -> Inner:
         """What JAX sees of the function or a rule: calls `how(policy, function, *args)`."""
-        forbid_bound_module(function, policy, self.transform_name)
         return Inner(function, lambda: function, lambda own, args, kwargs: how(policy, own, *args, **kwargs))
 
     def primal(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
