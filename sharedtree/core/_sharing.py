@@ -69,13 +69,14 @@ class LostTie(NamedTuple):
 Agree = Callable[[int, int], bool]
 
 
-def pairs(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair | Mismatch]:
+def pairs(left: Rooted, right: Rooted, agree: Agree, *, by_key: bool = False) -> Iterator[Pair | Mismatch]:
     """Walks two shapes at once, yielding each pair of records when it is first met, or where they mismatch.
 
     Args:
         left: one shape.
         right: the other.
-        agree: whether two records agree that are not nodes of one class with the same keys, which do.
+        agree: whether two records agree that are not nodes of one class with equally many children, which do.
+        by_key: nodes whose children have other keys mismatch. Else who asks compares the nodes.
     """
     seen: set[tuple[int, int]] = set()
     stack: list[Pair] = [Pair(left.root, right.root, (), ())]
@@ -85,14 +86,23 @@ def pairs(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair | Mismatch
             continue
         seen.add((pair.left, pair.right))
         (op, children), (other, others) = left.records[pair.left], right.records[pair.right]
-        if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls and op.keys == other.keys:
+        if (
+            type(op) is Node
+            and type(other) is Node
+            and op.type.cls is other.type.cls
+            and len(children) == len(others)
+            and (not by_key or op.keys == other.keys)
+        ):
             yield pair
             above = (*pair.above, pair.left)
             steps = tuple(zip(op.keys, children, others, strict=True))
             stack.extend(Pair(a, b, (*pair.path, key), above) for key, a, b in reversed(steps))
+        elif agree(pair.left, pair.right):
+            yield pair
+        elif by_key:
+            yield Mismatch(pair.path, _described(op, len(children), other), _described(other, len(others), op))
         else:
-            names = _described(op, len(children), other), _described(other, len(others), op)
-            yield pair if agree(pair.left, pair.right) else Mismatch(pair.path, *names)
+            yield Mismatch(pair.path, name_of(op, len(children)), name_of(other, len(others)))
 
 
 def _described(op: Op, num_children: int, other: Op) -> str:
@@ -112,17 +122,17 @@ def matching(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair]:
     Raises:
         SharingMismatchError: where they do not.
     """
-    for pair in pairs(left, right, agree):
+    for pair in pairs(left, right, agree, by_key=True):
         if isinstance(pair, Mismatch):
             raise pair.error()
         yield pair
 
 
-def lost_ties(left: Rooted, right: Rooted, agree: Agree) -> list[LostTie] | Mismatch:
-    """The records of `left` that are more than one record of `right`: ties that `right` lacks."""
+def lost_ties(left: Rooted, right: Rooted, agree: Agree, *, by_key: bool = False) -> list[LostTie] | Mismatch:
+    """The records of `left` that are more than one record of `right`: ties that `right` lacks. See `pairs`."""
     first: dict[int, Pair] = {}
     lost: list[LostTie] = []
-    for pair in pairs(left, right, agree):
+    for pair in pairs(left, right, agree, by_key=by_key):
         if isinstance(pair, Mismatch):
             return pair
         earlier = first.setdefault(pair.left, pair)

@@ -108,7 +108,7 @@ def _either_prefix(left: Rooted, right: Rooted) -> Agree:
 
 
 def _lost_between(a: Rooted, b: Rooted) -> list[LostTie]:
-    lost = lost_ties(a, b, _either_prefix(a, b))
+    lost = lost_ties(a, b, _either_prefix(a, b), by_key=True)
     if isinstance(lost, Mismatch):
         raise lost.error()
     return [t for t in lost if can_be_tied(a.records[t.record][0])]

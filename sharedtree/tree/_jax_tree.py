@@ -313,7 +313,7 @@ def _aligned(
         return model[i][0] is LEAF or type(model[i][0]) is Static
 
     found: dict[int, tuple[int, Path]] = {}
-    for pair in pairs(structure, walked, agree):
+    for pair in pairs(structure, walked, agree, by_key=True):
         if isinstance(pair, Mismatch):
             raise pair.error(f"the {like}", f"`{name}`")
         op = model[pair.left][0]
