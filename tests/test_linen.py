@@ -229,6 +229,19 @@ def test_the_gradient_of_a_tied_weight_is_the_sum_by_hand():
     assert int(state.step) == 1
 
 
+def test_the_gradient_of_a_sum_of_tied_arrays_is_whole():
+    """Where `jax.grad` may return one array for both paths, which is half of it."""
+    shared = jnp.array([1.0, 2.0])
+    state = create(TrainState, {"a": shared, "b": shared}, optax.sgd(0.125))
+
+    @st.jit
+    def step(state):
+        grads = st.grad(lambda params: ((params["a"] + params["b"]) ** 2).sum(), policy=POLICY)(state.params)
+        return state.apply_gradients(grads=grads)
+
+    np.testing.assert_allclose(step(state).params["a"], shared - 0.125 * 8 * shared)
+
+
 def test_a_step_is_traced_as_often_as_in_flax():
     counts = []
     for cls, jit, step in ((TrainState, st.jit, step_with_ties), (FLAX, jax.jit, vanilla_step)):

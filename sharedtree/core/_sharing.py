@@ -95,9 +95,12 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
             above = (*pair.above, pair.left)
             steps = tuple(zip(op.keys, children, others, strict=True))
             stack.extend(Pair(a, b, (*pair.path, key), above) for key, a, b in reversed(steps))
+        elif agree(pair.left, pair.right):
+            yield pair
+        elif compares_keys:
+            yield Mismatch(pair.path, _described(op, len(children), other), _described(other, len(others), op))
         else:
-            names = _described(op, len(children), other), _described(other, len(others), op)
-            yield pair if agree(pair.left, pair.right) else Mismatch(pair.path, *names)
+            yield Mismatch(pair.path, name_of(op, len(children)), name_of(other, len(others)))
 
 
 def _described(op: Op, num_children: int, other: Op) -> str:
