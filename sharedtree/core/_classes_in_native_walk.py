@@ -228,7 +228,7 @@ def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> boo
     """
     if type(op) is not Update or op.node.aux.objects:
         return False
-    leaves = [leaf for child in numbers if type(leaf := structure.records[child - structure.base][0]) is Static]
+    leaves = [leaf for child in numbers if type(leaf := structure.records[child][0]) is Static]
     if any(leaf.has_objects for leaf in leaves):
         return True
     return op.node.aux.has_objects and _step_keeping(op, numbers) is None

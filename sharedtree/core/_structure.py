@@ -9,8 +9,8 @@ Structures are interned: two equal ones are one object, so comparison is `is`, w
 of JAX's cache keys. The table of interned structures holds them weakly; JAX's own caches keep those alive that it
 still needs. Nothing is evicted while it is in use, for that would retrace.
 
-Several trees can be packed in one crossing. The record numbers of each then start where those of the one before it
-ended, and a number below that start refers to an object in an earlier tree.
+In a `Context` several trees are packed one after the other. The record numbers of each then start where those of the
+one before it ended, and a number below that start refers to an object in an earlier tree.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -131,10 +131,12 @@ class Structure:
     """
 
     # The content: `records` is the table, children before parents, `root` the number of the record that is the whole
-    # tree, `base` that of the first one, 0 unless earlier trees were packed in the same crossing. `maker` stands for
-    # the `Context` in which it was made, if that was one that spans several trees; not the Context itself, which
-    # keeps every leaf that it has seen. `noted` and `tied_values`, only for results of functions: which of the traced
-    # leaves lost their ties on purpose, and which were tied outside modules (see `ties/_leaf_notes`).
+    # tree, `base` that of the first one, 0 unless earlier trees were flattened in the same `Context`. `maker` stands
+    # for that Context, if there was one; it is not the Context itself, which keeps every leaf that it has seen. Both
+    # are here because whoever unflattens, perhaps in another process, has the structure and nothing beside it. As
+    # records, with a `Given` for each object of an earlier tree, they doubled the time of a flatten in a Context.
+    # `noted` and `tied_values`, only for results of functions: which of the traced leaves lost their ties on purpose,
+    # and which were tied outside modules (see `ties/_leaf_notes`).
     #
     # What follows from it: `given`, the numbers that it takes from the other side; `updates`, whether it has content
     # that is to be written into objects of the other side; `is_noted`, whether something is noted of its leaves when
@@ -297,10 +299,10 @@ def with_several_edges(records: Sequence[Record], root: int) -> set[int]:
     return found
 
 
-def reached_outside(records: Sequence[Record], root: int, base: int = 0) -> dict[int, int]:
+def reached_outside(records: Sequence[Record], root: int) -> dict[int, int]:
     """The records that a path through plain containers alone leads to, and how many such paths: one, or two for more.
 
-    Numbers below `base` are not entered. Cost: linear in the records found.
+    Cost: linear in the records found.
     """
     found: dict[int, int] = {}
     stack = [root]
@@ -310,11 +312,10 @@ def reached_outside(records: Sequence[Record], root: int, base: int = 0) -> dict
         if paths == 2:
             continue
         found[number] = paths + 1
-        if number >= base:
-            op, children = records[number - base]
-            node = op.node if type(op) is Update else op
-            if type(node) is Node and node.type.is_plain:
-                stack.extend(children)
+        op, children = records[number]
+        node = op.node if type(op) is Update else op
+        if type(node) is Node and node.type.is_plain:
+            stack.extend(children)
     return found
 
 

@@ -168,7 +168,7 @@ def leaf_paths(structure: Structure) -> list[str]:
         # JAX asks several times in each trace, and again in the next.
         first: dict[int, str] = {}
         own = set(structure.leaf_numbers)
-        for number, path in edges(structure.records, [((), structure.root)], structure.base):
+        for number, path in edges(structure.records, [((), structure.root)]):
             if number in own and number not in first:
                 first[number] = jtu.keystr(path)
         found = [first.get(number, f"<leaf {number}>") for number in structure.leaf_numbers]

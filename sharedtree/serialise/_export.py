@@ -368,7 +368,7 @@ def _read(op: Op, num_leaves: int) -> Op:
         return op
     data = op.aux.peek()
     structure = structure_of(data) if type(data) is bytes else None
-    if structure is None or structure.base or structure.num_leaves != num_leaves:
+    if structure is None or structure.num_leaves != num_leaves:
         raise _malformed()
     dag = Dag._unflatten(structure, [_stand_in() for _ in range(num_leaves)])  # noqa: SLF001 # pyright: ignore
     return pack(dag, Tags())[1].records[-1][0]
@@ -380,8 +380,7 @@ def _require_sound(treedef: Any) -> None:
     own = [hand for hand in jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is Hand) if type(hand) is Hand]
     numbers = [n for hand in own for n in hand.deal.numbers or range(hand.structure.num_leaves)]
     if own and (
-        own[0].structure.base
-        or any(hand.structure is not own[0].structure or hand.deal.num_leaves != len(hand.leaves) for hand in own)
+        any(hand.structure is not own[0].structure or hand.deal.num_leaves != len(hand.leaves) for hand in own)
         or sorted(numbers) != list(range(own[0].structure.num_leaves))
     ):
         raise _malformed()

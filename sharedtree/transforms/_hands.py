@@ -129,9 +129,8 @@ class Hand(_Hand if TYPE_CHECKING or native is None else native.Hand):
     @property
     def is_tree(self) -> bool:
         """Whether it has all of a tree that can be put together by itself."""
-        structure = self.deal.structure
-        is_whole = structure.base == 0 and all(type(op) not in (Given, Update) for op, _ in structure.records)
-        return is_whole and self.deal.numbers is None
+        records = self.deal.structure.records
+        return self.deal.numbers is None and all(type(op) not in (Given, Update) for op, _ in records)
 
     def tree(self) -> Any:
         """That tree."""
