@@ -1289,8 +1289,33 @@ scenarios(
     ),
     a_position_for_a_filter=lambda: of(lambda f: st.grad(f, wrt=1), TypeError, f=of_head),
     what_is_no_filter=lambda: of(lambda f: st.grad(f, wrt={}), TypeError, f=of_head),
-    a_filter_of_a_value_only=lambda: of(
-        lambda f: st.grad(f, wrt=eqx.is_inexact_array), TypeError, f=of_head, is_inexact_array=eqx.is_inexact_array
+    a_filter_of_three=lambda: of(lambda f: st.grad(f, wrt=lambda path, value, more: True), TypeError, f=of_head),
+    a_filter_of_none_for_a_tree=lambda: of(lambda model: st.tree.partition(model, lambda: True), TypeError),
+    what_is_no_filter_among_several=lambda: of(
+        lambda model: st.tree.partition(model, (1, lambda path, value: True)), TypeError
+    ),
+    an_answer_that_is_no_boolean=lambda: of(
+        lambda model: st.tree.partition(model, lambda path, value: value > 0), TypeError
+    ),
+    a_string_for_a_path=lambda: of(lambda f: st.grad(f, wrt="head")(tied()), ValueError, f=of_head),
+    a_string_for_a_path_that_is_not_there=lambda: of(
+        lambda f: st.optimizer(optax.sgd(0.1), wrt="decoder").init(tied()), ValueError, tx=optax.sgd(0.1), f=of_head
+    ),
+    a_string_for_a_path_of_a_tree=lambda: of(
+        lambda model: st.tree.partition(model, "embed"), ValueError, model=loose()
+    ),
+    a_filter_of_paths_that_disagrees=lambda: again(
+        lambda model, filter_spec: st.tree.partition(model, filter_spec),
+        INCONSISTENT,
+        are_alternatives=True,
+        filter_spec=lambda path, value: path[0] == "head",
+    ),
+    a_filter_of_paths_that_disagrees_in_a_dag=lambda: again(
+        lambda dag, filter_spec: st.tree.partition(dag, filter_spec),
+        INCONSISTENT,
+        are_alternatives=True,
+        dag=st.Dag(tied()),
+        filter_spec=lambda path, value: path[0] == "head",
     ),
     a_filter_that_looks_at_what_an_array_holds=lambda: of(
         lambda f: st.grad(f, wrt=lambda path, value: value > 0)(tied()), TypeError, f=of_head

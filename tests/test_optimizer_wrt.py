@@ -87,7 +87,9 @@ def test_a_tied_leaf_is_selected_at_all_of_its_paths_or_at_none(path):
 
 NO_FILTERS = {
     "a number": (1, TypeError, "`wrt` is a filter"),
-    "a function of one": (lambda path: True, TypeError, "does not take the two"),
+    "a function of none": (lambda: True, TypeError, "neither with one argument nor with two"),
+    "a function of three": (lambda path, value, more: True, TypeError, "neither with one argument nor with two"),
+    "a tag": ("bias", ValueError, "A string is an NNX tag; for a path write"),
     "a function of arrays": (lambda path, value: value > 0, TypeError, "True or False"),
     "what selects nothing": (lambda path, value: path == ("none",), ValueError, "selects nothing"),
 }

@@ -318,7 +318,7 @@ def test_a_model_with_more_paths_than_can_be_walked():
 
 
 def test_what_is_no_filter():
-    for wrong in (0, (0,), {}, A, lambda: True, lambda value: True, eqx.is_inexact_array):
+    for wrong in (0, (0,), {}, A, lambda: True, lambda path, value, more: True, [lambda: True], {"a": 0}):
         with pytest.raises(TypeError, match="wrt"):
             st.grad(of_pair, wrt=wrong)
     for wrong in (lambda path, value: 1, lambda path, value: value > 0, lambda path, value: None):

@@ -68,25 +68,42 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
             if op is LEAF or type(op) is Static:
                 yield Label(number, part, where)
             continue
-        if type(part) is Branch:
-            parts: Sequence[Any] = part.parts
-        elif is_label(part):
-            parts = [part] * len(children)
+        if type(part) is not Branch and is_label(part):
+            parts: Sequence[Any] = [part] * len(children)
         else:
-            node_type = node_type_of(part)
-            parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
-            fits = node_type is not None and node_type.cls is node.type.cls and len(parts) == len(children)
-            if not fits or (node.type.is_plain and Static(aux) != node.aux):  # other keys, for example
-                more, own = "", f"{name_of(node)} with {len(children)} children"
-                if node_type is not None and node_type.cls is node.type.cls:
-                    data, other = Static(aux).peek(), node.aux.peek()
-                    more = f" with {len(parts)} children and the static data {shown_beside(data, other)}"
-                    own += f" and the static data {shown_beside(other, data)}"
-                raise_unfit(name, part, own, where, more)
+            parts = parts_for(part, node, len(children), name, where)
         stack.extend(
             (child, below, (*where, key))
             for key, child, below in reversed(tuple(zip(node.keys, children, parts, strict=True)))
         )
+
+
+def parts_for(part: Any, node: Node, num_children: int, name: str, where: Path) -> Sequence[Any]:
+    """What part of a prefix, which is no label, has for each child of a node of the tree.
+
+    Args:
+        part: of the prefix.
+        node: of the tree.
+        num_children: of the node.
+        name: what the prefix is called, for errors.
+        where: the path, for errors.
+
+    Raises:
+        SharingMismatchError: if the two are no nodes of one class, with equally many children.
+    """
+    if type(part) is Branch:
+        return part.parts
+    node_type = node_type_of(part)
+    parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
+    has_class = node_type is not None and node_type.cls is node.type.cls
+    if not has_class or len(parts) != num_children or (node.type.is_plain and Static(aux) != node.aux):
+        more, own = "", f"{name_of(node)} with {num_children} children"
+        if has_class:  # but with other keys, for example
+            data, other = Static(aux).peek(), node.aux.peek()
+            more = f" with {len(parts)} children and the static data {shown_beside(data, other)}"
+            own += f" and the static data {shown_beside(other, data)}"
+        raise_unfit(name, part, own, where, more)
+    return parts
 
 
 def raise_unfit(name: str, part: Any, own: str, where: Path, more: str = "") -> NoReturn:

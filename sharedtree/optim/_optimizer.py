@@ -24,10 +24,11 @@ from ..core._structure import Path
 from ..libraries._optax import has_labels, with_labels
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import pack_alone
+from ..tree._filters import filter_of
 from ..tree._jax_tree import map as _map, map_pairs, map_updates
 from ._ties_seen_by_init import InitialTies, note_in_state
 from ._unique_parameters import Models, holds_several_models
-from ._wrt import OF_OPTIMIZER, filter_of, require_nothing_left
+from ._wrt import OF_OPTIMIZER, require_nothing_left
 
 if TYPE_CHECKING:
     import optax
@@ -41,11 +42,11 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
     Args:
         tx: any `optax.GradientTransformation`, extra arguments included.
         wrt: which leaves are optimised, a filter as in `sharedtree.grad(f, wrt=...)`: a class, a tag, a function of a
-            path and a value, or several of these. The others have no slot in the state and no update, whether the
-            gradient has them or not; weight decay and norms do not see them either. None for all but what its library
-            says is state: `BatchStat`, `Cache`, `Intermediate`, `RngState`, `MetricState`, `OptState` of NNX and their
-            subclasses, what `state_field` marks, an `equinox.nn.State`. Variables of other classes of NNX, and plain
-            arrays, are optimised. Give `...` for all, state included.
+            path and a value or of a leaf, several of these, or a tree of booleans. The others have no slot in the
+            state and no update, whether the gradient has them or not; weight decay and norms do not see them either.
+            None for all but what its library says is state: `BatchStat`, `Cache`, `Intermediate`, `RngState`,
+            `MetricState`, `OptState` of NNX and their subclasses, what `state_field` marks, an `equinox.nn.State`.
+            Variables of other classes of NNX, and plain arrays, are optimised. Give `...` for all, state included.
 
     Returns:
         An `optax.GradientTransformationExtraArgs`.

@@ -31,7 +31,9 @@ from ..core._trees_taken_apart import Walked
 from ..core._warning_source import definition_of_caller, warn_about
 from ..ties._list_ties import how_to_sum, is_inexact
 from ..ties._policy_and_context import walk_exactly
-from ._wrt import Filter, select_everywhere, selection
+from ..tree._asking_filters import selection
+from ..tree._filters import Filter
+from ._wrt import select_everywhere
 
 MAX_WHOLE = 100_000
 """How many paths a tree may have that is handed to a function which walks it as a tree."""
@@ -398,7 +400,8 @@ def _two_labels(first: str, second: str, one: Any, two: Any, name: str) -> Incon
 def _selected_once(selected: str, other: str, fix: str) -> InconsistentSharingError:
     return InconsistentSharingError(
         f"`{selected}` and `{other}` are one parameter of the model, but `wrt` selects it at the first path and not at "
-        f"the second.\nA tied parameter is updated once, for all of its paths. {fix}Or part them first:\n"
+        f"the second.\nA tied parameter is updated once, for all of its paths. "
+        f"{fix or 'Select it at all of them. '}Or part them first:\n"
         f"    model = sharedtree.untie(model, lambda m: m{other})",
         (selected, other),
         ("selected", "not selected"),

@@ -30,17 +30,11 @@ from ..core._sharing import matching
 from ..core._structure import Node
 from ..core._traced_leaves_and_identity import is_traced
 from ..core._trees_taken_apart import Walked
-from ..optim._wrt import (
-    Filter,
-    Place,
-    filter_of,
-    require_no_prefix_filter,
-    require_nothing_left,
-    select_everywhere,
-    selection,
-)
+from ..optim._wrt import OF_GRAD, require_no_prefix_filter, require_nothing_left, select_everywhere
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
+from ..tree._asking_filters import selection
+from ..tree._filters import Filter, Place, filter_of
 from ._argument_names import several
 from ._caller_side import Call, Dealing, leave
 from ._dealing_into_hands import outermost_ways
@@ -123,7 +117,7 @@ class GradTransform(FunctionTransform):
         argnums = options.get("argnums", 0)
         require_no_prefix_filter(argnums)
         wrt = options.get("wrt")
-        self._selects = None if wrt is None else filter_of(wrt)
+        self._selects = None if wrt is None else filter_of(wrt, OF_GRAD)
         self._argnums = tuple(several(argnums))
         self._is_one = not np.ndim(argnums)
         self._has_aux = options.get("has_aux", False)

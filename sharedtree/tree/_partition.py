@@ -1,20 +1,20 @@
 """Editing trees with ties: select, split and join, each shared node once."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from jax import tree_util as jtu
 
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._hidden_arrays import require_all_seen_in
-from ..core._node_types import node_type_of, require_registered
+from ..core._node_types import require_registered
 from ..core._pack_and_unpack import build
-from ..core._prefix_trees import Label, label_at, labels
-from ..core._printing import listed, name_of_class, shown
-from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Path, Record, canonical
+from ..core._printing import shown
+from ..core._structure import LEAF, Node, Op, Record, canonical
 from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import IsLeaf, walk_exactly
+from ._asking_filters import IN_TREE, Asked, ask, code_that_selects
+from ._filters import OF_TREE, Filter, Place, how_to_select, prefix_filter, strings_in
 
 T = TypeVar("T")
 
@@ -39,8 +39,10 @@ def filter(  # noqa: A001
 
     Args:
         tree: the tree; it is not changed.
-        filter_spec: takes a leaf and says whether to keep it; or a tree prefix of such functions and booleans. Where
-            the tree has a static function, it has a boolean, unless a function is said for a node around it.
+        filter_spec: what to keep, a filter. A function of a leaf says whether to keep it; one of a path and a value,
+            a class, a tag, or a list of several of these are as in `sharedtree.grad(f, wrt=...)`. Or a tree prefix of
+            filters and booleans; a list or tuple is one where the tree has one of that length. Where the tree has a
+            static function, a prefix has a boolean, unless a function is said for a node around it.
         inverse: keep what is not selected instead.
         replace: what comes in place of the others.
         is_leaf: nodes for which it is true count as leaves.
@@ -49,13 +51,17 @@ def filter(  # noqa: A001
         A tree of new nodes.
 
     Raises:
-        InconsistentSharingError: if a prefix selects a tied leaf at one of its paths and not at another.
+        InconsistentSharingError: if a tied leaf is selected at one of its paths and not at another.
         SharingMismatchError: if a prefix has nodes that the tree has not, or at a leaf what is no filter.
+        TypeError: if a function takes neither a leaf nor a path and a value.
+        ValueError: if nothing has a tag of NNX, which a string is.
 
     Example:
         >>> import jax.numpy as jnp, equinox as eqx, sharedtree as st
         >>> st.tree.filter({"a": jnp.ones(2), "b": "text"}, eqx.is_array)
         {'a': Array([1., 1.], dtype=float32), 'b': None}
+        >>> st.tree.filter({"a": jnp.ones(2), "b": "text"}, lambda path, value: path == ("b",))
+        {'a': None, 'b': 'text'}
         >>> st.tree.filter({"a": jnp.ones(2), "b": "text"}, False, replace=False)
         {'a': False, 'b': False}
     """
@@ -79,81 +85,62 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     require_registered(tree)
     walked = walk_exactly(tree, is_leaf)
     require_all_seen_in(walked.records, walked.root)
-    found = list(labels(filter_spec, walked, _is_filter, "filter_spec"))
-
-    left_over = [each for each in found if _is_left_over(each, filter_spec, walked)]
-    if left_over:
-        raise _left_over(left_over[0].label, [jtu.keystr(each.path) for each in left_over])
-    selected: dict[int, tuple[bool, Path]] = {}
-    for number, label, path in found:
-        if not _is_filter(label):
-            raise _not_a_filter(label, jtu.keystr(path))
-        keep = bool(label(walked.objects[number])) if callable(label) else label
-        before, first = selected.setdefault(number, (keep, path))
-        if before != keep:
-            raise _inconsistent_filter(jtu.keystr(first), jtu.keystr(path), before)
+    spec = prefix_filter(filter_spec, OF_TREE)
+    of_leaves = ask(walked, spec, asks_static=True, words=IN_TREE).of_leaves
+    selected: dict[int, bool] = {}
+    for number, asked in of_leaves.items():
+        for each in asked:
+            if each.answer is not asked[0].answer:
+                raise _inconsistent_filter(asked, spec, tree)
+        if asked:  # of what a path leads to
+            selected[number] = asked[0].answer
+    if strings_in(filter_spec) and selected and not any(selected.values()):
+        _raise_no_tag(walked, filter_spec)
 
     def half(keep: bool) -> Any:
         def expand(number: int) -> tuple[Op, Sequence[int]]:
             return (LEAF, ()) if number in selected else walked.records[number]
 
         def leaf(number: int) -> Any:
-            return walked.objects[number] if selected[number][0] is keep else replace
+            return walked.objects[number] if selected[number] is keep else replace
 
         return rebuilt(walked.root, expand, leaf)
 
     return half(True), half(False)
 
 
-def _is_filter(spec: Any) -> bool:
-    """Whether part of a specification says what to select. A node never does, even if it can be called."""
-    return isinstance(spec, bool) or (callable(spec) and node_type_of(spec) is None)
-
-
-def _is_left_over(found: Label, spec: Any, tree: Walked) -> bool:
-    """Whether a specification has a static value where the tree has one, which nobody can have meant as a filter."""
-    op, label = tree.records[found.record][0], found.label
-    if type(op) is not Static or not found.path or isinstance(label, bool) or node_type_of(label) is not None:
-        return False
-    if not callable(label):
-        return True
-    # A function may have been said for a node around it, or for what is no function.
-    return callable(op.peek()) and not _is_filter(label_at(spec, tree, found.path[:-1], _is_filter))
-
-
-def _not_a_filter(spec: Any, path: str) -> SharingMismatchError:
-    return SharingMismatchError(
-        f"`filter_spec` has a `{name_of_class(spec)}` at `{path}`, where the tree has a leaf. It is made of booleans "
-        "and functions that take a leaf, in the nodes of the tree. If this is meant to be called, say so:\n"
-        "    filter_spec = lambda leaf: spec(leaf)",
-        (path,),
-    )
-
-
-def _left_over(value: Any, paths: Sequence[str]) -> SharingMismatchError:
-    return SharingMismatchError(
-        f"`filter_spec` has {shown(value)} at {listed(paths)}, where the tree has a static value. That is "
-        "no boolean, and a function there would be called as a filter.\n"
-        "`sharedtree.tree.map` maps the traced leaves, and keeps the static ones. A specification that has a boolean "
-        "at every leaf begins as\n"
-        "    filter_spec = sharedtree.tree.filter(model, False, replace=False)\n"
-        "and one that has booleans at all other leaves is completed by\n"
-        "    filter_spec = sharedtree.tree.filter(filter_spec, lambda leaf: isinstance(leaf, bool), replace=False)",
-        paths,
-    )
-
-
-def _inconsistent_filter(first: str, second: str, kept: bool) -> InconsistentSharingError:
-    treatments = ("selected", "not selected") if kept else ("not selected", "selected")
+def _inconsistent_filter(asked: Sequence[Asked], spec: Filter, tree: Any) -> InconsistentSharingError:
+    first = asked[0]
+    second = next(each for each in asked if each.answer is not first.answer)
+    treatments = ("selected", "not selected") if first.answer else ("not selected", "selected")
+    one, two = jtu.keystr(first.keys), jtu.keystr(second.keys)
+    # A list where the tree is a list of as many would be a tree prefix.
+    others = list(dict.fromkeys(each.path for each in asked if not each.answer))
+    fix = code_that_selects(others, spec, OF_TREE.name, "()" if isinstance(tree, list) else "[]")
+    if spec.prefix is not None:
+        fix = (
+            "Select it at all of its paths, or at none:\n"
+            f"    spec = eqx.tree_at(lambda m: (m{one}, m{two}), spec, replace_fn=lambda _: True)\n"
+        )
     return InconsistentSharingError(
-        f"`{first}` and `{second}` are one object, but `filter_spec` has it {treatments[0]} at the first path and "
-        f"{treatments[1]} at the second.\n"
-        "Select it at all of its paths, or at none:\n"
-        f"    spec = eqx.tree_at(lambda m: (m{first}, m{second}), spec, replace_fn=lambda _: True)\n"
-        f"or part them first: sharedtree.untie(model, lambda m: m{second})",
-        (first, second),
+        f"`{one}` and `{two}` are one object, but `filter_spec` has it {treatments[0]} at the first path and "
+        f"{treatments[1]} at the second.\n{fix}Or part them first: sharedtree.untie(model, lambda m: m{two})",
+        (one, two),
         treatments,
     )
+
+
+def _raise_no_tag(walked: Walked, filter_spec: Any) -> NoReturn:
+    """Raises because nothing in a tree has a tag, which a string is."""
+    places: list[Place] = []
+
+    def note(place: Place) -> bool:
+        places.append(place)
+        return True
+
+    ask(walked, Filter(note))
+    advice = f" {how_to_select(places, filter_spec, OF_TREE)}" if places else ""
+    raise ValueError(f"`filter_spec={shown(filter_spec)}` selects nothing.{advice}")
 
 
 def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
