@@ -2,7 +2,19 @@
 
 from collections.abc import Callable
 
-from . import compiling, control_flow, dispatch, growth, memory, pieces, programs, saving_memory, serialising, training
+from . import (
+    compiling,
+    control_flow,
+    dispatch,
+    growth,
+    importing,
+    memory,
+    pieces,
+    programs,
+    saving_memory,
+    serialising,
+    training,
+)
 from ._measuring import Case, Effort
 
 GROUPS: dict[str, Callable[[Effort], list[Case]]] = {
@@ -13,6 +25,7 @@ GROUPS: dict[str, Callable[[Effort], list[Case]]] = {
     "compiling": compiling.cases,
     "control flow": control_flow.cases,
     "memory": memory.cases,
+    "importing": importing.cases,
     "growth": growth.cases,
     "serialising": lambda effort: [*serialising.cases(effort), *saving_memory.cases(effort)],
 }

@@ -1368,7 +1368,9 @@ scenarios(
     a_string_for_a_path_that_is_not_there=lambda: of(
         lambda f: st.optimizer(optax.sgd(0.1), wrt="decoder").init(tied()), ValueError, tx=optax.sgd(0.1), f=of_head
     ),
-    a_string_for_a_path_of_a_tree=lambda: of(lambda model: st.tree.partition(model, "embed"), ValueError),
+    a_string_for_a_path_of_a_tree=lambda: of(
+        lambda model: st.tree.partition(model, "embed"), ValueError, model=loose()
+    ),
     a_filter_of_paths_that_disagrees=lambda: again(
         lambda model, filter_spec: st.tree.partition(model, filter_spec),
         INCONSISTENT,

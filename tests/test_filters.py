@@ -1,4 +1,4 @@
-"""One language of filters for `grad`, `optimizer`, `tree.filter` and `tree.partition`: the same leaves at each place."""
+"""One language of filters for `grad`, `optimizer`, `tree.filter`, `tree.partition`: the same leaves at each place."""
 
 import re
 from typing import Any
@@ -221,11 +221,13 @@ def test_trees_of_booleans_that_disagree_at_a_tie():
 
 
 def test_more_paths_than_can_be_walked():
-    tree = tower(60, Mutable(a=A, n=jnp.array(1)), lambda one, two: Mutable(one=one, two=two))
-    booleans = tower(60, Mutable(a=True, n=False), lambda one, two: Mutable(one=one, two=two))
+    tree = tower(60, Mutable(a=A, b=B), lambda one, two: Mutable(one=one, two=two))
+    booleans = tower(60, Mutable(a=True, b=True), lambda one, two: Mutable(one=one, two=two))
     for spec in (eqx.is_inexact_array, jax.Array, (Mutable, "tag"), booleans, ...):
-        assert next(x for x in st.tree.leaves(by_partition(tree, spec)) if eqx.is_inexact_array(x)) is A
-        assert len(st.tree.leaves(by_grad(tree, spec))) == 1
+        assert [leaf is x for leaf, x in zip(st.tree.leaves(by_partition(tree, spec)), (A, B), strict=True)]
+        assert len(st.tree.leaves(by_grad(tree, spec))) == 2
+    booleans = tower(60, Mutable(a=True, b=False), lambda one, two: Mutable(one=one, two=two))
+    assert st.tree.leaves(by_partition(tree, booleans)) == [A]
 
 
 MISFITS = {
@@ -265,7 +267,7 @@ def test_functions_that_take_one_and_two_are_called_as_ever():
     """In trees with the leaf, as in Equinox; in `wrt` with the path and the value, as in NNX."""
     assert selected(by_filter(model(), lambda leaf, one=B: leaf is one)) == {("second", "b")}
     assert selected(by_grad(model(), lambda path, value=None: path[-1] == "b")) == {("second", "b")}
-    assert selected(by_filter(model(), lambda *args: args == (B,) or args[0] is B)) == {("second", "b")}
+    assert selected(by_filter(model(), lambda *args: args[0] is B)) == {("second", "b")}
     with pytest.raises(TypeError, match="True or False"):
         by_grad(model(), lambda leaf: leaf.ndim if hasattr(leaf, "ndim") else 0)
     assert selected(by_filter(model(), lambda leaf: getattr(leaf, "ndim", 0))) == EVERY

@@ -43,11 +43,11 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
     Args:
         tx: any `optax.GradientTransformation`, extra arguments included.
         wrt: which leaves are optimised, a filter as in `sharedtree.grad(f, wrt=...)`: a class, a tag, a function of a
-            path and a value, or several of these. The others have no slot in the state and no update, whether the
-            gradient has them or not; weight decay and norms do not see them either. None for all but what its library
-            says is state: `BatchStat`, `Cache`, `Intermediate`, `RngState`, `MetricState`, `OptState` of NNX and their
-            subclasses, what `state_field` marks, an `equinox.nn.State`. Variables of other classes of NNX, and plain
-            arrays, are optimised. Give `...` for all, state included.
+            path and a value or of a leaf, several of these, or a tree of booleans. The others have no slot in the
+            state and no update, whether the gradient has them or not; weight decay and norms do not see them either.
+            None for all but what its library says is state: `BatchStat`, `Cache`, `Intermediate`, `RngState`,
+            `MetricState`, `OptState` of NNX and their subclasses, what `state_field` marks, an `equinox.nn.State`.
+            Variables of other classes of NNX, and plain arrays, are optimised. Give `...` for all, state included.
 
     Returns:
         An `optax.GradientTransformationExtraArgs`.

@@ -117,9 +117,11 @@ def grad() -> Any:
 
     `wrt` is a filter in the terms of Flax NNX, for any model. It is asked about each path and the value there: the
     variable of NNX that holds a leaf, or the leaf. A class selects its instances, and the leaves whose innermost module
-    is one; a string, values with this `tag`; a function, of a path (a tuple of names, keys and indices) and a value,
-    those for which it is True; `...` and True everything, False nothing, a list or tuple what any in it selects. None,
-    the default, is no filter. What is selected and not inexact has the gradient `None`, outside modules too.
+    is one; a string, values with this `tag`; a function, of a path (a tuple of names, keys and indices) and a value, or
+    of a leaf, those for which it is True; `...` and True everything, False nothing, a list or tuple what any in it
+    selects. A tree of booleans or filters, of the shape of the argument or of its beginning, selects as
+    `equinox.partition` does; so does a list of booleans. None, the default, is no filter. What is selected and not
+    inexact has the gradient `None`, outside modules too.
 
         >>> gradient = st.grad(lambda d: d["w"] * d["b"], wrt=lambda path, value: path == ("w",))
         >>> gradient({"w": 2.0, "b": 3.0})

@@ -218,8 +218,11 @@ def code_that_selects(paths: Sequence[tuple[Any, ...]], spec: Filter, name: str 
     can_be_written = all(type(step) in (str, int) for path in paths for step in path)
     if spec.prefix is not None or not 0 < len(paths) <= MOST_PATHS or not can_be_written:
         return ""
-    code = f"{name} = {brackets[0]}{name}, lambda path, value: path in {list(paths)!r}{brackets[1]}"
-    return f"Select it at its other paths, too:\n    {code}\n"
+    begin, end = brackets
+    return (
+        "Select it at its other paths, too:\n"
+        f"    {name} = {begin}{name}, lambda path, value: path in {list(paths)!r}{end}\n"
+    )
 
 
 class _PartsOfPrefix:
