@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import jax
 from jax import tree_util as jtu
 from jax.core import Tracer
 
@@ -242,7 +243,7 @@ class HeldState:
         self._rules = rules
         self._held: list[tuple[_Held, Walked]] = []
         self._contents: IdentityDict[Any] = IdentityDict()
-        for held in _held_by(function, num_args, keywords):
+        for held in _held_by(function, num_args, keywords) if _may_hold(function) else ():
             if not _keeps_tracers(held.module) or any(held.module is other.module for other, _ in self._held):
                 continue
             try:
@@ -295,6 +296,34 @@ class HeldState:
         changed = [path for path in paths if path in known]
         texts = [held.name + jtu.keystr(path) for path in changed or paths]
         return Leak(tuple(texts), not changed, held.where, held.name == "self") if paths else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The names that a function reads, also in functions that are written in it: global variables and attributes."""
+    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names_in(part)]
+    return (*code.co_names, *inner)
+
+
+def _may_hold(function: Any) -> bool:
+    """Whether a function may hold a module to which tracers can be assigned.
+
+    Eager transforms call their function each time, so that of a plain function this is told without more.
+    """
+    if type(function) is not types.FunctionType or function.__dict__:
+        return True
+    names = function.__globals__
+    values = [names[name] for name in _names_in(function.__code__) if name in names]
+    values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            continue
+    return any(_keeps_tracers(value) for value in values if not isinstance(value, _NO_MODULES))
+
+
+_NO_MODULES = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, jax.Array, int, float, str)
 
 
 def _keeps_tracers(module: Any) -> bool:
