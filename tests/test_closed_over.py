@@ -299,6 +299,7 @@ def content(tally):
     return tally.n, list(tally.parts), tally.parts[0].last
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("told", [{}, {"in_place": False}, {"in_place": True}], ids=["untold", "meant", "in place"])
 @pytest.mark.parametrize("holding", KEEPING)
 @pytest.mark.parametrize("running", TRACING)

@@ -129,6 +129,7 @@ def test_the_report_counts_each_array_once(report):
     assert report.optimizer_bytes_untied - report.optimizer_bytes == two_moments * 256 * width
 
 
+@pytest.mark.slow
 def test_the_report_shows_what_it_holds(report):
     assert (report.resumed_differences, report.resumed_steps) == ((), 5)
     text = str(report)

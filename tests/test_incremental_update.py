@@ -112,7 +112,7 @@ WRONG = {
     "a text": ({"a": W}, {"a": "text"}, "and 'text' in `old`"),
     "an integer": ({"a": W}, {"a": jnp.arange(2)}, "floating-point leaf in `new`"),
     "a node": ({"a": W}, {"a": [W]}, "floating-point leaf in `new`"),
-    "another node": ([W], (W,), "differ in shape at ``: `new` has a `list`"),
+    "another node": ([W], (W,), "differ in shape at the root: `new` has a `list`"),
     "other keys": ({"a": W}, {"b": W}, "differ in shape"),
     "a tie that is lost": ([W, W], [V, V + 1], r"`\[0\]` and `\[1\]` are one leaf in `new`, but two objects in `old`"),
 }

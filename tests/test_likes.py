@@ -41,6 +41,7 @@ def sums_of(blocks, m):
     return [found[id(w)] for w in weights(m)]
 
 
+@pytest.mark.slow
 def test_jacobians_are_modules_with_the_blocks_summed_over_the_paths():
     for shared_layer, shared_weight in ((True, True), (False, True), (False, False)):
         m = model(shared_layer, shared_weight)

@@ -165,6 +165,7 @@ def make_tx(request):
 # --- ties are kept ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(every=5)
 def test_a_tied_state_is_trained_as_one_weight_is_in_flax_by_any_transformation(make_tx):
     params, twin = tied_params(), twin_params()
     state = create(TrainState, params, make_tx(params))
@@ -203,6 +204,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", STEPS)
 def test_ties_are_kept_however_the_step_is_run(name):
     tx = optax.adam(0.1)
@@ -786,6 +788,7 @@ def test_what_flax_itself_lacks_is_said_by_flax():
     assert run(code) == "optax False\n"
 
 
+@pytest.mark.slow
 def test_the_module_is_an_attribute_of_the_package_when_it_is_used():
     code = """
         import sys, sharedtree as st

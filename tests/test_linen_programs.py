@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import sharedtree as st
 import sharedtree.linen
@@ -215,6 +216,7 @@ def td3(base, jit, value_and_grad, share):
     return losses, actor_state, qf_state
 
 
+@pytest.mark.slow
 def test_td3_of_cleanrl():
     apart = lambda both: both
     runs = [td3(base, jax.jit, jax.value_and_grad, apart) for base in BASES.values()]
@@ -309,6 +311,7 @@ def gpt(base, model, params, jit, value_and_grad):
     return losses, state
 
 
+@pytest.mark.slow
 def test_a_gpt_with_a_tied_embedding():
     once = params_of(AttendingGPT(), TOKENS)
     want_losses, want = gpt(BASES["Flax"], AttendingGPT(), once, jax.jit, jax.value_and_grad)

@@ -191,6 +191,7 @@ def fixed(code, **names):
     return names["f"]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("kind", STATE)
 @pytest.mark.parametrize("how", TRANSFORMS)
 def test_each_offered_fix_runs_and_does_what_it_says(how, kind):
@@ -604,6 +605,7 @@ def one_of(kinds):
     return [pytest.param(kind, marks=[pytest.mark.slow] * (i > 0)) for i, kind in enumerate(kinds)]
 
 
+@pytest.mark.sampled(every=7)
 @pytest.mark.parametrize("kind", one_of(STATE))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("how", RETURNING)
@@ -641,6 +643,7 @@ NOT_RETURNED = {
 }
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("kind", one_of(["BatchNorm", "Dropout", "Cache", "Metric", "counter"]))
 @pytest.mark.parametrize("what", NOT_RETURNED)
 @pytest.mark.parametrize("how", ["jit", "checkpoint", "vmap"])
@@ -726,6 +729,7 @@ def mapped_layers(before, model):
     return [st.tree.map(again, layer) for layer in model.layers]
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("how", ["jit", "vmap"])
 @pytest.mark.parametrize(
     ("what", "loses"),
@@ -799,6 +803,7 @@ GROWING = {
 }
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("change", ADDITIONS)
 @pytest.mark.parametrize("how", GROWING)
 def test_what_is_added_and_removed_is_said_and_written_in_place_as_nnx_does(how, change):
@@ -821,6 +826,7 @@ def test_a_branch_cannot_add_so_in_place_is_not_offered(change):
     assert [code.count("in_place=True") for code in fixes_in(message)] == [0]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("change", ADDITIONS)
 @pytest.mark.parametrize("way", [lambda model: model, st.copy, lambda model: st.tree.map(again, model)])
 def test_what_is_added_and_returned_is_not_lost(way, change):

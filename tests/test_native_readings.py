@@ -143,6 +143,7 @@ def take_apart(obj):
 jax.tree_util.register_pytree_node(Changing, take_apart, lambda aux, children: Changing())
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", TARGETS)
 @example(versions=[0, 0, 0, 1])  # another in Python than natively
 @given(versions=hst.lists(hst.integers(0, 1), min_size=2, max_size=6))

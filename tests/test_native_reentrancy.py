@@ -431,6 +431,7 @@ def test_tags_that_are_forgotten_while_they_are_used():
             assert all(tags.number_of(obj) in (None, i) for i, obj in enumerate(tags.objects))
 
 
+@pytest.mark.slow
 def test_eight_threads_that_change_what_they_walk():
     """Each outcome is consistent in itself, and none is remembered for what it is not."""
     model = new_model()

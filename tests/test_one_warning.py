@@ -198,7 +198,7 @@ def test_a_copy_for_a_target_is_quiet():
     assert not steps(lambda: with_copy(lambda: frozen_target(net())))[1]
     # Here the average loses the ties within the target, too.
     (warning,) = steps(lambda: with_copy(average_of_state))[1]
-    assert "    target = sharedtree.tree.map(lambda old, new:" in str(warning.message)
+    assert "    target = sharedtree.incremental_update(" in str(warning.message)
 
 
 def test_all_ties_that_one_trace_loses_are_one_warning():

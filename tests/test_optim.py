@@ -74,6 +74,7 @@ def assert_close(params, expected):
         np.testing.assert_allclose(params[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("name", "mode"), [("momentum", "eager"), *((name, "donated") for name in OPTIMIZERS if name != "momentum")]
 )

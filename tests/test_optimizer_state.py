@@ -199,13 +199,13 @@ STATES = {
     "parameters": lambda model: nnx.state(model, nnx.Param),
     "as a dictionary": lambda model: nnx.to_pure_dict(nnx.state(model)),
 }
-TRANSFORMATIONS = {
+LABELLED = {
     "mask": optax.masked,
     "param_labels": lambda tx, labels: optax.multi_transform({True: tx, False: optax.set_to_zero()}, labels),
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("name", LABELLED)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("is_function", [False, True])
 def test_masks_of_another_shape_are_refused_with_a_fix_for_those_of_a_state(name, state, is_function):
@@ -217,12 +217,12 @@ def test_masks_of_another_shape_are_refused_with_a_fix_for_those_of_a_state(name
     model = Net()
     mask = mask_of if is_function else mask_of(model)
     with pytest.raises(st.errors.SharingMismatchError, match=f"`{name}`") as caught:
-        st.optimizer(TRANSFORMATIONS[name](optax.sgd(1.0), mask)).init(model)
+        st.optimizer(LABELLED[name](optax.sgd(1.0), mask)).init(model)
     if state == "as a dictionary":
         return
     names = {"sharedtree": st, "nnx": nnx, "model": model, name: mask_of(model)}
     exec("\n".join(line.strip() for line in str(caught.value).splitlines() if line.startswith("    ")), names)
-    tx = st.optimizer(TRANSFORMATIONS[name](optax.sgd(1.0), names[name]))
+    tx = st.optimizer(LABELLED[name](optax.sgd(1.0), names[name]))
     updates, _ = tx.update(ones_like(model), tx.init(model), model)
     new = st.apply_updates(model, updates)
     np.testing.assert_allclose(part(new, "param"), part(model, "param") - 1)

@@ -106,6 +106,7 @@ def test_what_is_no_filter_is_refused_with_code_that_works(wrt, error, text):
     )
 
 
+@pytest.mark.slow
 def test_the_same_steps_as_those_of_nnx():
     class Net(nnx.Module):
         def __init__(self, rngs):

@@ -157,6 +157,7 @@ CALLS = {
     "from_bytes, to_bytes": lambda tree: st.from_bytes(st.to_bytes(tree), like=tree),
     "grad, wrt": lambda tree: st.grad(first, wrt=lambda path, value: True)(tree),
     "hessian": lambda tree: st.hessian(first)(tree),
+    "incremental_update": lambda tree: st.incremental_update(tree, tree, 0.5),
     "inference_mode, unwrap_shared": lambda tree: st.unwrap_shared(st.inference_mode(tree)),
     "jacfwd": lambda tree: st.jacfwd(first)(tree),
     "jacrev": lambda tree: st.jacrev(first)(tree),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 import sharedtree as st
@@ -55,6 +56,7 @@ TOKENS = jnp.array([1, 2, 3, 5, 7, 2, 1, 0, 4])
 CLIPPED = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2, weight_decay=0.1))
 
 
+@pytest.mark.slow
 def test_gpt_in_half_precision_with_a_master_an_average_and_a_checkpoint(tmp_path):
     model = st.tie(GPT(jax.random.key(0)), lambda m: (m.embed.weight, m.head.weight))
     params = {"table": model.embed.weight, "mix": model.mix}
@@ -179,6 +181,7 @@ def q_by_hand(params, x):
     return dense(params["value"], hidden) + gains - gains.mean(axis=-1, keepdims=True)
 
 
+@pytest.mark.slow
 def test_dqn_with_a_target_that_follows():
     keys = jax.random.split(jax.random.key(0), 6)
     trunk, value, advantage = (
@@ -237,6 +240,7 @@ class CNN(nnx.Module):
         return self.head(self.dropout(jax.nn.relu(self.norm(self.conv(x))).mean(axis=(1, 2))))
 
 
+@pytest.mark.slow
 def test_cnn_of_nnx_with_statistics_and_dropout():
     """Beside NNX's own transforms and optimizer, step for step, with the same dice."""
     images = jax.random.normal(jax.random.key(0), (4, 6, 6, 1))

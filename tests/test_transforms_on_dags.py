@@ -113,6 +113,7 @@ def root_of(a, guess, *, has_aux=False):
     return jax.lax.custom_root(residual, guess, solve, divide, has_aux=has_aux)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_root(make):
     dag = st.Dag(make(W))
     assert_tied(root_of(W, dag), [[1, 2], [3, 4]])

@@ -145,6 +145,7 @@ def lines_run_in(case, model):
     return count
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("make", [of_layers, pytest.param(star, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", [*RIGHT, *WRONG])
 def test_work_grows_with_the_width_and_what_is_said_stays_short(case, make):

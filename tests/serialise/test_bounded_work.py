@@ -192,6 +192,7 @@ def with_tensors(data, tensors):
     return draft.file(with_digests=True)
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize(
     ("file", "size"),

@@ -101,6 +101,7 @@ SAVED = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "lines", [pytest.param(each, marks=[pytest.mark.slow] * (i > 0)) for i, each in enumerate(SAVED)]
 )

@@ -91,6 +91,7 @@ def test_booleans_of_any_byte(manager):
     assert max(np.asarray(array).view(np.uint8).max() for array in stored.values()) == 1
 
 
+@pytest.mark.slow
 @hypothesis.settings(parent=hypothesis.settings.default, max_examples=5)
 @hypothesis.given(tree=strategies.trees())
 @hypothesis.example(None)

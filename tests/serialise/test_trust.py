@@ -42,6 +42,7 @@ def gadget_in(where, name):
 TRUSTED = [(), ("numpy", "jax", "equinox", "sharedtree", "my_models"), (MODULE, Layer)]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("where", ["class", "function", "class of a type", "default factory", "partial", "method"])
 def test_gadgets_are_refused(where):
     before, wrong = set(sys.modules), []

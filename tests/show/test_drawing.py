@@ -180,6 +180,7 @@ def test_a_hundred_thousand_nodes_and_what_is_no_pytree():
             st.draw([], **options)
 
 
+@pytest.mark.slow
 def test_the_pictures_of_the_documentation_are_those_of_its_script():
     folder = pathlib.Path(__file__).parents[2] / "docs"
     spec = importlib.util.spec_from_file_location("pictures_of_docs", folder / "pictures.py")

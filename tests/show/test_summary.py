@@ -218,6 +218,7 @@ def test_a_hundred_thousand_nodes():
     assert len(st.summary(arrays[:7] * 3_000).rows) < 30_000
 
 
+@pytest.mark.slow
 def test_deep_trees_and_much_shared_ones():
     deep = jnp.ones(1)
     for _ in range(20_000):

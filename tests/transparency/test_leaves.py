@@ -111,6 +111,7 @@ def of_one(transform: Any, place: str) -> Any:
     return loss_of if transform in GRADS else each_mixed(PLACES[place].module)
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("transform", "place"), CASES)
 def test_values_and_errors_are_those_of_the_oracle(transform, place):
     leaves = IN_A_DEQUE if place == "deque" else LEAVES

@@ -55,6 +55,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("transform", OPTIONS)
 @pytest.mark.parametrize("out", EMPTY)
 def test_an_option_without_a_label(transform, out):

@@ -57,6 +57,7 @@ def count_traces(transform, enclose, given):
     return counts
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("transform", EACH)
 def test_traces_as_often(transform):
     for given in (GIVEN, NUMPY_FIRST, NUMPY_SCALAR_FIRST):
