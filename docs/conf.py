@@ -44,7 +44,7 @@ _SUFFIXED = re.compile(r"(`[^`\n]+`)(?=\w)")
 _USED = re.compile(r"(?<![\w./-])(?:st|sharedtree)\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 
 # Modules that have no entry, and words of the file format that look like names.
-_NO_ENTRIES = {"tree", "show", "orbax", "compat", "serialise", "errors", "transforms"}
+_NO_ENTRIES = {"tree", "show", "orbax", "compat", "serialise", "errors", "linen", "transforms"}
 _WORDS_OF_FILES = {"header", "digests", "manifest", "crc32"}
 _GUIDES_AT_MOST = 4
 
