@@ -31,7 +31,7 @@ from ._dealing_into_hands import with_notes
 from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
 from ._meet_of_trees import Words, fitted
-from .checks._closed_over import HeldState, handing_over, report_closed_over
+from .checks._closed_over import handing_over, report_closed_over
 from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
@@ -247,14 +247,8 @@ class Inside:
             FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code) as tracing,
             contextlib.nullcontext() if call is None else handing_over(call.tree, tree),
         ):
-            held = HeldState(self.function, len(args), kwargs, terms.rules)
-            try:
-                result = self.function(*args, **kwargs)
-            except BaseException:
-                held.put_back(self.outer)
-                raise
+            result = self.function(*args, **kwargs)
             tracing.changed_what_it_is_bound_to(bound, called)
-            tracing.left_in_modules(held.put_back(self.outer, result))
             is_pair = returns_pair and isinstance(result, (tuple, list)) and len(result) == 2
             tracing.returned(tree, result[0] if is_pair else result, terms.rules)
         return result

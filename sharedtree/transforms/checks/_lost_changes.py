@@ -40,7 +40,6 @@ from ...core._warning_source import Definition, definition_of, warn_about
 from ...ties._leaf_notes import noting_gradients
 from ...ties._policy_and_context import Policy
 from .._function_and_options import in_code
-from ._closed_over import Leak
 from ._refused_arguments import bound_module
 from ._returned_changes import Change, not_returned
 
@@ -63,7 +62,6 @@ class Loss(NamedTuple):
         is_condition: whether it is the condition of a loop, which keeps nothing.
         bound_to: how the function is called on the module that it is bound to, which is no argument, as code.
         keeps_tracers: whether it is that module which was changed.
-        held: how the function has the module that was changed, if that is no argument, in words.
     """
 
     definition: Definition
@@ -80,7 +78,6 @@ class Loss(NamedTuple):
     applied_to: str = ""
     is_condition: bool = False
     keeps_tracers: bool = False
-    held: str = ""
 
     @property
     def all_paths(self) -> tuple[str, ...]:
@@ -303,26 +300,6 @@ class FunctionBeingTraced:
                     )
                 )
 
-    def left_in_modules(self, leaks: Sequence[Leak]) -> None:
-        """Warns of tracers that the function assigned to modules that it closes over, for example.
-
-        Args:
-            leaks: what was left there, and is no longer.
-
-        Raises:
-            TypeError: if the transform is in place. It writes back what is changed in arguments, and these are none.
-        """
-        # What a function is bound to is reported by `changed_what_it_is_bound_to`.
-        for leak in [leak for leak in leaks if not leak.is_bound]:
-            to_do = "Make it an argument of the function, and `in_place=True` writes back what is changed in it."
-            if self._told:
-                raise TypeError(
-                    f"What {self._loss.definition} changes in {_some(leak.paths)} cannot be written back: it has that "
-                    f"module {leak.where}, and `{self._loss.title}` writes back what is changed in arguments.\n{to_do}"
-                )
-            if self._told is None and not leak.is_scratch:
-                self._note(self._loss._replace(paths=leak.paths, held=leak.where, obstacle=to_do))
-
 
 def walked_bound_module(function: Any, policy: Policy) -> tuple[Walked | None, str]:
     """The module that a function is bound to, taken apart before it is called; and the code of that call.
@@ -481,9 +458,7 @@ def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
     else:
         what = f"What {where} {outermost.told()} is lost: "
         if outermost.keeps_tracers:
-            lines = [f"{what}under `{title}` it is bound to `self`, which is no argument."]
-        elif outermost.held:
-            lines = [f"{what}under `{title}` it has that module {outermost.held}, which is no argument."]
+            lines = [f"{what}under `{title}` it is bound to `self`, which is no argument and keeps tracers."]
         elif is_in_place:
             lines = [f"{what}`{title}` is not in place, as what is around it is."]
         else:
@@ -507,7 +482,6 @@ def _merged(losses: Sequence[Loss]) -> list[Loss]:
                 is_state=before.is_state and loss.is_state,
                 obstacle=before.obstacle or loss.obstacle,
                 scratch=tuple(dict.fromkeys((*before.scratch, *loss.scratch))),
-                held=before.held or loss.held,
             )
         found[loss.place, loss.title] = loss
     return list(found.values())
