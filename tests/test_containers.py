@@ -386,3 +386,57 @@ def test_a_donated_tie_is_donated_once_and_refused_where_it_is_also_kept():
     out = f(params, tied())
     assert params["embed"]["w"].is_deleted()
     assert out["embed"]["w"] is out["head"]["w"]
+
+
+# Half a gradient under the policy
+
+W = jnp.array([1.0, 2.0])
+
+
+def product(p, q):
+    return (p["a"] * q["b"]).sum()
+
+
+def square(p):
+    return product(p, p)
+
+
+HALVES = {
+    "a filter of paths": (square, {"wrt": lambda path, value: path[0] == "a"}, lambda w: ({"a": w, "b": w},)),
+    "booleans": (square, {"wrt": {"a": True, "b": False}}, lambda w: ({"a": w, "b": w},)),
+    "below": (lambda p: square(p[0]), {"wrt": [{"a": True, "b": False}]}, lambda w: ([{"a": w, "b": w}],)),
+    "two arguments": (product, {}, lambda w: ({"a": w}, {"b": w})),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("jit", [False, True])
+def test_half_a_gradient_of_a_dictionary_is_said(name, jit):
+    """The oracle is the gradient with respect to the one array, of which a part is missing."""
+    f, options, arguments = HALVES[name]
+    whole = jax.grad(lambda w: f(*arguments(w)))(W)
+    call = st.grad(f, policy=POLICY, **options)
+    with pytest.warns(st.UntiedWarning, match="the gradient is not whole") as caught:
+        gradient = (st.jit(call, policy=POLICY) if jit else call)(*arguments(W))
+    (part,) = jax.tree.leaves(gradient)
+    assert not np.array_equal(part, whole)
+    assert len(caught) == 1
+
+
+def test_the_fix_for_two_dictionaries_gives_the_whole_gradient():
+    p, q = HALVES["two arguments"][2](W)
+    with pytest.warns(st.UntiedWarning) as caught:
+        st.grad(product, policy=POLICY)(p, q)
+    lines = str(caught[0].message).splitlines()
+    (both,) = [line.strip() for line in lines if "argnums=(0, 1)" in line]
+    names = {"sharedtree": st, "f": product, "product": product, "p": p, "q": q}
+    of_p, of_q = eval(both, names)  # noqa: S307 -- the text of the message
+    whole = jax.grad(lambda w: (w * w).sum())(W)
+    assert np.array_equal(of_p["a"], whole)
+    assert np.array_equal(of_q["b"], whole)
+
+
+def test_a_target_that_starts_as_the_dictionary_is_no_half():
+    """It has the array at the same path, as with modules."""
+    gradient = st.grad(lambda p, target: (p["a"] * target["a"]).sum(), policy=POLICY)({"a": W}, {"a": W})
+    assert np.array_equal(gradient["a"], W)

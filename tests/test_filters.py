@@ -1,7 +1,7 @@
 """One language of filters for `grad`, `optimizer`, `tree.filter`, `tree.partition`: the same leaves at each place."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import hypothesis
@@ -296,3 +296,22 @@ def test_a_string_for_a_path_is_told_what_it_is(place):
 def test_a_tag_that_nothing_has_is_no_error_among_filters_that_select():
     assert selected(by_filter(model(), ("tag", Layer))) == LAYERS
     assert st.tree.filter({"n": None}, "tag") == {"n": None}
+
+
+class Parts(NamedTuple):
+    embed: Any
+    head: Any
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [Parts(..., False), Parts(True, False), Parts(jax.Array, False), Parts(lambda path, value: True, False)],
+    ids=["everything", "a boolean", "a class", "a function of paths"],
+)
+def test_a_namedtuple_is_a_tree_of_filters(spec):
+    """It names its parts, so it does not say that one of them must select."""
+    gradient = st.grad(lambda parts: (parts.embed * parts.head).sum(), wrt=spec)(Parts(A, B))
+    assert gradient.head is None
+    assert np.array_equal(gradient.embed, B)
+    chosen, rest = st.tree.partition(Parts(A, B), spec)
+    assert (chosen.head, rest.embed) == (None, None)

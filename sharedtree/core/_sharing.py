@@ -76,7 +76,8 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
         left: one shape.
         right: the other.
         agree: whether two records agree that are not nodes of one class with equally many children, which do.
-        compares_keys: whether such nodes mismatch where the keys of their children differ, as those of two dicts.
+        compares_keys: whether such nodes, too, are asked about where the keys of their children differ, as those of
+            two dicts may.
     """
     seen: set[tuple[int, int]] = set()
     stack: list[Pair] = [Pair(left.root, right.root, (), ())]
@@ -89,7 +90,8 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
         if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls and len(children) == len(others):
             # A class may take its keys from anywhere, so that they differ in one shape. To JAX, static data decides.
             if compares_keys and op.keys != other.keys and op.aux != other.aux:
-                yield Mismatch(pair.path, _described(op, len(children), other), _described(other, len(others), op))
+                names = _described(op, len(children), other), _described(other, len(others), op)
+                yield pair if agree(pair.left, pair.right) else Mismatch(pair.path, *names)
                 continue
             yield pair
             above = (*pair.above, pair.left)

@@ -48,7 +48,7 @@ _KEEPING: dict[tuple[str, str], tuple[str, str]] = {
     ("flax", "TrainState.apply_gradients"): (
         "TrainState.apply_gradients",
         "    from sharedtree.linen import TrainState\n"
-        "    state = TrainState.create(apply_fn=state.apply_fn, params=state.params, tx=state.tx)",
+        "    state = TrainState.create(apply_fn=apply_fn, params=params, tx=tx)  # where the state is made",
     ),
 }
 """The package and the name of a function → how its user calls it, and the code that keeps ties."""

@@ -158,6 +158,7 @@ class GradTransform(FunctionTransform):
                     deals_resolved=True,
                     advice=lambda leaves: self._select_everywhere(arguments, leaves),
                     partible=used_twice,
+                    has_containers=policy.containers,
                 ),
             )
 
@@ -193,7 +194,7 @@ class GradTransform(FunctionTransform):
         chosen = self.chosen(len(args))
         if call.plan.cuts:
             again = Gradient(
-                chosen, self._called(), self._written(), lambda x: self._select_everywhere(call.arguments, x)
+                chosen, self._called(), self._written(policy), lambda x: self._select_everywhere(call.arguments, x)
             )
             report_partial_gradients(call, again, self.names, policy)
         forbid_references(call, self._differentiated(call.arguments), self.transform_name)
@@ -207,10 +208,11 @@ class GradTransform(FunctionTransform):
         name = getattr(self.function, "__name__", "")
         return name if name.isidentifier() else "f"
 
-    def _written(self) -> str:
+    def _written(self, policy: Policy) -> str:
         """How to write this transform of another function, with more options."""
         own = "".join(f", {name}={value!r}" for name, value in self.options.items() if name != "argnums")
         own += ", wrt=wrt" if self._selects is not None else ""
+        own += ", policy=sharedtree.Policy(containers=True)" if policy.containers else ""
         known = {"jax.grad": "grad", "equinox.filter_grad": "grad"}
         known |= {"jax.value_and_grad": "value_and_grad", "equinox.filter_value_and_grad": "value_and_grad"}
         name = known.get(self.transform_name, f"preserve_identities({self.transform_name})")

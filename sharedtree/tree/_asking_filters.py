@@ -283,10 +283,14 @@ def _is_left_over(here: Filter, op: Static) -> bool:
 
 
 def _not_a_filter(part: Any, path: str, option: Option) -> SharingMismatchError:
+    advice = (
+        f"If this is meant to be called, say so:\n    {option.name} = lambda leaf: spec(leaf)"
+        if callable(part)
+        else "Write True or False there."
+    )
     return SharingMismatchError(
         f"`{option.name}` has a `{name_of_class(part)}` at `{path}`, where the tree has a leaf. It is made of booleans "
-        "and functions that take a leaf, in the nodes of the tree. If this is meant to be called, say so:\n"
-        f"    {option.name} = lambda leaf: spec(leaf)",
+        f"and functions that take a leaf, in the nodes of the tree. {advice}",
         (path,),
     )
 

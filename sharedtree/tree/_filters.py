@@ -163,9 +163,10 @@ def is_one_filter(spec: Any) -> bool:
 def is_several(spec: Any, option: Option) -> bool:
     """Whether a list or tuple has several filters of which one must select, as in NNX, and is no tree of booleans.
 
-    Booleans and functions of a leaf are Equinox's, each for the part at its place.
+    Booleans and functions of a leaf are Equinox's, each for the part at its place. A namedtuple names its parts, so it
+    is a tree, as a module is.
     """
-    if not isinstance(spec, (list, tuple)):
+    if type(spec) not in (list, tuple):
         return False
     return any(
         part is ...

@@ -242,7 +242,7 @@ class _Beside:
         if type(op) is Node or type(other) is Node:
             yield self._differs(pair.at, self.file.text(pair.left), self.own.text(pair.right))
             return
-        if op is LEAF and other is LEAF and (_is_number_as_array(one, two) or _is_number_as_array(two, one)):
+        if op is LEAF and other is LEAF and _is_number_as_array(number=two, array=one):
             self.fitting.setdefault(pair.right, one)
             return
         facts = list(zip(_facts(one, self._entries.get(one)), _facts(two), strict=True))

@@ -103,7 +103,7 @@ def _modules_lost_in(cut: Cut) -> list[_Lost]:
     children = [((), child) for number in cut.modules for child in tree.records[number][1]]
     largest = set(cut.modules).difference(number for number, _ in edges(tree.records, children))
     places: dict[int, dict[bool, Path]] = {number: {} for number in sorted(largest)}
-    for path, root in outermost_ways(fates):
+    for path, root in outermost_ways(fates, has_containers=fates.treatment.has_containers):
         for number, own in tree.below(root[0]).first_paths.items():
             if number in largest:
                 places[number][fates.part_at(root) is not False] = (*path, *own)
@@ -114,7 +114,7 @@ def _lost_in(cut: Cut) -> list[_Lost]:
     fates, tree = cut.fates, cut.fates.tree
     # The gradients of others, under `allow_int`, are empty, and so lack nothing.
     leaves = {number for number in cut.leaves if is_inexact(tree.objects[number])}
-    roots = outermost_ways(fates)
+    roots = outermost_ways(fates, has_containers=fates.treatment.has_containers)
     differentiated: dict[int, Path] = {}  # leaf → the first path at which it is
     of_some: list[tuple[int, set[int]]] = []
     for path, root in roots:
@@ -149,7 +149,7 @@ def _lost_within(cut: Cut) -> list[_Lost]:
     fates, tree = cut.fates, cut.fates.tree
     leaves = {number for number in cut.leaves if is_inexact(tree.objects[number])}
     places: dict[int, dict[bool, Path]] = {number: {} for number in sorted(leaves)}
-    for path, root in outermost_ways(fates):
+    for path, root in outermost_ways(fates, has_containers=fates.treatment.has_containers):
         if fates.part_at(root) is not False:
             for way, own in _paths_beside_state(fates, root, path):
                 if way[0] in leaves:
@@ -186,7 +186,7 @@ def _not_at_the_same_path(other: Walked, root: Walked, leaves: Collection[int]) 
         return True
 
     found: dict[int, Path] = {}
-    for pair in matching(other, root, agree):
+    for pair in matching(other, root, agree, compares_keys=True):
         if (pair.left, pair.right) in ends and pair.left != pair.right:
             for number, path in other.below(pair.left).edges(pair.path):
                 if number in leaves:
