@@ -40,7 +40,7 @@ def __dir__() -> list[str]:
 
 
 class TrainState(_of_flax.TrainState):
-    """`flax.training.train_state.TrainState` whose parameters may have ties. Without ties, it is the same.
+    """`flax.training.train_state.TrainState` whose parameters may have ties. Without ties, they are Flax's.
 
     A subclass of Flax's, with its fields, `create`, `replace` and subclasses with fields of their own. A program that
     has Flax's changes the import. `apply_gradients` updates what is tied once and keeps it tied, and the state of the

@@ -135,7 +135,8 @@ def to_keep(code: str) -> tuple[str, str]:
 
 
 PUT_BACK = (
-    "This puts the tie back, with the value at its first path:",
+    "If a vanilla transform made them, take sharedtree's in its place. This puts the tie back with the value at its "
+    "first path, which is right if all of them hold one value:",
     "    model = sharedtree.retie(model, like=before)",
 )
 MEANT = "To say that it is meant, of the model that should have no ties:", "    model = sharedtree.untie(model)"

@@ -336,8 +336,8 @@ class _Returned:
 
     @functools.cached_property
     def flow(self) -> "_Flow":
-        objects = self._received.objects
         """What was computed from what in the program that is traced."""
+        objects = self._received.objects
         return _Flow(
             [_values_of(change) for change in self._changes],
             [[] if change.leaf is None else [objects[change.leaf]] for change in self._changes],
