@@ -23,8 +23,8 @@ from sharedtree.core._pack_and_unpack import Tags, build, pack
 from sharedtree.core._structure import Structure, intern
 from sharedtree.core._walk import Rules
 from sharedtree.ties._policy_and_context import Policy
-from sharedtree.transforms._caller_side import AS_ONE, Plan
-from sharedtree.transforms._hands import Deal, Hand
+from sharedtree.transforms._caller_side import SINGLE_GROUP, Plan
+from sharedtree.transforms._leaf_groups import LeafGroup, LeafSelection
 from sharedtree.transforms._repeated_calls import Form, Way
 from tests.kinds import KINDS, W
 from tests.strategies import Pair
@@ -236,10 +236,10 @@ def failures_of_call(tree: Any) -> list[int]:
     pair.__dict__.update(first=tree, second=W)
     rules, arguments = Rules(convention="outside"), Arguments(("pair",), (pair,), {})
     _, structure = pack(arguments, Tags(), rules)
-    structure.plans[()] = Plan(structure, None, tuple(AS_ONE), (Deal(structure),), (None,), ())
+    structure.plans[()] = Plan(structure, None, tuple(SINGLE_GROUP), (LeafSelection(structure),), (None,), ())
     _, of_result = pack(pair, Tags())
-    function = with_memory(lambda hand: Hand(pack(pair, Tags())[0], Deal(of_result)))
-    made = {tuple(AS_ONE): function}
+    function = with_memory(lambda hand: LeafGroup(pack(pair, Tags())[0], LeafSelection(of_result)))
+    made = {tuple(SINGLE_GROUP): function}
     form = Form(arguments.aux, None, (), None, donates=True, latest=native.Latest(), made=made)
     way = Way(Policy(), _native_walk.flags_of(rules), {1: form}, False, True, lambda _: None)
 

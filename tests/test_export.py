@@ -13,7 +13,7 @@ from hypothesis import given
 
 import sharedtree as st
 from sharedtree.serialise import _export
-from sharedtree.transforms._hands import Deal, Hand
+from sharedtree.transforms._leaf_groups import LeafGroup, LeafSelection
 from tests.strategies import Layer, Pair, arguments, dags, is_array, partition
 
 
@@ -126,7 +126,7 @@ def structures(*args):
 
 
 def is_hand(obj):
-    return isinstance(obj, Hand)
+    return isinstance(obj, LeafGroup)
 
 
 @given(args=arguments())
@@ -199,7 +199,7 @@ def test_keywords_in_any_order():
 
 
 def hand(leaves, model):
-    return Hand(leaves, Deal(_export.structure_of(st.to_bytes(written(model)))))
+    return LeafGroup(leaves, LeafSelection(_export.structure_of(st.to_bytes(written(model)))))
 
 
 UNSOUND = {

@@ -18,7 +18,7 @@ from sharedtree.core._static_values import Static
 from sharedtree.core._structure import Given, Node, Update
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _nnx_layouts
-from sharedtree.transforms._hands import Hand
+from sharedtree.transforms._leaf_groups import LeafGroup
 from tests.kinds import Free, made
 from tests.strategies import Layer, Pair, Record
 from tests.test_native_readings import Slots
@@ -53,7 +53,7 @@ WRONG = {
     "count_contexts": [("one",)],
     "learn": [((),), (1,)],
     "take_over": [(), (1,), ("walk",), ("weather", 1), ("modules", 1, 2, 3, 4), ("calls", *[int] * 11)],
-    "Deal": [(), (1, 2, 3, 4)],
+    "LeafSelection": [(), (1, 2, 3, 4)],
     "hand_of": [(1,), (1, 2)],
     "hand_parts": [(1,)],
     "hold": [(1,), ((1,),)],
@@ -203,7 +203,7 @@ def test_layouts_that_make_no_sense():
 
 
 def test_a_hand_without_its_parts():
-    blank = Hand.__new__(Hand)
+    blank = LeafGroup.__new__(LeafGroup)
     with pytest.raises(AttributeError):
         native.hand_parts(blank)
     with pytest.raises(AttributeError):

@@ -15,7 +15,7 @@ from sharedtree.core._call_arguments import Arguments
 from sharedtree.core._native_walk import native
 from sharedtree.core._pack_and_unpack import Tags, pack
 from sharedtree.core._walk import Rules
-from sharedtree.transforms._hands import Deal
+from sharedtree.transforms._leaf_groups import LeafSelection
 from tests.strategies import (
     Layer,
     Mutable,
@@ -281,16 +281,16 @@ def test_static_arguments_that_are_left_out(calls):
         assert f(m, **given).first == function(m, **given).first
 
 
-def test_deals_with_the_same_leaves_are_one_key():
+def test_selections_of_the_same_leaves_are_one_key():
     _, structure = pack([jnp.ones(2), jnp.ones(2)], Tags())
-    assert {Deal(structure): 1, Deal(structure, (0,)): 2}[Deal(structure, (0,))] == 2
-    assert Deal(structure, (0,)) != Deal(structure, (1,))
-    assert Deal(structure) != structure
+    assert {LeafSelection(structure): 1, LeafSelection(structure, (0,)): 2}[LeafSelection(structure, (0,))] == 2
+    assert LeafSelection(structure, (0,)) != LeafSelection(structure, (1,))
+    assert LeafSelection(structure) != structure
 
 
-def test_a_deal_that_leads_to_itself_is_collected():
+def test_a_selection_that_leads_to_itself_is_collected():
     call = Mutable()
-    call.deal, reference = Deal(st.tree.structure(jnp.ones(2)), None, call), weakref.ref(call)
+    call.selection, reference = LeafSelection(st.tree.structure(jnp.ones(2)), None, call), weakref.ref(call)
     del call
     gc.collect()
     assert reference() is None

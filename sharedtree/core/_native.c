@@ -2659,7 +2659,7 @@ static PyType_Slot deal_slots[] = {
 
 static PyType_Slot hand_slots[] = {
     {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The leaves that are dealt together."},
-    MEMBERS(PART("leaves", LEAVES_OF, "In order."), PART("deal", DEAL_OF, "Which they are.")), {0, NULL},
+    MEMBERS(PART("leaves", LEAVES_OF, "In order."), PART("selection", DEAL_OF, "Which they are.")), {0, NULL},
 };
 
 static PyType_Slot arguments_slots[] = {
@@ -3219,8 +3219,8 @@ static struct {
     {&latest_type, "Latest", {"sharedtree._native.Latest", sizeof(Parts), 0, OBJECT, latest_slots}},
     {&held_type, NULL, {"sharedtree._native.Held", sizeof(Parts), 0, INNER, held_slots}},
     {&program_type, "Program", {"sharedtree._native.Program", sizeof(Program), 0, OBJECT, program_slots}},
-    {&deal_base, "Deal", {"sharedtree._native.Deal", sizeof(Parts), 0, BASE, deal_slots}},
-    {&hand_base, "Hand", {"sharedtree._native.Hand", sizeof(Parts), 0, BASE, hand_slots}},
+    {&deal_base, "LeafSelection", {"sharedtree._native.LeafSelection", sizeof(Parts), 0, BASE, deal_slots}},
+    {&hand_base, "LeafGroup", {"sharedtree._native.LeafGroup", sizeof(Parts), 0, BASE, hand_slots}},
     {&arguments_base, "Arguments", {"sharedtree._native.Arguments", sizeof(Parts), 0, BASE, arguments_slots}},
     {&caller_base, "Caller", {"sharedtree._native.Caller", sizeof(Parts), 0, BASE, caller_slots}},
 };

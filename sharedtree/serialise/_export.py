@@ -29,11 +29,11 @@ from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, reached_outside
 from ..ties._policy_and_context import PolicyOption, current_policy
 from ..transforms._ahead_of_time import require_made_for
-from ..transforms._caller_side import Dealing, enter, leave
+from ..transforms._caller_side import Grouping, enter, leave
 from ..transforms._function_and_options import OURS, lists_options_of, title_of
 from ..transforms._function_transform import rules_of_call
-from ..transforms._hands import Deal, Hand, Hands
 from ..transforms._jit import Filtered, JitTransform
+from ..transforms._leaf_groups import LeafGroup, LeafGroups, LeafSelection
 from ..transforms._preserve_identities import preserve_identities
 from ..transforms._signatures import Exporting
 from ..transforms.checks._lost_changes import only_traced
@@ -84,22 +84,22 @@ class Exported:
         outside = [known.records[number][0] for number in reached_outside(known.records, known.root)]
         filtered = any(type(op) is Static for op in outside)
         rules = rules_of_call(current_policy(self._policy), filtered=filtered)
-        with enter(_named_like(known, args, kwargs), rules, Dealing("export", lambda _: ())) as call:
+        with enter(_named_like(known, args, kwargs), rules, Grouping("export", lambda _: ())) as call:
             made, again = f"`{self._exported.fun_name}` was exported", "sharedtree.export(f)(*args)"
             require_made_for(known, call, made, again)
-            hands, _ = in_tree.unflatten(range(in_tree.num_leaves))
-            if not all(type(hand) is Hand for hand in hands):
+            groups, _ = in_tree.unflatten(range(in_tree.num_leaves))
+            if not all(type(group) is LeafGroup for group in groups):
                 own_args, own_kwargs = in_tree.unflatten(call.leaves)
                 return self._exported.call(*own_args, **own_kwargs)
-            own = [[call.leaves[i] for i in hand.deal.numbers or range(known.num_leaves)] for hand in hands]
-            each = zip(own, hands, strict=True)
+            own = [[call.leaves[i] for i in group.selection.numbers or range(known.num_leaves)] for group in groups]
+            each = zip(own, groups, strict=True)
             try:
-                result = self._exported.call(*[Hand(leaves, hand.deal) for leaves, hand in each])
+                result = self._exported.call(*[LeafGroup(leaves, group.selection) for leaves, group in each])
             except ValueError as error:
-                # JAX names a leaf of a hand by the hand and the path, which begins with the argument's own name.
+                # JAX names a leaf of a group by the group and the path, which begins with the argument's own name.
                 error.args = (re.sub(r"args\[\d+\](?=[^\W\d])", "", str(error)),)
                 raise
-        parts: Any = result.parts if type(result) is Hands else (result,)
+        parts: Any = result.parts if type(result) is LeafGroups else (result,)
         return leave(parts)
 
     @api_boundary
@@ -222,7 +222,7 @@ def exporting(
             made = jitted.transformed_for(own, call)
             made = made.jitted if isinstance(made, Filtered) else made
             with only_traced():
-                exported = transform(made, **options)(*call.hands, *call.statics)
+                exported = transform(made, **options)(*call.groups, *call.statics)
         return Exported(exported, jitted.policy or policy)
 
     return for_arguments
@@ -253,7 +253,7 @@ def _structure_of_arguments(in_tree: Any) -> Structure:
         FormatError: if it is malformed.
     """
     args, kwargs = in_tree.unflatten([_stand_in() for _ in range(in_tree.num_leaves)])
-    if args and all(type(arg) is Hand for arg in args):
+    if args and all(type(arg) is LeafGroup for arg in args):
         return args[0].structure
     names = tuple([f"args[{i}]" for i in range(len(args))])
     return pack(Arguments(names, args, kwargs), Tags(), Rules(convention="outside"))[1]
@@ -324,12 +324,12 @@ def _are_names(names: Any, children: Any) -> bool:
     return len([name for name in positional if name is not None]) + len(keywords) == len(children)
 
 
-def bytes_of_deal(deal: Deal) -> bytes:
-    """What a hand has beside its leaves, as bytes."""
-    return to_bytes((bytes_of(deal.structure, "outside"), deal.numbers))
+def bytes_of_selection(selection: LeafSelection) -> bytes:
+    """What a group has beside its leaves, as bytes."""
+    return to_bytes((bytes_of(selection.structure, "outside"), selection.numbers))
 
 
-def deal_of(data: bytes) -> Deal:
+def selection_of(data: bytes) -> LeafSelection:
     """The inverse of that."""
     found = from_bytes(data)
     if type(found) is not tuple or len(found) != 2 or type(found[0]) is not bytes:
@@ -339,7 +339,7 @@ def deal_of(data: bytes) -> Deal:
         type(numbers) is tuple and all(type(n) is int and 0 <= n < structure.num_leaves for n in numbers)
     ):
         raise _malformed()
-    return Deal(structure, numbers)
+    return LeafSelection(structure, numbers)
 
 
 class WrittenDag:
@@ -375,12 +375,12 @@ def _read(op: Op, num_leaves: int) -> Op:
 
 
 def _require_sound(treedef: Any) -> None:
-    """Checks that the hands in a tree have all the leaves of one structure, each once."""
+    """Checks that the groups in a tree have all the leaves of one structure, each once."""
     tree = treedef.unflatten([_stand_in() for _ in range(treedef.num_leaves)])
-    own = [hand for hand in jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is Hand) if type(hand) is Hand]
-    numbers = [n for hand in own for n in hand.deal.numbers or range(hand.structure.num_leaves)]
+    own = [group for group in jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is LeafGroup) if type(group) is LeafGroup]
+    numbers = [n for group in own for n in group.selection.numbers or range(group.structure.num_leaves)]
     if own and (
-        any(hand.structure is not own[0].structure or hand.deal.num_leaves != len(hand.leaves) for hand in own)
+        any(group.structure is not own[0].structure or group.selection.num_leaves != len(group.leaves) for group in own)
         or sorted(numbers) != list(range(own[0].structure.num_leaves))
     ):
         raise _malformed()
@@ -398,12 +398,13 @@ def _require_flatbuffers() -> None:
         ) from None
 
 
-for cls, write, read in (
-    (Hand, bytes_of_deal, deal_of),
-    (Dag, bytes_of, structure_of),
+# Exported programs carry these names, so they outlive renamings of the classes.
+for cls, serialized_name, write, read in (
+    (LeafGroup, "sharedtree.Hand", bytes_of_selection, selection_of),
+    (Dag, "sharedtree.Dag", bytes_of, structure_of),
 ):
     # JAX knows each name once, and keeps that of an earlier import of the package.
     with contextlib.suppress(ValueError):
         jax_export.register_pytree_node_serialization(
-            cls, serialized_name=f"sharedtree.{cls.__name__}", serialize_auxdata=write, deserialize_auxdata=read
+            cls, serialized_name=serialized_name, serialize_auxdata=write, deserialize_auxdata=read
         )

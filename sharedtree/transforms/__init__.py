@@ -1,8 +1,9 @@
 """Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file a family.
 
-In come functions, and the arguments of their calls; out go what the transform gives, with ties, and errors and warnings
-of what would be lost (`checks/`). A call is one graph (`_caller_side`), whose leaves are dealt in hands (`_hands`) by
-what the transform does with each (`_leaf_labels`, `_dealing_into_hands`). Never keeps the arguments of a call.
+Functions and the arguments of their calls come in. What the transform returns goes out, with its ties, and so do errors
+and warnings about what would be lost (`checks/`). A call is one graph (`_caller_side`). Its leaves are grouped
+(`_leaf_groups`, `_grouping_leaves`) by what the transform does with each (`_leaf_labels`). Nothing here keeps the
+arguments of a call alive.
 """
 
 from ._crossing import Crossing as Crossing

@@ -15,7 +15,7 @@ from ..core._structure import LEAF, Node, Structure
 from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, enter
-from ._hands import Deal, Hand, gathered
+from ._leaf_groups import LeafGroup, LeafSelection, gather_leaves
 from ._meet_of_trees import Words, holds_modules, meet
 
 
@@ -49,7 +49,7 @@ class Program:
         names: of the positional arguments that it was compiled for; None for static ones, which are left out in calls.
         static: the keyword arguments that were static.
         structure: of the arguments that it was compiled for.
-        deals: how these were dealt in hands.
+        selections: how these were grouped by label.
     """
 
     jitted: Any
@@ -58,13 +58,15 @@ class Program:
     names: tuple[str | None, ...]
     static: tuple[str, ...]
     structure: Structure
-    deals: Sequence[Deal]
+    selections: Sequence[LeafSelection]
 
     def in_arguments(self, value: Any) -> Any:
-        """What JAX says of each leaf of the hands, as it says it of arguments: a tuple and a dict."""
+        """What JAX says of each leaf of the groups, as it says it of arguments: a tuple and a dict."""
         leaves = iter(jtu.tree_leaves(value, is_leaf=lambda leaf: leaf is None))
-        hands = [Hand([next(leaves) for _ in range(deal.num_leaves)], deal) for deal in self.deals]
-        return _without_statics(unpack(self.structure, gathered(hands)))
+        groups = [
+            LeafGroup([next(leaves) for _ in range(selection.num_leaves)], selection) for selection in self.selections
+        ]
+        return _without_statics(unpack(self.structure, gather_leaves(groups)))
 
     def __call__(self, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls it with the arguments that are not static."""
@@ -80,14 +82,14 @@ class Program:
             {**kwargs, **dict.fromkeys(self.static)},
             self.static,
         )
-        with enter(arguments, jitted.rules(self.policy), jitted.dealing(self.policy, arguments)) as call:
+        with enter(arguments, jitted.rules(self.policy), jitted.grouping(self.policy, arguments)) as call:
             jitted.executable(call)
             made = f"`{jitted.names.definition.name}` was compiled"
             require_made_for(self.structure, call, made, "f.lower(*args).compile()")
-            result = compiled(*call.hands)
+            result = compiled(*call.groups)
 
             def used() -> Sequence[Any]:
-                leaves = [leaf for hand in call.hands for leaf in hand.leaves]
+                leaves = [leaf for group in call.groups for leaf in group.leaves]
                 return [leaf for leaf, yes in zip(leaves, self.used, strict=True) if yes]
 
             return jitted.leave(result, call, self.policy, used)
@@ -138,7 +140,7 @@ _OF_RESULTS = ("out_avals", "out_info", "output_formats", "output_layouts", "out
 class Stage:
     """A stage of ahead-of-time compilation (`Traced`, `Lowered`, `Compiled`) of a function with identities preserved.
 
-    Has every attribute of JAX's own stage, and says of arguments and results what that says of hands. `.lower()` and
+    Has every attribute of JAX's own stage, and says of arguments and results what that says of groups. `.lower()` and
     `.compile()` lead to the next one. The last one is called with the arguments of the function but the static ones,
     as JAX's.
     """
@@ -167,7 +169,7 @@ class Stage:
         value = getattr(self._stage, name)
         if name in _OF_ARGUMENTS:
             return self._call.in_arguments(value)
-        return value.tree() if name in _OF_RESULTS and type(value) is Hand and value.is_tree else value
+        return value.tree() if name in _OF_RESULTS and type(value) is LeafGroup and value.is_tree else value
 
     def __repr__(self) -> str:
         return f"Stage({self._stage!r})"

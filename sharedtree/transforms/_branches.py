@@ -32,7 +32,7 @@ from ._crossing import Crossing
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
 from ._function_side import Inside, packed
-from ._hands import Hand, whole
+from ._leaf_groups import LeafGroup, whole
 from ._loops import Told, as_kept, form_of, kept_objects
 from ._meet_of_trees import Words, holds_modules, leaves_like, meet, meet_of
 
@@ -97,22 +97,22 @@ class Meeting:
         self.changed: set[int] = set()
         self.returned: dict[int, Structure] = {}
 
-    def fit(self, inside: Inside, result: Walked) -> Hand:
-        """What a branch returns, in the hand in which the others do.
+    def fit(self, inside: Inside, result: Walked) -> LeafGroup:
+        """What a branch returns, in the group in which the others do.
 
         Raises:
             NotAlikeError: if they have to return it in another way.
         """
-        hand = packed(result)
-        structure = hand.deal.structure
+        group = packed(result)
+        structure = group.selection.structure
         if self.expected is None:
             # Only the structure is kept: JAX's caches hold this meeting, and must not hold tracers.
             self.returned[id(inside.terms)] = structure  # alive: see above
             if len(self.returned) == self.num_functions and len(set(self.returned.values())) > 1:
                 raise NotAlikeError
-            return hand
+            return group
         if structure is self.expected:
-            return hand
+            return group
         before = Walked.without_objects(self.expected)
         try:
             found = meet(before, result, Words(inside.terms.title, "before", "now"))
@@ -130,19 +130,19 @@ class NotAlikeError(Exception):
 class Attending:
     """The operands, with a meeting in the aux data, which is compared by identity."""
 
-    __slots__ = ("hand", "meeting")
+    __slots__ = ("group", "meeting")
 
-    def __init__(self, hand: Hand, meeting: Meeting) -> None:
-        self.hand = hand
+    def __init__(self, group: LeafGroup, meeting: Meeting) -> None:
+        self.group = group
         self.meeting = meeting
 
 
 jtu.register_pytree_with_keys(
     Attending,
     # No part of a path, so that JAX's messages name the leaf as if the operands stood there themselves.
-    lambda item: ([(LeafPath(""), item.hand)], item.meeting),
-    lambda meeting, hands: Attending(next(iter(hands)), meeting),
-    lambda item: ((item.hand,), item.meeting),
+    lambda item: ([(LeafPath(""), item.group)], item.meeting),
+    lambda meeting, groups: Attending(next(iter(groups)), meeting),
+    lambda item: ((item.group,), item.meeting),
 )
 
 
@@ -157,7 +157,7 @@ def _joined(
     """What a transform makes of branches whose results are alike."""
     functions = list(branches.values())
     own = {f"operands[{i}]": operand for i, operand in enumerate(operands)} | options
-    (hand,) = crossing.enter(functions[0], own)
+    (group,) = crossing.enter(functions[0], own)
     if crossing.policy.in_place:
         _forbid_references(crossing)
     inner = [crossing.function(function, _branch, adds=False) for function in functions]
@@ -167,7 +167,7 @@ def _joined(
     meeting = known.get(form) or Meeting(num_functions)
     while True:
         try:
-            result = run(inner, Attending(hand, meeting))
+            result = run(inner, Attending(group, meeting))
             break
         except TypeError as error:  # JAX says where in a result, but of all of it only that
             error.args = (str(error).replace(" at path  ", " "),)
@@ -236,7 +236,7 @@ def _meetings(crossing: Crossing, inner: Sequence[Inner]) -> "weakref.WeakValueD
 
 def _branch(inside: Inside, first: Attending) -> Any:
     meeting = first.meeting
-    result = inside.call(first.hand, again=meeting.again)
+    result = inside.call(first.group, again=meeting.again)
     if not inside.terms.policy.in_place:
         return meeting.fit(inside, inside.walked(result))
     received = inside.received
@@ -250,9 +250,9 @@ def _branch(inside: Inside, first: Attending) -> Any:
     return meeting.fit(inside, tree)
 
 
-def _written(crossing: Crossing, result: Hand, changed: set[int]) -> Hand:
+def _written(crossing: Crossing, result: LeafGroup, changed: set[int]) -> LeafGroup:
     """What came out of a branch, with the operands' objects named; those that some branch changes are to be written."""
-    structure, call = result.deal.structure, crossing.call.tree
+    structure, call = result.selection.structure, crossing.call.tree
     after = Walked.without_objects(structure).child(0)
     found = meet(call, after, Words(crossing.title, "when a branch begins", "when it ends"))
     numbers = {j: i for i, j in reversed(found.pairs) if type(call.records[i][0]) is Node}

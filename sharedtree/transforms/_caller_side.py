@@ -1,11 +1,11 @@
-"""One call, on the caller's side: all arguments are one graph, which is taken apart once and dealt in hands.
+"""The caller's side of one call: all arguments are one graph, which is flattened once and grouped by label.
 
-    f(Net(w, b), x)    walked    Arguments(Net(0, 1), 2)    leaves w b x
-                       dealt     one hand [w, b, x], or one for each label
-                       results   gathered from the hands in which they come, and put together
+    f(Net(w, b), x)    packed    Arguments(Net(0, 1), 2)    leaves w b x
+                       grouped   one group [w, b, x], or one for each label
+                       results   gathered from the groups in which they come, and built
 
-How a structure is dealt depends on what the transform does, on the structure, and on what is asked of each leaf (its
-rank, whether it is inexact). So a *plan* is made once for these, and kept with the structure.
+How the leaves of a structure are grouped depends on the transform, on the structure, and on what the transform asks of
+each leaf (its rank, whether it is inexact). So a *plan* is made once for these, and kept with the structure.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,127 +18,127 @@ from ..core._pack_and_unpack import Rules, Tags, build, pack
 from ..core._structure import Structure
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import note, note_tied_values
-from ._dealing_into_hands import Cut, Dealt, dealt
-from ._hands import Deal, Hand, gathered
+from ._grouping_leaves import Cut, LabelledTree, label_arguments
+from ._leaf_groups import LeafGroup, LeafSelection, gather_leaves
 from ._leaf_labels import Treatment, distinct_labels
 from ._meet_of_trees import Lowering
 
 V = TypeVar("V")
 
-MOST_PLANS = 64
-"""That are kept with one structure. Others are made again; what JAX compares of them is equal."""
+MAX_PLANS = 64
+"""Plans that are kept with one structure. A plan that was dropped is made again, and equals the old one for JAX."""
+
+SINGLE_GROUP: Sequence[tuple[Any, ...]] = ((),)
+"""Group labels of a transform that treats all leaves alike: one group, without any label."""
 
 
 class Plan(NamedTuple):
-    """How the leaves of a structure are dealt.
+    """How the leaves of a structure are grouped.
 
     Attributes:
-        structure: what is put together from the hands: with the ties that are not cut.
-        origins: for each of its records, that of the structure that was walked; None if they are the same.
-        labels: what the transform does with each hand: one label for each treatment.
-        deals: of each hand, which leaves it has.
-        sources: of each hand, where these are among the leaves that were walked; None for all, in order.
+        structure: structure that the function's side builds, after all cuts.
+        origins: for each of its records, the record that was packed. None if they are the same.
+        labels: for each group, its labels, one for each treatment.
+        selections: for each group, which leaves of `structure` are in it.
+        sources: for each group, the positions of its leaves among the packed ones. None for all in order.
         cuts: the ties that were cut.
     """
 
     structure: Structure
     origins: Sequence[int] | None
     labels: tuple[tuple[Any, ...], ...]
-    deals: tuple[Deal, ...]
+    selections: tuple[LeafSelection, ...]
     sources: tuple[tuple[int, ...] | None, ...]
     cuts: Sequence[Cut]
 
 
-class Dealing(NamedTuple):
+class Grouping(NamedTuple):
     """What a transform does with arguments, as far as a plan depends on it.
 
     Attributes:
-        title: what the transform is called in errors.
-        treatments: (the arguments as walked) → what it does to them.
-        key: what `treatments` depends on beside the structure; None if it is not to be remembered.
-        asks: (the leaves) → what of them they depend on, if on anything; None if it is not to be remembered either.
-        is_of_form: whether all else is the same for calls with as many arguments and with the same keywords.
-        hands: the labels of the hands that there are in any case, in order; others come after them.
+        title: name of the transform, for errors.
+        treatments: (arguments as packed) → treatments of these.
+        key: what `treatments` depends on besides the structure. None to keep no plan.
+        asks: (leaves) → what `treatments` depends on of the leaves, or None to keep no plan. None if on nothing.
+        groups: labels that always get a group, in this order, even if no leaf has them. Other labels follow.
+        is_of_form: True if all else is the same in calls with as many arguments and the same keywords.
     """
 
     title: str
     treatments: Callable[[Walked], Sequence[Treatment]]
     key: Any = None
     asks: Callable[[Sequence[Any]], Any] | None = None
-    hands: Sequence[tuple[Any, ...]] = ()
+    groups: Sequence[tuple[Any, ...]] = ()
     is_of_form: bool = True
 
 
-AS_ONE: Sequence[tuple[Any, ...]] = ((),)
-"""The labels of the hands of a transform that treats all leaves alike."""
-
-
 class Call:
-    """A call that is under way.
+    """A running call.
 
     Args:
-        arguments: as they were given.
-        plan: how they were dealt.
-        leaves: those that were walked.
-        walked: everything that was, by the numbers before the cut.
-        trace: the one that was active when the call began.
+        arguments: the arguments as the caller wrote them.
+        plan: how their leaves are grouped.
+        leaves: the packed leaves.
+        walked: the packed objects, numbered as before all cuts.
+        trace: the trace that was active when the call began. None for the current one.
 
     Attributes:
-        tree: the arguments, with the objects of the caller, by the numbers of what is put together inside.
-        hands: what the transform is given.
-        leaving: the labels of the hands of its result, where only the function's result tells them.
-        told: what a trace has told of the arguments, for the adapter.
+        tree: the arguments after all cuts, with the caller's objects.
+        groups: the leaf groups, which the transform gets.
+        leaving: labels of the groups of the result, where only the function's result tells them.
+        told: what a trace found out about the arguments, for the adapter. None if nothing.
     """
 
-    __slots__ = ("arguments", "hands", "leaves", "leaving", "plan", "told", "trace", "tree", "walked")
+    __slots__ = ("arguments", "groups", "leaves", "leaving", "plan", "told", "trace", "tree", "walked")
 
     def __init__(
         self, arguments: Arguments, plan: Plan, leaves: Sequence[Any], walked: Sequence[Any], trace: Any = None
     ) -> None:
         self.arguments = arguments
         self.walked = walked
-        objects = walked if plan.origins is None else [walked[old] for old in plan.origins]
+        objects = walked if plan.origins is None else [walked[record] for record in plan.origins]
         self.tree = Walked.of(plan.structure, objects)
         self.plan = plan
         self.leaves = leaves
         self.leaving: list[Any] = []
         self.told: Any = None
         self.trace = current_trace() if trace is None else trace
-        self.hands: list[Hand] = []
+        self.groups: list[LeafGroup] = []
 
-    def deal(self) -> "Call":
-        """Deals the leaves in hands, of which the first knows of the call."""
+    def with_groups(self) -> "Call":
+        """Groups the leaves, and returns the call itself. The first group refers to the call until it ends."""
         leaves = self.leaves
-        self.hands = [
-            Hand(list(leaves) if places is None else [leaves[place] for place in places], deal)
-            for deal, places in zip(self.plan.deals, self.plan.sources, strict=True)
-        ]
-        for first in self.hands[:1]:
-            first.deal = Deal(first.deal.structure, first.deal.numbers, self)
+        for selection, positions in zip(self.plan.selections, self.plan.sources, strict=True):
+            group_leaves = list(leaves) if positions is None else [leaves[position] for position in positions]
+            self.groups.append(LeafGroup(group_leaves, selection))
+        if self.groups:
+            first = self.groups[0]
+            first.selection = LeafSelection(first.selection.structure, first.selection.numbers, self)
         return self
 
     @property
     def objects(self) -> Any:
-        """What the records stand for."""
+        """The caller's object of each record, after all cuts."""
         return self.tree.objects
 
     def leaves_labelled(self, label: Any) -> set[int]:
-        """The numbers of the leaves of which the first treatment makes this."""
-        structure, found = self.plan.structure, set[int]()
-        for labels, deal in zip(self.plan.labels, self.plan.deals, strict=True):
+        """Records of the leaves whose label under the first treatment is this one."""
+        structure = self.plan.structure
+        records: set[int] = set()
+        for labels, selection in zip(self.plan.labels, self.plan.selections, strict=True):
             if labels and labels[0] == label:
-                places = range(structure.num_leaves) if deal.numbers is None else deal.numbers
-                found.update([structure.leaf_numbers[place] for place in places])
-        return found
+                positions = range(structure.num_leaves) if selection.numbers is None else selection.numbers
+                records.update([structure.leaf_numbers[position] for position in positions])
+        return records
 
     @property
     def cuts(self) -> list[Cut]:
-        """The ties that were cut, with the objects of the caller."""
+        """The ties that were cut, with the caller's objects."""
         return [cut.in_call(self.walked) for cut in self.plan.cuts]
 
     @property
     def statics(self) -> tuple[Any, ...]:
-        """The static arguments, which follow the hands."""
+        """The static arguments, which the transform gets after the groups."""
         return self.arguments.statics
 
     @property
@@ -147,9 +147,9 @@ class Call:
         return with_enclosing(self.trace)
 
     def end(self) -> None:
-        """What JAX keeps of the hands must keep none of the arguments alive."""
-        for first in self.hands[:1]:
-            first.deal.call = None
+        """Drops the reference from the first group, since JAX may keep its aux data, but must not keep arguments."""
+        for group in self.groups[:1]:
+            group.selection.call = None
 
     def __enter__(self) -> "Call":
         return self
@@ -158,106 +158,126 @@ class Call:
         self.end()
 
 
-def enter(arguments: Arguments, rules: Rules, dealing: Dealing) -> Call:
-    """Takes arguments apart and deals them.
+def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
+    """Packs the arguments of a call and groups their leaves.
 
     Args:
-        arguments: of the call.
-        rules: of the policy.
-        dealing: what the transform does with them.
+        arguments: the arguments.
+        rules: how they are packed, as the policy says.
+        grouping: what the transform does with them.
 
     Raises:
         InconsistentSharingError: if a module that holds traced leaves would be treated in two ways.
         CycleError: if an object contains itself.
-        SharingMismatchError: where an option does not fit the arguments.
+        SharingMismatchError: if an option does not fit the arguments.
     """
     tags = Tags()
     leaves, structure = pack(arguments, tags, rules)
-    plan = plan_for(Walked.of(structure, tags.objects), structure, leaves, dealing)
-    return Call(arguments, plan, leaves, tags.objects).deal()
+    plan = plan_for(Walked.of(structure, tags.objects), structure, leaves, grouping)
+    return Call(arguments, plan, leaves, tags.objects).with_groups()
 
 
-def lowered(call: Call, how: Lowering, dealing: Dealing) -> Call:
-    """The same call with other ties, and with static numbers traced.
+def repacked(call: Call, how: Lowering, grouping: Grouping) -> Call:
+    """Makes the same call with other ties, and with static numbers traced.
 
     Args:
-        call: as it was.
-        how: what is to be packed instead.
-        dealing: as before.
+        call: the call. It is not changed.
+        how: how its arguments are packed instead.
+        grouping: what the transform does with them.
     """
     structure = how.structure(call.tree)
-    tree = Walked.of(structure, [call.objects[old] for old in how.origins])
+    tree = Walked.of(structure, [call.objects[record] for record in how.origins])
     leaves = list(tree.leaves.values())
-    plan = plan_for(tree, structure, leaves, dealing)
-    return Call(call.arguments, plan, leaves, tree.objects).deal()
+    plan = plan_for(tree, structure, leaves, grouping)
+    return Call(call.arguments, plan, leaves, tree.objects).with_groups()
 
 
-def plan_for(tree: Walked, structure: Structure, leaves: Sequence[Any], dealing: Dealing) -> Plan:
-    """How these leaves are dealt."""
-    key = dealing.key
-    if key is not None and dealing.asks is not None:
-        answers = dealing.asks(leaves)
+def plan_for(tree: Walked, structure: Structure, leaves: Sequence[Any], grouping: Grouping) -> Plan:
+    """Finds or makes the plan for arguments.
+
+    Args:
+        tree: the arguments, with their objects.
+        structure: structure of the same.
+        leaves: leaves of the same.
+        grouping: what the transform does with them.
+    """
+    key = grouping.key
+    if key is not None and grouping.asks is not None:
+        answers = grouping.asks(leaves)
         key = None if answers is None else (key, answers)
     plan = None if key is None else structure.plans.get(key)
     if plan is None:
-        plan = _new_plan(tree, structure, dealing)
+        plan = _new_plan(tree, structure, grouping)
         if key is not None:
             plan = keep(structure, key, plan)
     return plan
 
 
 def keep(structure: Structure, key: Any, value: V) -> V:
-    """Keeps something with a structure; of threads that do so at once, one wins."""
+    """Keeps a value with a structure under a key, and returns it. If two threads do so at once, both get one value."""
     value = structure.plans.setdefault(key, value)
-    for old in list(structure.plans)[:-MOST_PLANS]:
-        structure.plans.pop(old, None)
+    for oldest in list(structure.plans)[:-MAX_PLANS]:
+        structure.plans.pop(oldest, None)
     return value
 
 
 def call_of(known: Any) -> Any:
-    """The call that a hand knows of: if it is done in C, made of what there is of it."""
+    """The call that a selection refers to. A call that runs in C is referred to by the parts of one."""
     return Call(*known) if type(known) is tuple else known
 
 
-def _new_plan(tree: Walked, structure: Structure, dealing: Dealing) -> Plan:
-    treatments = dealing.treatments(tree)
+def _new_plan(tree: Walked, structure: Structure, grouping: Grouping) -> Plan:
+    treatments = grouping.treatments(tree)
     if not treatments:
-        return Plan(structure, None, tuple(AS_ONE), (Deal(structure),), (None,), ())
-    found = dealt(tree, structure, treatments, dealing.title)
-    return _plan_of(found, tree, dealing.hands, len(treatments))
+        return Plan(structure, None, tuple(SINGLE_GROUP), (LeafSelection(structure),), (None,), ())
+    labelled = label_arguments(tree, structure, treatments, grouping.title)
+    return _plan_of(labelled, tree, grouping.groups, len(treatments))
 
 
-def _plan_of(found: Dealt, tree: Walked, hands: Sequence[tuple[Any, ...]], num_treatments: int) -> Plan:
-    place = {number: i for i, number in enumerate(tree.leaf_numbers)}
-    origins = range(len(tree.records)) if found.origins is None else found.origins
-    sources = [place[origins[number]] for number in found.structure.leaf_numbers]
-    labels = distinct_labels([*hands, *found.labels]) or [(None,) * num_treatments]
-    if len(labels) <= 1 and found.origins is None:
-        return Plan(found.structure, None, tuple(labels), (Deal(found.structure),), (None,), found.cuts)
-    numbers = [tuple([i for i, own in enumerate(found.labels) if own == label]) for label in labels]
+def _plan_of(
+    labelled: LabelledTree, packed: Walked, initial_groups: Sequence[tuple[Any, ...]], num_treatments: int
+) -> Plan:
+    """Makes one group for each distinct tuple of labels.
+
+    Args:
+        labelled: the arguments after all cuts.
+        packed: the arguments before.
+        initial_groups: labels that always get a group.
+        num_treatments: number of labels of each leaf.
+    """
+    structure, origins = labelled.structure, labelled.origins
+    labels = distinct_labels([*initial_groups, *labelled.labels]) or [(None,) * num_treatments]
+    if len(labels) <= 1 and origins is None:
+        return Plan(structure, None, tuple(labels), (LeafSelection(structure),), (None,), labelled.cuts)
+    position_of = {record: position for position, record in enumerate(packed.leaf_numbers)}
+    sources = [position_of[record if origins is None else origins[record]] for record in structure.leaf_numbers]
+    members = [
+        tuple([i for i, leaf_labels in enumerate(labelled.labels) if leaf_labels == group_labels])
+        for group_labels in labels
+    ]
     return Plan(
-        found.structure,
-        found.origins,
+        structure,
+        origins,
         tuple(labels),
-        tuple([Deal(found.structure, own) for own in numbers]),
-        tuple([tuple([sources[i] for i in own]) for own in numbers]),
-        found.cuts,
+        tuple([LeafSelection(structure, positions) for positions in members]),
+        tuple([tuple([sources[position] for position in positions]) for positions in members]),
+        labelled.cuts,
     )
 
 
 def leave(
-    hands: Sequence[Hand],
+    groups: Sequence[LeafGroup],
     given: Any = None,
     update: Callable[[int, Any], Any] | None = None,
 ) -> Any:
-    """What the hands of one result are put together to: new nodes, but for those that are the caller's own.
+    """Builds a result from its groups, of new nodes and of objects of the caller's.
 
     Args:
-        hands: all of one tree.
-        given: (number) → the caller's object.
-        update: (number, new content) → the caller's object that gets it.
+        groups: all groups of one tree.
+        given: (record) → the caller's object that stands there unchanged.
+        update: (record, new content) → the caller's object, after the content was written to it.
     """
-    structure, leaves = hands[0].deal.structure, distinct(gathered(hands))
+    structure, leaves = groups[0].selection.structure, distinct(gather_leaves(groups))
     table: list[Any] = []
     build(structure, leaves, table, given, update)
     if structure.is_noted:

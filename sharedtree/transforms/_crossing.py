@@ -1,6 +1,6 @@
 """One call of a transform that takes operands, and the four things that its adapter does with it.
 
-- *enter*: takes the operands apart as one graph, and deals them in hands, one for each treatment.
+- *enter*: takes the operands apart as one graph, and groups the leaves by label.
 - *function*: what the transform sees in place of a function of the user's.
 - *apply*: calls the transform.
 - *leave*: puts together what the transform hands back of what a function returned.
@@ -27,13 +27,13 @@ from ..core._prefix_trees import Branch
 from ..core._structure import Structure, canonical, intern
 from ..ties._policy_and_context import PolicyOption, current_policy, with_options
 from ._argument_names import Names
-from ._caller_side import Call, Dealing, enter, leave, lowered
+from ._caller_side import Call, Grouping, enter, leave, repacked
 from ._function_and_options import in_code, is_of_equinox, title_of
 from ._function_given_to_jax import Inner, Learned, shared_by
 from ._function_side import Inside, Terms
 from ._function_transform import rules_of_call
-from ._hands import Hand, whole
 from ._in_place import Changes
+from ._leaf_groups import LeafGroup, whole
 from ._leaf_labels import Treatment
 from ._meet_of_trees import Lowering
 from .checks._lost_changes import Unsaid
@@ -52,7 +52,7 @@ class Crossing:
 
     Attributes:
         names: of the operands.
-        call: the operands, taken apart and dealt.
+        call: the operands, taken apart and grouped.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Crossing:
         self.rules = rules_of_call(self.policy, filtered=is_of_equinox(transform), is_exact=calls_each_time)
         self.names: Names
         self.call: Call
-        self._dealing: Dealing
+        self._dealing: Grouping
         self._unsaid: list[Unsaid] = []
 
     def enter(
@@ -88,7 +88,7 @@ class Crossing:
             treatments: what the transform does to each, if not the same to all.
 
         Returns:
-            A hand for each treatment, in the order of the operands. But an array that is an operand by itself, and the
+            A group for each treatment, in the order of the operands. But an array that is an operand by itself, and the
             only one with its treatment, crosses bare, unless it is the first: transforms look at such, as in `ts[1:]`.
 
         Raises:
@@ -100,19 +100,23 @@ class Crossing:
         treatment = Treatment("operands", Branch(labels), lambda label: isinstance(label, str))
         arguments = Arguments(names, tuple(operands.values()), {})
         if not labels:
-            return list(self.enter_dealt(function, arguments, Dealing(self.title, lambda _: ())))
+            return list(self.enter_grouped(function, arguments, Grouping(self.title, lambda _: ())))
         own = [(label,) for label in dict.fromkeys(labels)]
-        hands = self.enter_dealt(function, arguments, Dealing(self.title, lambda _: (treatment,), labels, None, own))
+        groups = self.enter_grouped(
+            function, arguments, Grouping(self.title, lambda _: (treatment,), labels, None, own)
+        )
         alone = {labels[i] for i, each in enumerate(arguments.args) if i and node_type_of(each) is None}
         bare = [labels.count(label) == 1 and label in alone for (label,) in own]
-        return [hand.leaves[0] if is_bare else hand for hand, is_bare in zip(hands, bare, strict=True)]
+        return [group.leaves[0] if is_bare else group for group, is_bare in zip(groups, bare, strict=True)]
 
-    def enter_dealt(self, function: Callable[..., Any], arguments: Arguments, dealing: Dealing) -> Sequence[Hand]:
+    def enter_grouped(
+        self, function: Callable[..., Any], arguments: Arguments, grouping: Grouping
+    ) -> Sequence[LeafGroup]:
         """The same with arguments and what is done with them."""
         self.names = Names(function, [str(name) for name in arguments.names])
-        self._dealing = dealing
-        self.call = enter(arguments, self.rules, dealing)
-        return self.call.hands
+        self._dealing = grouping
+        self.call = enter(arguments, self.rules, grouping)
+        return self.call.groups
 
     def function(
         self,
@@ -166,7 +170,7 @@ class Crossing:
         return inner
 
     def apply(self, *args: Any, **options: Any) -> Any:
-        """What the transform makes of hands; functions that it traces meanwhile know of this call."""
+        """What the transform makes of groups; functions that it traces meanwhile know of this call."""
         return self.applied(self.transform, *args, **options)
 
     def applied(self, transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -178,34 +182,34 @@ class Crossing:
             unsaid.say(structure)
         return result
 
-    def leave(self, *results: Hand, with_state: Sequence[int] = ()) -> Any:
+    def leave(self, *results: LeafGroup, with_state: Sequence[int] = ()) -> Any:
         """What the function returned, put together; what was changed in place is then written, all or nothing.
 
         Args:
-            results: each a whole tree, or what came back for one operand, in its hand.
+            results: each a whole tree, or what came back for one operand, in its group.
             with_state: which of them were packed with `Inside.pack_with_state`, or are in place.
 
         Returns:
             The result, or a tuple of several.
         """
         own = self.call.plan.structure
-        hands = [_alone(hand) if hand.structure is own else hand for hand in results]
+        groups = [_alone(group) if group.structure is own else group for group in results]
         if not self.policy.in_place:
-            made = [leave((hand,)) for hand in hands]
+            made = [leave((group,)) for group in groups]
         else:
             changes = Changes(self.call, self.title)
-            made = [leave((hand,), self.call.objects.__getitem__, changes.update) for hand in hands]
+            made = [leave((group,), self.call.objects.__getitem__, changes.update) for group in groups]
             changes.commit()
             made = [each[-1] if i in with_state else each for i, each in enumerate(made)]
         return made[0] if len(made) == 1 else tuple(made)
 
     def lower(self, how: Lowering) -> None:
-        """Deals the operands with other ties, and with static numbers traced."""
-        self.call = lowered(self.call, how, self._dealing)
+        """Groups the operands with other ties, and with static numbers traced."""
+        self.call = repacked(self.call, how, self._dealing)
 
 
-def _alone(hand: Hand) -> Hand:
-    return whole(hand.leaves, part_of(hand.structure, hand.operand)[0])
+def _alone(group: LeafGroup) -> LeafGroup:
+    return whole(group.leaves, part_of(group.structure, group.operand)[0])
 
 
 def part_of(structure: Structure, position: int) -> tuple[Structure, list[int]]:

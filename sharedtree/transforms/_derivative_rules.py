@@ -1,10 +1,10 @@
 """`jax.custom_vjp`, `jax.custom_jvp`, `jax.custom_gradient`: functions with rules for their derivatives.
 
-The function and its rules take and return modules, with ties. What they hand to each other through JAX are hands:
+The function and its rules take and return modules, with ties. What they hand to each other through JAX are groups:
 
-    f(Pair(w, w), x)                  JAX sees    f(Hand([w, x]))
-    fwd(Pair(w, w), x) → y, Net(a)                fwd(Hand([w, x])) → y, Hand([a])
-    bwd(Net(a), dy) → Pair(d, e), dx              bwd(Hand([a]), dy) → (Hand([d + e, dx]),)
+    f(Pair(w, w), x)                  JAX sees    f(LeafGroup([w, x]))
+    fwd(Pair(w, w), x) → y, Net(a)                fwd(LeafGroup([w, x])) → y, LeafGroup([a])
+    bwd(Net(a), dy) → Pair(d, e), dx              bwd(LeafGroup([a]), dy) → (LeafGroup([d + e, dx]),)
 
 A rule may be called long after the call that it belongs to, and by another one's derivative. So the vanilla object is
 made anew for each call, and its rules know the structures of that call, but hold none of its arrays.
@@ -32,7 +32,7 @@ from ._function_and_options import How, in_code, public_name
 from ._function_given_to_jax import Inner
 from ._function_side import Inside
 from ._function_transform import FunctionTransform
-from ._hands import Hand, whole
+from ._leaf_groups import LeafGroup, whole
 from ._meet_of_trees import Words, holds_modules, meet
 from ._tangents import Fit, as_tuple, fitted
 from .checks._ties_lost_in_calls import report_lost_ties, ties_lost_between
@@ -123,7 +123,7 @@ class RuleTransform(FunctionTransform):
         args, kwargs = self._by_position(tuple(args), kwargs)
         with self.enter(args, kwargs, policy) as call:
             one = self._for_one_call(call)
-            return leave((one.with_rules(policy, self.function)(*call.hands, *self.statics_of(call)),))
+            return leave((one.with_rules(policy, self.function)(*call.groups, *self.statics_of(call)),))
 
     def statics_of(self, call: Call) -> Sequence[Any]:
         """The arguments that are not differentiated, as JAX gets them."""
@@ -152,7 +152,7 @@ class RuleTransform(FunctionTransform):
         return bound.args, {}
 
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The vanilla object for one call, on hands."""
+        """The vanilla object for one call, on groups."""
         raise NotImplementedError
 
     @property
@@ -177,7 +177,7 @@ class RuleTransform(FunctionTransform):
         Args:
             policy: what counts as sharing.
             rule: the function or the rule.
-            args: hands, and what is static.
+            args: groups, and what is static.
             finish: (the trace, what is beside the result) → what JAX gets of that; None if it is the function. If a
                 rule returns no pair, JAX gets that, for it says best what is wrong.
         """
@@ -195,7 +195,7 @@ class RuleTransform(FunctionTransform):
             return packed
         return self._as_returned(packed, rule), finish(inside, beside)
 
-    def _as_returned(self, packed: Hand, rule: Callable[..., Any]) -> Hand:
+    def _as_returned(self, packed: LeafGroup, rule: Callable[..., Any]) -> LeafGroup:
         """The packed result of a rule, in the shape of that of the function.
 
         Raises:
@@ -213,7 +213,7 @@ class RuleTransform(FunctionTransform):
         return whole(packed.leaves, returned)
 
     def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
-        """What a rule gives for the operands, in the hand in which they came.
+        """What a rule gives for the operands, in the group in which they came.
 
         Raises:
             SharingMismatchError: if they are not as many, differ in shape, or one object is at two paths of a tie.
@@ -276,12 +276,12 @@ class RuleTransform(FunctionTransform):
     def run(
         self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, returns_pair: bool = False
     ) -> tuple[Inside, Any]:
-        """Calls a function with what was dealt.
+        """Calls a function with what was received.
 
         Args:
             policy: what counts as sharing.
             function: the function or a rule.
-            args: hands, and what is static.
+            args: groups, and what is static.
             returns_pair: whether it returns a pair, of which callers get the first only.
         """
         received = self.received(args)
@@ -305,6 +305,6 @@ def _type_of(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
 
 
-def tree_of(hand: Hand) -> Any:
-    """What a hand was dealt from, put together."""
-    return unpack(hand.structure, hand.leaves)
+def tree_of(group: LeafGroup) -> Any:
+    """What a group was made from, put together."""
+    return unpack(group.structure, group.leaves)

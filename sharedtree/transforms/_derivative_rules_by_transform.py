@@ -19,7 +19,7 @@ from ..ties._policy_and_context import Policy
 from ._caller_side import Call
 from ._derivative_rules import RuleTransform, returning, tree_of
 from ._function_and_options import lists_options_of
-from ._hands import Hand, tangents_of, whole
+from ._leaf_groups import LeafGroup, tangents_of, whole
 from ._meet_of_trees import holds_modules
 from ._tangents import fitted
 
@@ -43,7 +43,7 @@ class CustomVjpTransform(RuleTransform):
         self.rules_given = fwd, bwd, positional, options
 
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The vanilla object for one call, on hands."""
+        """The vanilla object for one call, on groups."""
         fwd, bwd, positional, options = self.rules_given
         own = {**self.options, "nondiff_argnums": self._after_hand} if self._static else self.options
         self._primal = self.inner_of(policy, self.primal, function)
@@ -78,7 +78,7 @@ class CustomGradientTransform(RuleTransform):
                 raise self.unknown_rules(f"the rules that it takes with `{name}`", f", {name}={option!r}")
 
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The vanilla object for one call, on hands."""
+        """The vanilla object for one call, on groups."""
         return self.transform(self.inner_of(policy, self._result_and_rule, function), **self.options)
 
     def _result_and_rule(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
@@ -131,17 +131,17 @@ class CustomJvpTransform(RuleTransform):
         self.rules_given = jvp, (), {}
 
     def statics_of(self, call: Call) -> Sequence[Any]:
-        """As hands of their own, since JAX rebuilds what is static, to stop the gradient."""
+        """As groups of their own, since JAX rebuilds what is static, to stop the gradient."""
         rules = self.rules(Policy())
         return [whole(*pack(value, Tags(), rules)) for value in call.statics]
 
     def received(self, args: Sequence[Any]) -> Any:
         """As the base."""
-        hand, *static = args
-        return super().received([hand, *map(tree_of, static)])
+        group, *static = args
+        return super().received([group, *map(tree_of, static)])
 
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The vanilla object for one call, on hands."""
+        """The vanilla object for one call, on groups."""
         jvp, positional, options = self.rules_given
         own = {**self.options, "nondiff_argnums": self._after_hand} if self._static else self.options
         self._primal = self.inner_of(policy, self.primal, function)
@@ -160,14 +160,14 @@ class CustomJvpTransform(RuleTransform):
             return jvp(*own, others, given)
 
         packed = self.with_more(policy, rule, (primal, *static), lambda _, beside: beside)
-        if type(packed) is not tuple or type(packed[0]) is not Hand:
+        if type(packed) is not tuple or type(packed[0]) is not LeafGroup:
             return packed
         result, given = packed
         if type(given) is not Summed:
             self._refuse_tangent_as_jax(jvp, result, given)
         return result, self._tangent(policy, result, given)
 
-    def _refuse_tangent_as_jax(self, jvp: Callable[..., Any], result: Hand, given: Any) -> None:
+    def _refuse_tangent_as_jax(self, jvp: Callable[..., Any], result: LeafGroup, given: Any) -> None:
         """Raises what JAX says of a tangent of another structure, where there is nothing that it does not know."""
         if self._primal is None or holds_modules(Walked.of_leaves(result.structure, result.leaves)):
             return
@@ -177,8 +177,8 @@ class CustomJvpTransform(RuleTransform):
             ruled.defjvp(returning(jvp, (value, given)))
             jax.eval_shape(lambda: jax.jvp(ruled, (0.0,), (0.0,)))
 
-    def _tangent(self, policy: Policy, result: Hand, given: Any) -> Hand:
-        """A tangent of the result, in the hand in which that is."""
+    def _tangent(self, policy: Policy, result: LeafGroup, given: Any) -> LeafGroup:
+        """A tangent of the result, in the group in which that is."""
         tree = Walked.of_leaves(result.structure, result.leaves)
         fit = self.fit(policy)
         total: list[Any] = []
@@ -186,7 +186,7 @@ class CustomJvpTransform(RuleTransform):
             found = fitted(tree, one, "tangent", fit).values()
             leaves = [_filled(primal, tangent) for primal, tangent in zip(result.leaves, found, strict=True)]
             total = [_added(*three) for three in zip(result.leaves, total, leaves, strict=True)] if total else leaves
-        return Hand(total, result.deal)
+        return LeafGroup(total, result.selection)
 
 
 class CustomVmapTransform(RuleTransform):
@@ -207,24 +207,24 @@ class CustomVmapTransform(RuleTransform):
         return vmap_rule
 
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The vanilla object for one call, on hands."""
+        """The vanilla object for one call, on groups."""
         vanilla = self.transform(self.inner_of(policy, self.primal, function), **self.options)
         vanilla.def_vmap(self.inner_of(policy, self._batched, self.rules_given))
         return vanilla
 
-    def _batched(self, policy: Policy, rule: Callable[..., Any], size: int, in_batched: Any, hand: Hand) -> Any:
+    def _batched(self, policy: Policy, rule: Callable[..., Any], size: int, in_batched: Any, group: LeafGroup) -> Any:
         which = list(tree_of(in_batched[0]).args)
 
         def on_trees(*args: Any) -> Any:
             return rule(size, which, *args)
 
         functools.update_wrapper(on_trees, rule, ("__name__", "__qualname__"), ())
-        packed = self.with_more(policy, on_trees, (hand,), lambda _, beside: beside)
-        if type(packed) is not tuple or type(packed[0]) is not Hand:
+        packed = self.with_more(policy, on_trees, (group,), lambda _, beside: beside)
+        if type(packed) is not tuple or type(packed[0]) is not LeafGroup:
             return packed
         return packed[0], self._which(*packed)
 
-    def _which(self, result: Hand, given: Any) -> Hand:
+    def _which(self, result: LeafGroup, given: Any) -> LeafGroup:
         tree = Walked.of(result.structure)
         found: dict[int, Label] = {}
         for each in labels(given, tree, lambda part: isinstance(part, bool), "out_batched"):
@@ -236,7 +236,7 @@ class CustomVmapTransform(RuleTransform):
                     "`result = sharedtree.untie(result)` does.",
                     tuple(paths),
                 )
-        return Hand([found[number].label for number in tree.leaf_numbers], result.deal)
+        return LeafGroup([found[number].label for number in tree.leaf_numbers], result.selection)
 
 
 def _filled(primal: Any, tangent: Any) -> Any:

@@ -17,7 +17,7 @@ from ..ties._policy_and_context import Context
 from ._crossing import Crossing
 from ._function_and_options import lists_options_of
 from ._inconsistent_sharing import raise_inconsistent
-from ._leaf_labels import Fates
+from ._leaf_labels import Outcomes
 from ._placements import placing
 from ._signatures import Placing
 
@@ -86,10 +86,10 @@ def placed(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any
         place: (leaf, its place) → the leaf there.
     """
     read = read_tree(Arguments(("tree",), (tree,), {}))
-    fates = Fates(read, placing(name, Branch((prefix,))))
-    for number in sorted(fates.several()):
-        raise_inconsistent(fates, number, transform)
-    chosen = {way[0]: fates.label_at(way) for way in fates.ways() if way[0] in read.leaves}
+    outcomes = Outcomes(read, placing(name, Branch((prefix,))))
+    for number in sorted(outcomes.conflicts()):
+        raise_inconsistent(outcomes, number, transform)
+    chosen = {visit.record: outcomes.group_label(visit) for visit in outcomes.visits() if visit.record in read.leaves}
     placed = distinct([place(leaf, chosen[number]) for number, leaf in read.leaves.items()])
     hand_on(list(read.leaves.values()), placed)
     return unpack(read.structure, placed).args[0]

@@ -16,9 +16,9 @@ from ..nn._stateful_layers import makes_state
 from ._caller_side import Call
 from ._function_side import Received
 from ._function_transform import FunctionTransform
-from ._hands import Hand
-from ._inconsistent_sharing import error_of, occurrences
-from ._leaf_labels import DONATED, KEPT, Fates, Treatment, is_donated
+from ._inconsistent_sharing import find_occurrences, inconsistent_sharing_error
+from ._leaf_groups import LeafGroup
+from ._leaf_labels import DONATED, KEPT, Outcomes, Treatment, is_donated
 from ._pass_through import is_tracer
 
 
@@ -73,36 +73,38 @@ def given_away_once(call: Call, donating: Treatment, transform: str) -> Call:
     disabled = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
     if disabled or len(current_traces()) > 1:
         return call
-    hands = list(zip(call.plan.labels, call.hands, strict=True))
-    given = [leaf for label, hand in hands if is_donated(label) for leaf in hand.leaves if _has_buffer(leaf)]
-    kept = [leaf for label, hand in hands if not is_donated(label) for leaf in hand.leaves]
+    groups = list(zip(call.plan.labels, call.groups, strict=True))
+    given = [leaf for label, group in groups if is_donated(label) for leaf in group.leaves if _has_buffer(leaf)]
+    kept = [leaf for label, group in groups if not is_donated(label) for leaf in group.leaves]
     taken = set(map(id, given))  # alive in `given`
     leaf = next((leaf for leaf in kept if id(leaf) in taken), None)  # as above
     if leaf is not None:
         _raise_given_away(leaf, call, donating, transform)
     if len(taken) < len(given):
-        _with_own_buffers(call, [hand for label, hand in hands if is_donated(label)])
+        _with_own_buffers(call, [group for label, group in groups if is_donated(label)])
     return call
 
 
-def _with_own_buffers(call: Call, donated: Sequence[Hand]) -> None:
+def _with_own_buffers(call: Call, donated: Sequence[LeafGroup]) -> None:
     """Puts copies in the places of an array in modules that was met before. Bare ones are the caller's affair."""
     outside = call.tree.outside
     places = {place for place, number in enumerate(call.tree.leaf_numbers) if number in outside}
-    in_order = [range(len(hand.leaves)) if hand.deal.numbers is None else hand.deal.numbers for hand in donated]
+    in_order = [
+        range(len(group.leaves)) if group.selection.numbers is None else group.selection.numbers for group in donated
+    ]
     both = [
         (leaf, at)
-        for hand, own in zip(donated, in_order, strict=True)
-        for leaf, at in zip(hand.leaves, own, strict=True)
+        for group, own in zip(donated, in_order, strict=True)
+        for leaf, at in zip(group.leaves, own, strict=True)
     ]
     taken = IdentitySet(leaf for leaf, at in both if at in places)
-    for hand, numbers in zip(donated, in_order, strict=True):
-        leaves = list(hand.leaves)
-        for i, (leaf, place) in enumerate(zip(hand.leaves, numbers, strict=True)):
+    for group, numbers in zip(donated, in_order, strict=True):
+        leaves = list(group.leaves)
+        for i, (leaf, place) in enumerate(zip(group.leaves, numbers, strict=True)):
             if leaf in taken and _has_buffer(leaf) and place not in places:
                 leaves[i] = another(leaf)
             taken.add(leaf)
-        hand.leaves = leaves
+        group.leaves = leaves
 
 
 def _raise_given_away(leaf: Any, call: Call, donating: Treatment, transform: str) -> NoReturn:
@@ -121,8 +123,8 @@ def _raise_given_away(leaf: Any, call: Call, donating: Treatment, transform: str
         (op, tuple([number if tree.objects[child] is leaf else child for child in children]))
         for op, children in tree.records
     ]
-    fates = Fates(Walked(one, tree.root, tree.objects), donating)
-    raise error_of(occurrences(fates, number), transform, advice)
+    outcomes = Outcomes(Walked(one, tree.root, tree.objects), donating)
+    raise inconsistent_sharing_error(find_occurrences(outcomes, number), transform, advice)
 
 
 def _has_buffer(leaf: Any) -> bool:

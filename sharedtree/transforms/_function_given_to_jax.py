@@ -26,7 +26,7 @@ from ..libraries._equinox import name_of, update_wrapper
 from ..ties._policy_and_context import Policy
 from ._argument_names import Names
 from ._function_and_options import How
-from ._hands import Hand, Hands
+from ._leaf_groups import LeafGroup, LeafGroups
 from .checks._lost_changes import Unsaid
 from .checks._retracing import Traces
 from .checks._ties_lost_in_calls import SeenArguments
@@ -36,7 +36,7 @@ _MOST = 64
 
 
 class _Nameless(str):
-    """The name of a hand, which prints as nothing, since the paths in the hand begin with names already."""
+    """The name of a group, which prints as nothing, since the paths in the group begin with names already."""
 
     __slots__ = ()
 
@@ -68,24 +68,26 @@ class _Bound(NamedTuple):
         if names is None:
             return arg
         if jtu.all_leaves((arg,)):
-            return Hands((arg,), names[position : position + 1])
+            return LeafGroups((arg,), names[position : position + 1])
         own = names[self.num_before :]
-        return jtu.tree_map(lambda hand: hand.named(own) if type(hand) is Hand else hand, arg, is_leaf=_is_hand)
+        return jtu.tree_map(
+            lambda group: group.named(own) if type(group) is LeafGroup else group, arg, is_leaf=_is_group
+        )
 
     def apply_defaults(self) -> None:
         """There are none."""
 
 
-def _is_hand(obj: Any) -> bool:
-    return type(obj) is Hand
+def _is_group(obj: Any) -> bool:
+    return type(obj) is LeafGroup
 
 
-class _SignatureOfHands(inspect.Signature):
-    """By which JAX names arguments: with as many parameters as there are hands, none of which has a name.
+class _SignatureOfGroups(inspect.Signature):
+    """By which JAX names arguments: with as many parameters as there are groups, none of which has a name.
 
     Args:
-        names: of the arguments, if others than in the hands.
-        num_before: how many of them are in no hand.
+        names: of the arguments, if others than in the groups.
+        num_before: how many of them are in no group.
     """
 
     def __init__(self, names: Sequence[str] | None, num_before: int) -> None:
@@ -106,7 +108,7 @@ class Inner:
         call: (function, args, kwargs) → what the transform gets.
         terms: what its traces have in common, for the adapter.
         names: what JAX's messages are to call the arguments, if not as their hands do.
-        num_before: how many of these are in no hand.
+        num_before: how many of these are in no group.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Inner:
         self._call = call
         self.terms = terms
         self.num_before = num_before
-        self.__signature__ = _SignatureOfHands(names, num_before)
+        self.__signature__ = _SignatureOfGroups(names, num_before)
 
     @property
     def function(self) -> Any:

@@ -1,7 +1,7 @@
 """The function's side of a transform: what a function receives, and what becomes of its results.
 
 Of a transform that takes operands, an adapter says in a function of its own, its *body*, how one trace goes: which
-hands the user's function is called with, and how its results are dealt to the transform.
+hands the user's function is called with, and how its results are grouped for the transform.
 
     def iteration(inside, carry, xs):                  # for `jax.lax.scan`
         carried, emitted = inside.call(carry, xs)
@@ -27,9 +27,9 @@ from ..ties._leaf_notes import hand_on, note_one_around
 from ..ties._policy_and_context import Policy, with_in_place
 from ._argument_names import Names
 from ._caller_side import Call, call_of
-from ._dealing_into_hands import with_notes
-from ._hands import Hand, gathered, whole
+from ._grouping_leaves import with_leaf_notes
 from ._in_place import with_changes
+from ._leaf_groups import LeafGroup, gather_leaves, whole
 from ._meet_of_trees import Words, fitted
 from .checks._closed_over import handing_over, report_closed_over
 from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
@@ -83,7 +83,7 @@ class Terms(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a function received: new objects, put together from hands.
+    """What a function received: new objects, put together from groups.
 
     Attributes:
         tree: its objects are what the function has in hand, and may change.
@@ -102,16 +102,16 @@ class Received(NamedTuple):
 NOTHING = Received(Walked((), 0), Arguments((), (), {}), None)
 
 
-def receive(hands: Sequence[Hand], statics: Sequence[Any] = (), bare: Sequence[Any] = ()) -> Received:
-    """The arguments that were dealt in these hands; but for static ones, and those that crossed bare."""
-    structure, table = hands[0].deal.structure, list[Any]()
-    leaves = gathered(hands, bare)
+def receive(groups: Sequence[LeafGroup], statics: Sequence[Any] = (), bare: Sequence[Any] = ()) -> Received:
+    """The arguments that were grouped so; but for static ones, and those that crossed bare."""
+    structure, table = groups[0].selection.structure, list[Any]()
+    leaves = gather_leaves(groups, bare)
     given_copies = None
     if structure.objects and any(static.is_mutable for _, static in statics_of(structure)):
         given_copies = _build_with_copies(structure, leaves, table)
     else:
         build(structure, leaves, table)
-    first = hands[0].deal
+    first = groups[0].selection
     first.call = call = call_of(first.call)  # all who receive it have one
     return Received(Walked.of(structure, table), table[structure.root].with_statics(statics), call, given_copies)
 
@@ -163,7 +163,7 @@ class Inside:
     def call(
         self, *operands: Any, before: Sequence[Any] = (), named: Mapping[str, Any] | None = None, again: bool = False
     ) -> Any:
-        """What the user's function makes of what was dealt in some hands; what it changed in that is kept.
+        """What the user's function makes of what was received in some groups; what it changed in that is kept.
 
         Args:
             operands: hands of one tree, and arrays that crossed bare.
@@ -177,8 +177,8 @@ class Inside:
             StaticTracerError: if a tracer is left in a static leaf of the result.
             UntiedError: under `Policy(on_untie="error")`.
         """
-        hands = [each for each in operands if type(each) is Hand]
-        received = receive(hands, bare=[each for each in operands if type(each) is not Hand])
+        groups = [each for each in operands if type(each) is LeafGroup]
+        received = receive(groups, bare=[each for each in operands if type(each) is not LeafGroup])
         own = received.arguments
         result = self.call_with(received, (*before, *own.args), {**own.kwargs, **(named or {})})
         if again:
@@ -187,9 +187,9 @@ class Inside:
             self.check(result)
         return result
 
-    def call_apart(self, *hands: Hand) -> Any:
-        """The same of several trees, each dealt in one hand; what it changes is kept in the first."""
-        each = [receive((hand,)) for hand in hands]
+    def call_apart(self, *groups: LeafGroup) -> Any:
+        """The same of several trees, each in one group; what it changes is kept in the first."""
+        each = [receive((group,)) for group in groups]
         result = self.call_with(each[0], [arg for one in each for arg in one.arguments.args], {})
         self.check(result)
         return result
@@ -291,8 +291,8 @@ class Inside:
         give(self._waiting)
         report_tied_values(result, terms.names, terms.title, terms.policy)
 
-    def pack(self, result: Any, *, as_operand: bool = False) -> Hand:
-        """A result, or a part of one, as one hand.
+    def pack(self, result: Any, *, as_operand: bool = False) -> LeafGroup:
+        """A result, or a part of one, as one group.
 
         Args:
             result: what the function returned.
@@ -301,22 +301,24 @@ class Inside:
         """
         return packed(self.walked(result), as_operand=as_operand)
 
-    def like(self, hand: Hand, tree: Any) -> Hand:
-        """A tree that stands for an operand, in the hand in which that came.
+    def like(self, group: LeafGroup, tree: Any) -> LeafGroup:
+        """A tree that stands for an operand, in the group in which that came.
 
         Args:
-            hand: of one operand.
+            group: of one operand.
             tree: what the function returned for it, for example.
 
         Raises:
             SharingMismatchError: if it lacks a tie of the operand, or differs in shape or static values.
         """
-        position = hand.operand
+        position = group.operand
         words = Words(self.terms.title, "in the operand", "in what stands in its place")
         above = (LeafPath(self.terms.names.text(position)),)
-        return Hand(fitted(receive((hand,)).tree.child(position), self.walked(tree), words, above), hand.deal)
+        return LeafGroup(
+            fitted(receive((group,)).tree.child(position), self.walked(tree), words, above), group.selection
+        )
 
-    def pack_with_state(self, result: Any, position: int) -> Hand:
+    def pack_with_state(self, result: Any, position: int) -> LeafGroup:
         """A result together with what was changed in an operand, which goes out as the result does.
 
         Args:
@@ -331,8 +333,8 @@ class Inside:
         return packed(with_changes(result, received, rules, lambda number: number not in own, own))
 
 
-def packed(tree: Walked, *, as_operand: bool = False) -> Hand:
-    """A tree as one hand.
+def packed(tree: Walked, *, as_operand: bool = False) -> LeafGroup:
+    """A tree as one group.
 
     Args:
         tree: as walked.
@@ -340,7 +342,7 @@ def packed(tree: Walked, *, as_operand: bool = False) -> Hand:
     """
     leaves = [tree.objects[number] for number in tree.leaf_numbers]
     structure = intern(tuple(tree.records), tree.root)
-    return whole(leaves, structure if as_operand else with_notes(structure, leaves))
+    return whole(leaves, structure if as_operand else with_leaf_notes(structure, leaves))
 
 
 def enclosing_traces() -> Sequence[Any]:

@@ -1,6 +1,6 @@
 """Function transformers: `transform(f, **options) → g`. Five steps for all; what a family needs on top it overrides.
 
-walk → leaves in hands → the transformed function → leaves gathered → build
+walk → leaves in groups → the transformed function → leaves gathered → build
 """
 
 import functools
@@ -12,13 +12,13 @@ from ..core._errors import SharingMismatchError
 from ..core._jax_internals import hide_frames
 from ..core._pack_and_unpack import Rules
 from ..ties._policy_and_context import Policy
-from ._caller_side import Call, Dealing, call_of, enter, leave
-from ._dealing_into_hands import DealtOut, dealt_out
+from ._caller_side import Call, Grouping, call_of, enter, leave
 from ._function_given_to_jax import Inner
 from ._function_side import Inside, Received, Terms, packed, receive
-from ._hands import Hand, Hands
+from ._grouping_leaves import GroupedResult, group_result
 from ._in_place import Changes, rules_for_state, with_changes
-from ._in_place_by_label import dealt_with_state
+from ._in_place_by_label import group_result_with_state
+from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import Treatment, is_donated, labels_in
 from ._pass_through import passed_through, unchanged
 from ._repeated_calls import Form, Way, new_latest
@@ -40,10 +40,10 @@ class UnfitResultError(Exception):
 class FunctionTransform(Wrapper):
     """A function under a transform, with shared modules and tied arrays kept the same objects.
 
-    The transform is applied once for each policy and each way in which leaves are dealt, to a function that puts its
+    The transform is applied once for each policy and each way in which leaves are grouped, to a function that puts its
     arguments together, calls and takes its result apart. It may cache what it likes: everything that the inner function
-    learns about a call is in the structures of its hands. Where it does cache, all wrappers of one function give it the
-    same inner function (`_function_given_to_jax`).
+    learns about a call is in the structures of its groups. Where it does cache, all wrappers of one function give it
+    the same inner function (`_function_given_to_jax`).
     """
 
     passes_through = False
@@ -90,7 +90,7 @@ class FunctionTransform(Wrapper):
         with call:
             transformed = self.transformed_for(policy, call)
             try:
-                result = transformed(*call.hands, *call.statics)
+                result = transformed(*call.groups, *call.statics)
             except UnfitResultError as error:
                 self.refused(args, kwargs, error.error)
             except Exception as error:
@@ -105,12 +105,12 @@ class FunctionTransform(Wrapper):
             return self.leave(result, call, policy)
 
     def _form(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy, call: Call) -> Form | None:
-        dealing = self.dealing(policy, call.arguments)
-        if dealing.key is None or not dealing.is_of_form:
+        grouping = self.grouping(policy, call.arguments)
+        if grouping.key is None or not grouping.is_of_form:
             return None
         donates = any(is_donated(label) for label in call.plan.labels)
         return Form(
-            call.arguments.aux, self.binding(args, kwargs), dealing.key, dealing.asks, donates, new_latest(), {}
+            call.arguments.aux, self.binding(args, kwargs), grouping.key, grouping.asks, donates, new_latest(), {}
         )
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -157,9 +157,9 @@ class FunctionTransform(Wrapper):
         """The arguments that are static, and no part of the graph."""
         return ()
 
-    def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
+    def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
         """What the transform does to its arguments, if it may not do the same to all."""
-        return Dealing(self.transform_name, lambda _: (), ())
+        return Grouping(self.transform_name, lambda _: (), ())
 
     def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """What the transform will do to what the function returns, if it may not do the same to all of it.
@@ -174,10 +174,10 @@ class FunctionTransform(Wrapper):
         """The inner function under the transform.
 
         Args:
-            inner: takes hands and static arguments.
-            labels: of the hands.
-            leaving: the labels of the hands of results; None if there is one, of which nothing is said.
-            num_statics: how many static arguments follow the hands.
+            inner: takes groups and static arguments.
+            labels: of the groups.
+            leaving: the labels of the groups of results; None if there is one, of which nothing is said.
+            num_statics: how many static arguments follow the groups.
         """
         return self.transform(inner, **self.options)
 
@@ -217,20 +217,20 @@ class FunctionTransform(Wrapper):
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """Going in: what the transform is called with."""
         arguments = self.arguments(args, kwargs)
-        call = enter(arguments, self.rules(policy), self.dealing(policy, arguments))
+        call = enter(arguments, self.rules(policy), self.grouping(policy, arguments))
         return self.executable(call)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None) -> Any:
         """Coming out: what the function returned, and what it changed in place, written."""
-        hands = result.parts if type(result) is Hands else (result,)
+        groups = result.parts if type(result) is LeafGroups else (result,)
         if policy.in_place:
             changes = Changes(call, self.transform_name)
-            made = leave(hands, call.objects.__getitem__, changes.update)
+            made = leave(groups, call.objects.__getitem__, changes.update)
             changes.commit()
             return made[-1]
-        structure = hands[0].deal.structure
+        structure = groups[0].selection.structure
         given = passed_through(call, structure, used or (lambda: self.used(call))) if structure.given else None
-        return leave(hands, given)
+        return leave(groups, given)
 
     def used(self, call: Call) -> Sequence[Any]:
         """The leaves among the arguments that the transformed function uses, as far as the transform drops others."""
@@ -247,7 +247,7 @@ class FunctionTransform(Wrapper):
         return made
 
     def leaving_labels(self, policy: Policy, arguments: Arguments) -> tuple[Any, ...] | None:
-        """The labels of the hands of results; None if there is one, of which nothing is said."""
+        """The labels of the groups of results; None if there is one, of which nothing is said."""
         leaving = self.leaving(policy, arguments)
         return None if leaving is None else tuple(self._labels_of_results(leaving))
 
@@ -306,15 +306,17 @@ class FunctionTransform(Wrapper):
         )
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-        """Puts arguments together, calls the user's function and deals its results, inside the transform."""
+        """Puts arguments together, calls the user's function and groups its results, inside the transform."""
         received = self.received(args)
         inside = Inside(self.terms(policy), function)
         own = received.arguments
         return self.pack_results(inside.call_with(received, own.args, own.kwargs), inside)
 
     def received(self, args: Sequence[Any]) -> Received:
-        """The arguments, from hands and what is static."""
-        return receive([arg for arg in args if type(arg) is Hand], [arg for arg in args if type(arg) is not Hand])
+        """The arguments, from groups and what is static."""
+        return receive(
+            [arg for arg in args if type(arg) is LeafGroup], [arg for arg in args if type(arg) is not LeafGroup]
+        )
 
     def pack_results(self, result: Any, inside: Inside) -> Any:
         """The hands of what goes out."""
@@ -335,20 +337,20 @@ class FunctionTransform(Wrapper):
     def _pack_apart(self, result: Any, inside: Inside, leaving: Treatment) -> Any:
         """The same where the transform may not do the same to all of it."""
         policy, received = inside.terms.policy, inside.received
-        labels = None if leaving.deals_resolved else self._labels_of_results(leaving)
+        labels = None if leaving.groups_by_outcome else self._labels_of_results(leaving)
         try:
             if policy.in_place:
                 changes = rules_for_state(inside.terms.rules, received.tree, self.is_taken(received), deeply=True)
-                return self.handed_out(dealt_with_state(result, inside, leaving, labels, changes), received)
+                return self.handed_out(group_result_with_state(result, inside, leaving, labels, changes), received)
             tree = inside.walked(result)
             inside.check_walked(tree)
-            return self.handed_out(dealt_out(tree, leaving, labels, inside.terms.title), received)
+            return self.handed_out(group_result(tree, leaving, labels, inside.terms.title), received)
         except SharingMismatchError as error:
             raise UnfitResultError(error) from None
 
-    def handed_out(self, out: DealtOut, received: Received) -> Any:
+    def handed_out(self, out: GroupedResult, received: Received) -> Any:
         """The hands of what goes out, as the transform gets them."""
-        return Hands(out.hands)
+        return LeafGroups(out.groups)
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """`jax.grad`, `jax.value_and_grad`, Jacobians, and their Equinox counterparts.
 
-Of a module in a differentiated argument only the inexact traced leaves are differentiated; all others are in a hand of
+Of a module in a differentiated argument only the inexact traced leaves are differentiated; all others are in a group of
 their own, which goes around. The gradient is a module of the same shape and sharing, with `None` for whatever has no
 gradient; a Jacobian is what the function returned, with such a module in place of each leaf.
 
@@ -36,13 +36,13 @@ from ..ties._policy_and_context import Policy
 from ..tree._asking_filters import selection
 from ..tree._filters import Filter, Place, filter_of
 from ._argument_names import several
-from ._caller_side import Call, Dealing, leave
-from ._dealing_into_hands import outermost_ways
+from ._caller_side import Call, Grouping, leave
 from ._function_side import Inside, packed
 from ._function_transform import FunctionTransform
-from ._hands import Hand, like
+from ._grouping_leaves import outermost_modules
 from ._in_place import Changes, conventions, with_changes
-from ._leaf_labels import Fates, Treatment
+from ._leaf_groups import LeafGroup, tree_like_arguments
+from ._leaf_labels import Outcomes, Treatment
 from .checks._partial_gradients import Gradient, report_partial_gradients
 
 _REFUSING = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.hessian")
@@ -60,19 +60,19 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
     """Raises if a transform would be given a reference in a module. Of one outside modules it says what is wrong.
 
     Args:
-        call: of which the last hand is differentiated.
+        call: of which the last group is differentiated.
         arguments: those that are.
         title: of the transform.
 
     Raises:
         TypeError: as JAX's, with the path and the fix.
     """
-    hand = call.hands[-1]
-    if title not in _REFUSING or not any(map(is_reference, hand.leaves)):
+    group = call.groups[-1]
+    if title not in _REFUSING or not any(map(is_reference, group.leaves)):
         return
     outside = call.tree.outside
-    numbers = [call.tree.leaf_numbers[place] for place in hand.deal.numbers or ()]
-    each = zip(numbers, hand.leaves, strict=True)
+    numbers = [call.tree.leaf_numbers[place] for place in group.selection.numbers or ()]
+    each = zip(numbers, group.leaves, strict=True)
     texts = [call.tree.text(number) for number, leaf in each if is_reference(leaf) and number not in outside]
     if not texts:
         return
@@ -133,7 +133,7 @@ class GradTransform(FunctionTransform):
         own = {i + num_args if i < 0 else i for i in self._argnums}
         return sorted([i for i in own if 0 <= i < num_args])
 
-    def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
+    def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
         """Which leaves are differentiated; those of a differentiated module that cannot be are not."""
         prefix = self._prefix(arguments)
 
@@ -155,17 +155,17 @@ class GradTransform(FunctionTransform):
                     lambda part: isinstance(part, bool),
                     resolve,
                     lambda chosen: "differentiated" if chosen else "not differentiated",
-                    deals_resolved=True,
+                    groups_by_outcome=True,
                     advice=lambda leaves: self._select_everywhere(arguments, leaves),
-                    partible=used_twice,
+                    splittable_modules=used_twice,
                     has_containers=policy.containers,
                 ),
             )
 
         key = "wrt", prefix, self._allow_int, self._selects is not None, self.is_filtered
         asks = functools.partial(_kinds, allow_int=self._allow_int)
-        hands = (False,), (True,)
-        return Dealing(self.transform_name, treatments, key, asks, hands, is_of_form=self._selects is None)
+        groups = (False,), (True,)
+        return Grouping(self.transform_name, treatments, key, asks, groups, is_of_form=self._selects is None)
 
     def _prefix(self, arguments: Arguments) -> Branch:
         chosen = self.chosen(len(arguments.args))
@@ -198,7 +198,7 @@ class GradTransform(FunctionTransform):
             )
             report_partial_gradients(call, again, self.names, policy)
         forbid_references(call, self._differentiated(call.arguments), self.transform_name)
-        if self._selects is not None and not call.hands[1].leaves:
+        if self._selects is not None and not call.groups[1].leaves:
             given = self._differentiated(call.arguments)
             can_be = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
             require_nothing_left(given, can_be, self.all_options["wrt"])
@@ -219,7 +219,7 @@ class GradTransform(FunctionTransform):
         return f"sharedtree.{name}({{}}{own}{{}})"
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """The second hand is differentiated; in place, what was changed comes as auxiliary data."""
+        """The second group is differentiated; in place, what was changed comes as auxiliary data."""
         made = self._made.get(policy)
         if made is None:
             options = {**self.options, "argnums": 1}
@@ -251,11 +251,11 @@ class GradTransform(FunctionTransform):
         """The gradient, with the sharing of the arguments, and None where nothing is differentiable."""
 
         def nested(leaf: Any) -> Any:
-            return self.like(leaf, call) if type(leaf) is Hand else leaf
+            return self.like(leaf, call) if type(leaf) is LeafGroup else leaf
 
-        if gradient.deal.structure is not call.tree.structure:  # the function's result, in a Jacobian
-            return leave((Hand([nested(leaf) for leaf in gradient.leaves], gradient.deal),))
-        made = like((gradient,), list(call.tree.leaves.values()), nested)
+        if gradient.selection.structure is not call.tree.structure:  # the function's result, in a Jacobian
+            return leave((LeafGroup([nested(leaf) for leaf in gradient.leaves], gradient.selection),))
+        made = tree_like_arguments((gradient,), list(call.tree.leaves.values()), nested)
         num_args = len(made.args)
         each = tuple([made.args[i + num_args if i < 0 else i] for i in self._argnums])
         return each[0] if self._is_one else each
@@ -263,7 +263,7 @@ class GradTransform(FunctionTransform):
     # The function's side --------------------------------------------------------------------------------------------
 
     def pack_results(self, result: Any, inside: Inside) -> Any:
-        """The value as it is, and what is beside it as a hand.
+        """The value as it is, and what is beside it as a group.
 
         Raises:
             TypeError: as of JAX, which would see something else, if the result is no pair and should be one.
@@ -334,7 +334,7 @@ class JacobianTransform(GradTransform):
     """
 
     def value(self, value: Any, inside: Inside) -> Any:
-        """As a hand, for it may be any tree."""
+        """As a group, for it may be any tree."""
         return inside.pack(value)
 
 
@@ -345,49 +345,54 @@ def handed_beside(tree: Walked, rules: Any) -> set[int]:
     return {number for number in found if rules.filtered or around.get(number) == "equinox"}
 
 
-def used_twice(fates: Fates) -> set[int]:
-    """The modules that are in one differentiated argument and in one that is not, at the same paths in both.
+def used_twice(outcomes: Outcomes) -> set[int]:
+    """Finds the modules that one differentiated argument and one other argument hold at the same paths.
 
     `td(q, q)` right after a hard update of the target network: both arguments are one model, and it is clear what is
-    meant. What they share is cut as arrays are. What a third argument holds, too, or what is at another path, is not.
+    meant. Such modules are split, as arrays are. A module that a third argument holds too, or that is at another path,
+    is not among the result, so that it is refused.
     """
-    records = fates.tree.records
-    roots = outermost_ways(fates)
-    # For each module in several places: the fates that it has in each of these.
+    records = outcomes.tree.records
+    roots = outermost_modules(outcomes)
+    conflicts = outcomes.conflicts()
+    # For each module with a conflict: the arguments that hold it, by position in `roots`, and its outcomes in each.
     holders: defaultdict[int, defaultdict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    several_fates = fates.several()
-    for place, (_, root) in enumerate(roots):
-        for way in fates.ways_from(root):
-            op = records[way[0]][0]
-            if way[0] in several_fates and type(op) is Node and not op.type.is_plain:
-                holders[way[0]][place].add(fates[way])
-    by_pair: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-    for number, fates_in in holders.items():
-        if len(fates_in) == 2 and all(len(each) == 1 for each in fates_in.values()):
-            one, other = sorted(fates_in)
-            by_pair[one, other].add(number)
-    found: set[int] = set()
-    for (one, other), numbers in by_pair.items():
-        (here, first), (there, second) = roots[one], roots[other]
-        is_one_differentiated = (fates.part_at(first) is False) != (fates.part_at(second) is False)
-        if is_one_differentiated and here[0] != there[0] and here[1:] == there[1:]:
-            found |= numbers - _elsewhere(fates.tree, first[0], second[0])
-    return found
+    for position, (_, root) in enumerate(roots):
+        for visit in outcomes.reachable_from(root):
+            op = records[visit.record][0]
+            if visit.record in conflicts and type(op) is Node and not op.type.is_plain:
+                holders[visit.record][position].add(outcomes[visit])
+    # Modules that exactly two arguments hold, with one outcome in each.
+    modules_of_pair: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for record, outcomes_in in holders.items():
+        if len(outcomes_in) == 2 and all(len(numbers) == 1 for numbers in outcomes_in.values()):
+            left, right = sorted(outcomes_in)
+            modules_of_pair[left, right].add(record)
+    modules: set[int] = set()
+    for (left, right), records_of_pair in modules_of_pair.items():
+        (left_path, left_root), (right_path, right_root) = roots[left], roots[right]
+        is_left_fixed, is_right_fixed = (outcomes.prefix_at(root) is False for root in (left_root, right_root))
+        is_at_same_path = left_path[0] != right_path[0] and left_path[1:] == right_path[1:]
+        if is_left_fixed != is_right_fixed and is_at_same_path:
+            modules |= records_of_pair - _at_other_paths(outcomes.tree, left_root.record, right_root.record)
+    return modules
 
 
-def _elsewhere(tree: Walked, one: int, other: int) -> set[int]:
-    """What is in one of two modules, and not in the other at the same path."""
-    ends: set[tuple[int, int]] = set()  # where the two part, or both end
+def _at_other_paths(tree: Walked, left: int, right: int) -> set[int]:
+    """Finds the records below either of two modules that are not below the other one at the same path."""
+    # Pairs at which `matching` stops: the classes differ, or both are leaves.
+    ends: set[tuple[int, int]] = set()
 
-    def agree(i: int, j: int) -> bool:
+    def stop(i: int, j: int) -> bool:
         ends.add((i, j))
         return True
 
-    found: set[int] = set()
-    for pair in matching(tree.below(one), tree.below(other), agree):
-        both = pair.left, pair.right
-        if pair.left != pair.right:
-            found.update(both)
-        if pair.left != pair.right and both in ends:
-            found.update(*[tree.below(each).reached for each in both])
-    return found
+    differing: set[int] = set()
+    for pair in matching(tree.below(left), tree.below(right), stop):
+        if pair.left == pair.right:
+            continue
+        differing.update((pair.left, pair.right))
+        if (pair.left, pair.right) in ends:
+            differing |= tree.below(pair.left).reached
+            differing |= tree.below(pair.right).reached
+    return differing

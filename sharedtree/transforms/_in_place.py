@@ -143,12 +143,12 @@ class Changes:
         is_written = any(written is target for written in self.pending[::2])
         for cut in self._call.cuts:
             for each in (*cut.containers, *(cut.modules if is_written else ())):
-                if cut.fates.tree.objects[each] is target:
+                if cut.outcomes.tree.objects[each] is target:
                     why = (
                         f"Inside they were two, and a `{type(target).__name__}` was changed that would have to be "
                         "written back into both as one.\n"
                     )
-                    raise_inconsistent(cut.fates, each, self._title, why)
+                    raise_inconsistent(cut.outcomes, each, self._title, why)
         if is_written:
             self._raise_parted(target)
         self._statics.put_into(content, target)

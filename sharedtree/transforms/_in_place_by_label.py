@@ -7,81 +7,93 @@ from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._pack_and_unpack import Rules
 from ..core._prefix_trees import Branch
 from ..core._structure import Given, Node, Op, Update
-from ._dealing_into_hands import DealtOut, Name, dealt_out
 from ._function_side import Inside
+from ._grouping_leaves import GroupedResult, group_result
 from ._in_place import IN_PLACE, conventions, walked_together
 from ._inconsistent_sharing import raise_inconsistent
-from ._leaf_labels import Fates, Treatment
+from ._leaf_labels import Outcomes, Piece, Treatment, Visit
 
 
-def dealt_with_state(
+def group_result_with_state(
     result: Any, inside: Inside, leaving: Treatment, labels: Sequence[Any] | None, changes: Rules
-) -> DealtOut:
-    """What was received and may have been changed, and the result; each dealt by the label of its place.
+) -> GroupedResult:
+    """Groups the leaves of a result, and of what the function received and may have changed, by their labels.
 
     Args:
         result: what the function returned.
         inside: the trace.
-        leaving: what the transform will do to it; its prefix is a `Branch`, of one for the arguments and one for it.
-        labels: of the hands; None for those that occur.
+        leaving: what the transform will do with it. Its prefix is a `Branch` of two: for the arguments, for the result.
+        labels: labels of the groups. None for those that occur.
         changes: how what was received is walked.
     """
     received, arguments = inside.received.tree, inside.received.arguments
-    of_arguments, of_result = leaving.prefix.parts
-    came = Fates(received, leaving._replace(prefix=of_arguments))
-    ways = {way[0]: way for way in reversed(list(came.ways()))}
+    prefix_of_arguments, prefix_of_result = leaving.prefix.parts
+    entry = Outcomes(received, leaving._replace(prefix=prefix_of_arguments))
+    entry_visits: dict[int, Visit] = {}
+    for visit in entry.visits():
+        entry_visits.setdefault(visit.record, visit)
     tree = inside.walked((arguments, result))
     inside.check_walked(tree, is_with_state=True)
-    there = IdentitySet(tree.objects)
-    around = conventions(received, changes)
+    # Objects that the function took out of its arguments are walked beside them, so that the caller's are written to,
+    # too. What holds others has a higher number, and brings the detached objects below it along.
+    reachable = IdentitySet(tree.objects)
+    conventions_of = conventions(received, changes)
     given, updated = changes.given or IdentityDict[int](), changes.updated or IdentityDict[int]()
-    own = set(updated.values())
-    # What holds others comes after them; and what is in something else that was detached comes with that.
-    detached = [n for n in sorted(own, reverse=True) if received.objects[n] not in there]
+    changeable = sorted(set(updated.values()), reverse=True)
+    detached = [record for record in changeable if received.objects[record] not in reachable]
     tree = walked_together(
         [
             (arguments, changes.convention),
-            *[(received.objects[n], around[n]) for n in detached],
+            *[(received.objects[record], conventions_of[record]) for record in detached],
             (result, changes.convention),
         ],
         inside.forbidding(changes._replace(given=None, updated=None)),
         [*[IN_PLACE] * (1 + len(detached)), ""],
     )
-    parts = [of_arguments, *[came.part_at(ways[n]) for n in detached], of_result]
+    prefixes = [
+        prefix_of_arguments,
+        *[entry.prefix_at(entry_visits[record]) for record in detached],
+        prefix_of_result,
+    ]
     num_state = 1 + len(detached)
 
-    def op_of(fates: Fates) -> Callable[[Name], Op | None]:
-        state = {(way[0], fates[way]) for root in fates.below(fates.root)[:num_state] for way in fates.ways_from(root)}
-        _require_one_way(fates, state, IdentitySet([*given, *updated]), inside.terms.title)
-        way_of = fates.way_of_each()
+    def op_of(outcomes: Outcomes) -> Callable[[Piece], Op | None]:
+        state: set[Piece] = set()
+        for root in outcomes.children(outcomes.root)[:num_state]:
+            state.update(Piece(visit.record, outcomes[visit]) for visit in outcomes.reachable_from(root))
+        _require_one_piece(outcomes, state, IdentitySet([*given, *updated]), inside.terms.title)
+        first_visits = outcomes.first_visits()
 
-        def instead(name: Name) -> Op | None:
-            obj = tree.objects[name[0]]
-            number = updated.get(obj, given.get(obj))
-            if name not in state or number is None:
+        def replacement(piece: Piece) -> Op | None:
+            obj = tree.objects[piece.record]
+            record = updated.get(obj, given.get(obj))
+            if piece not in state or record is None:
                 return None
-            op = tree.records[name[0]][0]
-            is_moved = fates.all_described(way_of[name]) != came.all_described(ways[number])
+            # An object that goes out under another label than it came in with has to be packed, changed or not.
+            is_moved = outcomes.descriptions_below(first_visits[piece]) != entry.descriptions_below(
+                entry_visits[record]
+            )
             if obj in given and not is_moved:
-                return Given(number)
-            return Update.of(number, op, received.records[number][0]) if type(op) is Node else None
+                return Given(record)
+            op = tree.records[piece.record][0]
+            return Update.of(record, op, received.records[record][0]) if type(op) is Node else None
 
-        return instead
+        return replacement
 
-    return dealt_out(tree, leaving._replace(prefix=Branch(tuple(parts))), labels, inside.terms.title, op_of)
+    return group_result(tree, leaving._replace(prefix=Branch(tuple(prefixes))), labels, inside.terms.title, op_of)
 
 
-def _require_one_way(fates: Fates, state: Collection[Name], own: IdentitySet, title: str) -> None:
-    """Raises if one object is to be written to in two ways."""
+def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], callers: IdentitySet, title: str) -> None:
+    """Raises an error if one of the caller's nodes would have to be written back in two ways."""
     seen: set[int] = set()
-    for number, _ in sorted(state):
-        is_node = fates.tree.node(number) is not None
-        if is_node and fates.tree.objects[number] in own and number in seen:
+    for record, _ in sorted(state):
+        is_node = outcomes.tree.node(record) is not None
+        if is_node and outcomes.tree.objects[record] in callers and record in seen:
             raise_inconsistent(
-                fates,
-                number,
+                outcomes,
+                record,
                 title,
                 "The function put it where it would be written back in two ways. It can put a copy of it, "
                 "`sharedtree.copy(layer)`, into one of these places.\n",
             )
-        seen.add(number)
+        seen.add(record)

@@ -22,12 +22,12 @@ from ..core._static_values import Static
 from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of
 from ._argument_names import Chosen, Names, several
-from ._caller_side import Call, Dealing, enter, leave
+from ._caller_side import Call, Grouping, enter, leave
 from ._donation import DonatingTransform
 from ._function_given_to_jax import Shared, shared_by
 from ._function_side import Terms
 from ._function_transform import FunctionTransform
-from ._hands import Hands
+from ._leaf_groups import LeafGroups
 from ._leaf_labels import Treatment, is_donated
 from ._placements import is_sharding, placing
 from .checks._lost_changes import only_traced
@@ -66,18 +66,18 @@ class JitTransform(DonatingTransform):
         """Those that `donate_argnums` and `donate_argnames` choose."""
         return self._donated.positions(num_args, keywords)
 
-    def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
+    def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
         """Donated or not, and where to."""
         treatments = [each for each in (self.donating(arguments), self._placing(policy, arguments)) if each is not None]
         if not treatments:
-            return super().dealing(policy, arguments)
+            return super().grouping(policy, arguments)
         # Prefixes of shardings may be anything, but those of one function are the same.
         key = (
             Static(treatments[0].prefix)
             if self._in_shardings is None
             else (Same(self._in_shardings), policy.containers, *map(_prefix_of, treatments))
         )
-        return Dealing(self.transform_name, lambda _: treatments, key)
+        return Grouping(self.transform_name, lambda _: treatments, key)
 
     def _placing(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         prefix, names = self._in_shardings, arguments.parts()[1]
@@ -99,7 +99,7 @@ class JitTransform(DonatingTransform):
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """With the options of the hands."""
+        """With the options of the groups."""
         options = {name: value for name, value in self.options.items() if name not in _OWN}
         is_ignored = any(i < 0 for i in self._donated.argnums) and not _donates_from_the_end()
         donated = [i for i, label in enumerate(labels) if is_donated(label) and not is_ignored]
@@ -111,7 +111,7 @@ class JitTransform(DonatingTransform):
             one = is_sharding(self._in_shardings)
             options["in_shardings"] = tuple([self._in_shardings if one else label[-1] for label in labels])
         if leaving is not None or self._out_shardings is not None:
-            options["out_shardings"] = self._out_shardings if leaving is None else Hands(leaving)
+            options["out_shardings"] = self._out_shardings if leaving is None else LeafGroups(leaving)
         return self.transform(inner, **options)
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
@@ -126,10 +126,10 @@ class JitTransform(DonatingTransform):
         return [leaf for leaf, yes in zip(self._in_hands(call), used, strict=True) if yes]
 
     def _used(self, call: Call, policy: Policy) -> Sequence[bool]:
-        return used_inputs(self.transformed_for(policy, call).trace(*call.hands, *call.statics).jaxpr)
+        return used_inputs(self.transformed_for(policy, call).trace(*call.groups, *call.statics).jaxpr)
 
     def _in_hands(self, call: Call) -> list[Any]:
-        return [leaf for hand in call.hands for leaf in hand.leaves]
+        return [leaf for group in call.groups for leaf in group.leaves]
 
     # Ahead of time ------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class JitTransform(DonatingTransform):
                 policy = dataclasses.replace(policy, pass_through=False)  # what is compiled then moves its arguments
             try:
                 with only_traced():
-                    staged = getattr(self.transformed_for(policy, call), name)(*call.hands, *call.statics)
+                    staged = getattr(self.transformed_for(policy, call), name)(*call.groups, *call.statics)
                 self._say_later()
                 # Which arguments are used is asked of this call: what is compiled must not keep the arguments alive.
                 used = self._used(call, policy) if self.passes_through else ()
@@ -158,7 +158,7 @@ class JitTransform(DonatingTransform):
                 self.explain(error, lambda: call)
                 raise
             names, static = call.arguments.names, call.arguments.static
-            return Stage(staged, Program(self, policy, used, names, static, call.plan.structure, call.plan.deals))
+            return Stage(staged, Program(self, policy, used, names, static, call.plan.structure, call.plan.selections))
 
     def _say_later(self) -> None:
         """Leaves the next call to Python if it has to say what was lost in a trace that did not run."""
@@ -167,7 +167,7 @@ class JitTransform(DonatingTransform):
 
     def _entered(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         arguments = self.arguments(args, kwargs)
-        return enter(arguments, self.rules(policy), self.dealing(policy, arguments))
+        return enter(arguments, self.rules(policy), self.grouping(policy, arguments))
 
     @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
@@ -178,13 +178,13 @@ class JitTransform(DonatingTransform):
         with self._entered(args, kwargs, policy) as call:
             try:
                 with only_traced():
-                    result = self.transformed_for(policy, call).eval_shape(*call.hands, *call.statics)
+                    result = self.transformed_for(policy, call).eval_shape(*call.groups, *call.statics)
                 self._say_later()
             except Exception as error:
                 self.explain(error, lambda: call)
                 raise
-            hands = result.parts if type(result) is Hands else (result,)
-            return leave(hands, shapes_of(call.tree))
+            groups = result.parts if type(result) is LeafGroups else (result,)
+            return leave(groups, shapes_of(call.tree))
 
     def clear_cache(self) -> None:
         """Forgets every trace of this function, whoever wrapped it."""
@@ -288,7 +288,7 @@ class Filtered:
     """A function under `jax.jit` that is what Equinox's is beside: an error that it raises while it runs is told.
 
     Equinox waits for each program, so that its own errors (`equinox.error_if`) come where the call is. Only programs
-    that call back can have such. So these are left to Equinox, which gets hands like everybody else.
+    that call back can have such. So these are left to Equinox, which gets groups like everybody else.
     """
 
     def __init__(self, jitted: Any, inner: Callable[..., Any], is_quiet: bool) -> None:
@@ -297,16 +297,16 @@ class Filtered:
         self._is_quiet = is_quiet
         self._may_raise: bool | None = None
 
-    def __call__(self, *hands: Any) -> Any:
+    def __call__(self, *groups: Any) -> Any:
         if self._may_raise is None and len(current_traces()) == 1:
-            self._may_raise = _calls_back(self.jitted.trace(*hands).jaxpr)
+            self._may_raise = _calls_back(self.jitted.trace(*groups).jaxpr)
         if self._may_raise:
-            return eqx.filter_jit(self._inner)(*hands)
+            return eqx.filter_jit(self._inner)(*groups)
         if not self._is_quiet:
-            return self.jitted(*hands)
+            return self.jitted(*groups)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable*")
-            return self.jitted(*hands)
+            return self.jitted(*groups)
 
     @property
     def settled(self) -> Any:
@@ -355,11 +355,11 @@ class CheckpointTransform(FunctionTransform):
         """Those that `static_argnums` chooses."""
         return {i + num_args if i < 0 else i for i in several(self.options.get("static_argnums", ()))}
 
-    def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
+    def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
         """By what `prevent_cse` says of each leaf, where it is a prefix of the arguments."""
         prefix = self.options.get("prevent_cse", True)
         if isinstance(prefix, bool):
-            return super().dealing(policy, arguments)
+            return super().grouping(policy, arguments)
         parts, names = arguments.parts()
         positions = positions_of(names)
         indices = [position for position in positions if isinstance(position, int)]
@@ -376,12 +376,12 @@ class CheckpointTransform(FunctionTransform):
             Branch(tuple([_in_shape(*pair) for pair in zip(own, parts, strict=True)])),
             lambda label: isinstance(label, bool),
         )
-        return Dealing(self.transform_name, lambda _: [treatment], Static(treatment.prefix))
+        return Grouping(self.transform_name, lambda _: [treatment], Static(treatment.prefix))
 
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """With the static arguments after the hands."""
+        """With the static arguments after the groups."""
         options = {**self.options}
         if not isinstance(options.get("prevent_cse", True), bool):
             options["prevent_cse"] = tuple([label[0] for label in labels])

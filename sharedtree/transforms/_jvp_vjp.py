@@ -1,6 +1,6 @@
 """`jax.vjp`, `jax.jvp`, `jax.linearize`, `jax.linear_transpose`, and Equinox's `filter_vjp` and `filter_jvp`.
 
-The transform sees of the primals, and of the result, a hand with the leaves that are differentiated. The others go
+The transform sees of the primals, and of the result, a group with the leaves that are differentiated. The others go
 around it: those of the primals straight to the function, those of its result out beside it. What holds no module is
 left as it is; so without modules all is vanilla.
 """
@@ -24,12 +24,12 @@ from ..core._structure import depth_of
 from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact
 from ._argument_names import Names
-from ._caller_side import Dealing, leave
+from ._caller_side import Grouping, leave
 from ._crossing import Crossing
 from ._function_and_options import is_of_equinox
 from ._function_side import Inside, packed
 from ._grad import handed_beside
-from ._hands import Deal, Hand, like
+from ._leaf_groups import LeafGroup, LeafSelection, tree_like_arguments
 from ._leaf_labels import Treatment
 from ._meet_of_trees import Lowering, holds_modules
 from ._tangents import Fit, as_tuple, fitted
@@ -44,16 +44,16 @@ class LinearMap:
     As what vanilla JAX returns it is a pytree, so it may cross transforms.
 
     Args:
-        function: the vanilla function, of hands.
+        function: the vanilla function, of groups.
         takes: the hand that it takes.
         is_pair: whether what it takes is the first of a pair.
         fit: how what it is given is fitted to that.
-        is_bare: whether the primals, and so what is in their shape, are in no hand.
+        is_bare: whether the primals, and so what is in their shape, are in no group.
     """
 
     __slots__ = ("__weakref__", "fit", "function", "is_bare", "is_pair", "takes")
 
-    def __init__(self, function: Any, takes: Deal, is_pair: bool, fit: Fit, is_bare: bool) -> None:
+    def __init__(self, function: Any, takes: LeafSelection, is_pair: bool, fit: Fit, is_bare: bool) -> None:
         self.function = function
         self.takes = takes
         self.is_pair = is_pair
@@ -64,15 +64,15 @@ class LinearMap:
         if self.fit.adds_up:
             if len(args) != 1:
                 return self.function(*args)  # says best what is wrong
-            hand = seen_of(self.takes, args[0], "cotangent", self.fit, is_pair=self.is_pair)
-            made = self.function(hand)
+            group = seen_of(self.takes, args[0], "cotangent", self.fit, is_pair=self.is_pair)
+            made = self.function(group)
             if self.is_bare:
                 return made
             made, *logs = made if getattr(self.function, "want_logs", False) else (made,)
-            cotangents = tuple(like(made).args)
+            cotangents = tuple(tree_like_arguments(made).args)
             return (cotangents, *logs) if logs else cotangents
         given = args if self.is_bare else (seen_of(self.takes, args, "tangents", self.fit, is_pair=False),)
-        made = like((self.function(*given),), is_gradient=False)
+        made = tree_like_arguments((self.function(*given),), is_gradient=False)
         return made[0] if self.is_pair else made
 
     @property
@@ -91,25 +91,25 @@ jtu.register_pytree_node(
 )
 
 
-def seen_of(deal: Deal, given: Any, name: str, fit: Fit, *, is_pair: bool) -> Hand:
+def seen_of(selection: LeafSelection, given: Any, name: str, fit: Fit, *, is_pair: bool) -> LeafGroup:
     """What a user gave, in the hand that the transform sees.
 
     Args:
-        deal: of the hand.
+        selection: of the group.
         given: in the shape of the arguments, or of the result.
         name: what it is called in errors.
         fit: how it is fitted.
         is_pair: whether it has the shape of the first of a pair.
     """
-    structure = deal.structure
-    numbers = set(range(structure.num_leaves) if deal.numbers is None else deal.numbers)
+    structure = selection.structure
+    numbers = set(range(structure.num_leaves) if selection.numbers is None else selection.numbers)
     # Of its leaves only the types count: those that are seen are differentiated, and the others are not.
     types = [0.0 if place in numbers else 0 for place in range(structure.num_leaves)]
     tree = Walked.of_leaves(structure, types)
     tree = as_tuple(tree) if not fit.adds_up else tree.child(0) if is_pair else tree
     found = fitted(tree, given, name, fit)
     leaves = [found[number] for place, number in enumerate(structure.leaf_numbers) if place in numbers]
-    return Hand(leaves, deal)
+    return LeafGroup(leaves, selection)
 
 
 class Trace:
@@ -147,13 +147,13 @@ class Trace:
         if not callable(function):
             crossing.transform(function, primals, primals)  # says best what is wrong
         arguments = Arguments(Names(function).of(len(primals)), primals, dict(others or {}))
-        self.unseen, self.seen = crossing.enter_dealt(
+        self.unseen, self.seen = crossing.enter_grouped(
             function, arguments, self._dealing(arguments, adds_up=adds_up, takes_structs=takes_structs)
         )
         of_nothing = not crossing.policy.containers and _is_for_jax(crossing.call.tree)
         self.is_bare = of_nothing and not crossing.rules.filtered
         self.primals = tuple(primals) if self.is_bare else (self.seen,)
-        self.of_result: Deal | None = None
+        self.of_result: LeafSelection | None = None
         differentiates = crossing.transform is not jax.linear_transpose
         self._inner = crossing.function(
             function, _pair if has_aux else _value, caches_traces=False, differentiates=differentiates
@@ -161,7 +161,7 @@ class Trace:
         functools.update_wrapper(self, self._inner, updated=())
         self.__signature__ = self._inner.__signature__
 
-    def _dealing(self, arguments: Arguments, *, adds_up: bool, takes_structs: bool) -> Dealing:
+    def _dealing(self, arguments: Arguments, *, adds_up: bool, takes_structs: bool) -> Grouping:
         prefix = Branch(tuple([isinstance(position, int) for position in positions_of(arguments.parts()[1])]))
         rules = self.crossing.rules
 
@@ -180,11 +180,11 @@ class Trace:
                     lambda part: isinstance(part, bool),
                     lambda chosen, leaf, n: chosen and n not in beside and (n in outside or is_inexact(leaf)),
                     lambda chosen: "differentiated" if chosen else "not differentiated",
-                    deals_resolved=True,
+                    groups_by_outcome=True,
                 ),
             )
 
-        return Dealing(self.crossing.title, treatments, None, None, ((False,), (True,)))
+        return Grouping(self.crossing.title, treatments, None, None, ((False,), (True,)))
 
     def __call__(self, *primals: Any) -> Any:
         """What the transform calls, with and without auxiliary data of the user's: (seen of the result, beside it)."""
@@ -192,8 +192,8 @@ class Trace:
         if self.is_bare:
             report_tied_values(crossing.call.tree, crossing.names, crossing.title, crossing.policy)
         result = self._inner(*primals) if self.is_bare else self._inner(self.unseen, *primals)
-        if type(result) is tuple and len(result) == 2 and type(result[0]) is Hand:
-            self.of_result = result[0].deal
+        if type(result) is tuple and len(result) == 2 and type(result[0]) is LeafGroup:
+            self.of_result = result[0].selection
         return result
 
     def trace_numbers(self, tangents: Sequence[Any]) -> None:
@@ -211,12 +211,12 @@ class Trace:
         if promoted:
             children = [below for _, below in tree.records]
             crossing.lower(Lowering(range(len(children)), children, promoted))
-            self.unseen, self.seen = crossing.call.hands
+            self.unseen, self.seen = crossing.call.groups
             self.primals = (self.seen,)
 
     def leave(self, seen: Any, beside: Any) -> tuple[Any, ...]:
         """What the function returned, put together: its value, and the auxiliary data if there are any."""
-        if type(seen) is not Hand:
+        if type(seen) is not LeafGroup:
             return (seen, beside) if self.has_aux else (seen,)
         made = leave((seen, beside))
         return tuple(made) if self.has_aux else (made,)
@@ -225,7 +225,7 @@ class Trace:
         """The user's tangents of the primals as the transform sees them."""
         if self.is_bare:
             return tuple(given)
-        return (seen_of(self.seen.deal, tuple(given), "tangents", self.fit(adds_up=False), is_pair=False),)
+        return (seen_of(self.seen.selection, tuple(given), "tangents", self.fit(adds_up=False), is_pair=False),)
 
     def fit(self, *, adds_up: bool) -> Fit:
         """How tangents, or cotangents, are fitted."""
@@ -236,14 +236,14 @@ class Trace:
         """The vanilla function, made to take and to give modules."""
         if self.of_result is None:
             return function
-        takes = self.of_result if adds_up else self.seen.deal
+        takes = self.of_result if adds_up else self.seen.selection
         return LinearMap(function, takes, self.has_aux, self.fit(adds_up=adds_up), self.is_bare)
 
     def out_tangents(self, made: Any) -> Any:
         """Tangents of the value, as a tree."""
-        if type(made) is not Hand:
+        if type(made) is not LeafGroup:
             return made
-        tangents = like((made,), is_gradient=False)
+        tangents = tree_like_arguments((made,), is_gradient=False)
         return tangents[0] if self.has_aux else tangents
 
 
@@ -267,18 +267,20 @@ def _is_for_jax(tree: Walked) -> bool:
 
 
 def _called(inside: Inside, operands: Sequence[Any]) -> tuple[Any, bool]:
-    if operands and type(operands[0]) is Hand:
+    if operands and type(operands[0]) is LeafGroup:
         return inside.call(*operands), False
     return inside.function(*operands), True
 
 
-def _split(tree: Walked, value: Walked) -> tuple[Hand, Hand]:
-    """The result in two hands: what is differentiated of its value, and all the rest."""
-    hand = packed(tree)
+def _split(tree: Walked, value: Walked) -> tuple[LeafGroup, LeafGroup]:
+    """The result in two groups: what is differentiated of its value, and all the rest."""
+    group = packed(tree)
     outside = tree.below(value.root).outside
     chosen = {n for n in tree.leaf_numbers if n in value.reached and (n in outside or is_inexact(tree.objects[n]))}
     seen, rest = [tuple([i for i, n in enumerate(tree.leaf_numbers) if (n in chosen) is yes]) for yes in (True, False)]
-    one, other = [Hand([hand.leaves[i] for i in own], Deal(hand.structure, own)) for own in (seen, rest)]
+    one, other = [
+        LeafGroup([group.leaves[i] for i in own], LeafSelection(group.structure, own)) for own in (seen, rest)
+    ]
     return one, other
 
 
@@ -357,7 +359,7 @@ def _is_float(value: Any) -> bool:
     return type(value) in (float, complex)
 
 
-def _filled(primals: Hand, tangents: Hand) -> Hand:
+def _filled(primals: LeafGroup, tangents: LeafGroup) -> LeafGroup:
     """Tangents with zeros where there are none."""
     each = zip(primals.leaves, tangents.leaves, strict=True)
-    return Hand([jnp.zeros_like(primal) if leaf is None else leaf for primal, leaf in each], tangents.deal)
+    return LeafGroup([jnp.zeros_like(primal) if leaf is None else leaf for primal, leaf in each], tangents.selection)

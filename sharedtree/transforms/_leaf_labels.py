@@ -1,14 +1,16 @@
-"""Labels: what a transform does with each leaf of a tree, by way of each path to it; and one object under two labels.
+"""Labels: what a transform does with each leaf of a tree at each of its paths, and objects with conflicting labels.
 
-Labels are given as a prefix tree (`in_axes`, `in_shardings`), or as one for each argument ("donated"). A label belongs
-to an edge of the DAG and holds for what is below it, so one object may be reached under several.
+The caller writes labels as a prefix tree (`in_axes`, `in_shardings`), or there is one for each argument ("donated"). A
+label belongs to an edge of the DAG and holds for everything below that edge, so one object may be reached under several
+labels.
 
-What becomes of an object under a label is its *fate*: that of a traced leaf is what the label comes to for this leaf,
-that of a node is the fates of its children, and what holds no traced leaf has none. Two ways into an object agree if
-its fate is the same on both, however the prefix says so: `1` and `-1` can be one axis. Fates are numbered, for as
-nested tuples they would be as large as the unfolded tree.
+The *outcome* of an object is what the labels come to for it. For a traced leaf it is the resolved label. For a node it
+is the tuple of its children's outcomes. An object without traced leaves has none. An object has a *conflict* if it is
+reached with two different outcomes; two spellings of one outcome are none, as `1` and `-1` can be the same axis.
 
-    Pair(w, [w])  under  Pair(0, 1)        w has the fates 0 and 1, the list (1,), the Pair (0, (1,))
+    Pair(w, [w])  under  Pair(0, 1)        w has the outcomes 0 and 1, the list has (1,), the Pair has (0, (1,))
+
+Outcomes are stored as integers. As nested tuples they would be as large as the unfolded tree.
 """
 
 import copy
@@ -23,26 +25,41 @@ from ..core._static_values import Static
 from ..core._structure import LEAF
 from ..core._trees_taken_apart import Walked
 
-NO_FATE = 0
-"""Of what holds no traced leaf."""
+NO_OUTCOME = 0
+"""The outcome of an object that holds no traced leaf."""
 
-CUT, SAID, REFUSED = "cut", "cut and said", "refused"
-"""What becomes of an array, or a container, that the edges of one module reach with two labels."""
+SPLIT, SPLIT_WITH_WARNING, REFUSED = "split", "split with a warning", "refused"
+"""What happens to an array or a container that the edges of one module reach with two outcomes."""
 
 DONATED, KEPT = "donated", "not donated"
-"""The labels of what a transform takes the buffers of, and of what it does not."""
+"""The labels of leaves whose buffers a transform takes over, and of all other leaves."""
 
 
-def is_donated(label: Sequence[Any]) -> bool:
-    """Whether a hand with these labels is."""
-    return any(each is DONATED for each in label)
+def is_donated(group_labels: Sequence[Any]) -> bool:
+    """Returns True if one of the labels of a leaf group, one for each treatment, is `DONATED`."""
+    return any(label is DONATED for label in group_labels)
 
 
-Way = tuple[int, int]
-"""A record, and the part of a prefix under which it is reached, by its number."""
+class Visit(NamedTuple):
+    """One way to reach a record: under one part of the prefix.
+
+    Attributes:
+        record: number of the record in the tree.
+        part: number of the part of the prefix, as counted by `Outcomes`.
+    """
+
+    record: int
+    part: int
 
 
-def _as_it_is(label: Any, leaf: Any, number: int) -> Any:
+class Piece(NamedTuple):
+    """A record with one of its outcomes. A record with a conflict becomes several pieces, each an object of its own."""
+
+    record: int
+    outcome: int
+
+
+def _unresolved(label: Any, leaf: Any, number: int) -> Any:
     return label
 
 
@@ -50,7 +67,7 @@ def _no_advice(leaves: Sequence[Any]) -> str:
     return ""
 
 
-def _nothing(fates: "Fates") -> Collection[int]:
+def _no_modules(outcomes: "Outcomes") -> Collection[int]:
     return ()
 
 
@@ -58,219 +75,250 @@ class Treatment(NamedTuple):
     """What a transform does with a tree.
 
     Attributes:
-        name: what the prefix is called: the option.
+        name: name of the option that holds the prefix, such as `in_axes`.
         prefix: a label, or a prefix tree of labels.
-        is_label: whether an object in the prefix is a label.
-        resolve: (label, leaf, its number) → what the label comes to for that leaf; compared by type and value.
-        describe: what a label comes to → words.
-        deals_resolved: whether leaves are dealt by what their labels come to, and not by the labels as written.
-        is_known: False if a label only says that nothing is known, and so is no use to `explain`.
-        advice: the leaves of what is treated in several ways → what an error says before its fix.
-        partible: which modules that are treated in several ways become several, as arrays do.
-        within_module: what becomes of an array that edges of one module reach with two labels: `CUT`, `SAID` or
-            `REFUSED`.
-        has_containers: whether mutable containers outside modules are objects, and so count as modules do.
+        is_label: returns True for an object in the prefix that is a label.
+        resolve: (label, leaf, number of the leaf) → the outcome for that leaf. Outcomes are compared by type and value.
+        describe: outcome of a leaf → words for errors.
+        groups_by_outcome: True to group leaves by their outcomes, False to group them by the labels as written.
+        is_known: False if the labels only say that nothing is known yet, so that `explain` leaves them out.
+        advice: leaves that have conflicts → text of an error that precedes its fix.
+        splittable_modules: returns the modules with conflicts that are split, as arrays are, instead of refused.
+        within_module: what happens to an array that the edges of one module reach with two outcomes: `SPLIT`,
+            `SPLIT_WITH_WARNING` or `REFUSED`.
+        has_containers: True if mutable containers outside modules carry identity, so that they count as modules do.
     """
 
     name: str
     prefix: Any
     is_label: Callable[[Any], bool] = lambda _: True
-    resolve: Callable[[Any, Any, int], Any] = _as_it_is
+    resolve: Callable[[Any, Any, int], Any] = _unresolved
     describe: Callable[[Any], str] = str
-    deals_resolved: bool = False
+    groups_by_outcome: bool = False
     is_known: bool = True
     advice: Callable[[Sequence[Any]], str] = _no_advice
-    partible: Callable[["Fates"], Collection[int]] = _nothing
-    within_module: str = CUT
+    splittable_modules: Callable[["Outcomes"], Collection[int]] = _no_modules
+    within_module: str = SPLIT
     has_containers: bool = False
 
 
-class Fates:
-    """The fates of everything in a tree. Cost: one visit for each way into a record.
+class Outcomes:
+    """Outcomes of every object in a tree under one treatment. Indexing with a visit gives the outcome's number.
+
+    Computing them costs one step for each visit, which is at most records times parts of the prefix.
 
     Args:
-        tree: with its objects.
-        treatment: what is done to it.
+        tree: the tree, with its objects.
+        treatment: what the transform does with it.
 
     Attributes:
-        of_leaves: fate of a leaf → what its label came to.
+        leaf_outcomes: number of an outcome → the resolved label, for the outcomes of leaves.
+        root: the visit of the root, under the whole prefix.
 
     Raises:
-        PrefixError: where the prefix has a node of another class than the tree.
+        SharingMismatchError: if the prefix has a node of another class than the tree.
     """
 
     def __init__(self, tree: Walked, treatment: Treatment) -> None:
         self.tree = tree
         self.treatment = treatment
         self._parts: list[Any] = []
-        self._labels: list[int] = []  # the parts that are labels; equal ones are one
+        # Parts that are labels, by number. Equal labels have one number.
+        self._label_numbers: list[int] = []
         self._part_numbers: IdentityDict[int] = IdentityDict()
-        self._below: dict[Way, list[Way]] = {}
-        self._fates: dict[Way, int] = {}
-        self._of_nodes: dict[tuple[int, ...], int] = {}
-        self._num_fates = 1
-        self.of_leaves: dict[int, Any] = {}
-        self.root: Way = (tree.root, self._part_number(treatment.prefix))
-        self._visit(self.root)
+        self._children: dict[Visit, list[Visit]] = {}
+        self._outcomes: dict[Visit, int] = {}
+        self._node_outcomes: dict[tuple[int, ...], int] = {}
+        self._num_outcomes = 1
+        self.leaf_outcomes: dict[int, Any] = {}
+        self.root = Visit(tree.root, self._part_number(treatment.prefix))
+        self._visit_all_from_root()
 
-    def with_objects(self, objects: Sequence[Any]) -> "Fates":
-        """The same of a tree with these objects; without any, of what can be kept: it keeps nothing of a call alive."""
-        other = copy.copy(self)
-        other.tree = Walked(self.tree.records, self.tree.root, objects)
-        other.treatment = self.treatment._replace(resolve=_as_it_is, advice=_no_advice, partible=_nothing)
-        return other
+    def with_objects(self, objects: Sequence[Any]) -> "Outcomes":
+        """Returns a copy for a tree of the same structure that consists of other objects.
 
-    def __getitem__(self, way: Way) -> int:
-        return self._fates[way]
+        Args:
+            objects: the objects. If empty, the copy keeps nothing of a call alive, so that it can be cached.
+        """
+        twin = copy.copy(self)
+        twin.tree = Walked(self.tree.records, self.tree.root, objects)
+        twin.treatment = self.treatment._replace(resolve=_unresolved, advice=_no_advice, splittable_modules=_no_modules)
+        return twin
 
-    def ways(self) -> Iterable[Way]:
-        """Every way into a record, what is below before what is above."""
-        return self._fates
+    def __getitem__(self, visit: Visit) -> int:
+        return self._outcomes[visit]
 
-    def several(self) -> dict[int, list[Way]]:
-        """The records with more than one fate: a way for each of these."""
-        found: dict[int, dict[int, Way]] = {}
-        for way, fate in self._fates.items():
-            found.setdefault(way[0], {}).setdefault(fate, way)
-        return {number: list(ways.values()) for number, ways in found.items() if len(ways) > 1}
+    def visits(self) -> Iterable[Visit]:
+        """Iterates over all visits, children before their parents."""
+        return self._outcomes
 
-    def ways_from(self, root: Way) -> set[Way]:
-        """All ways that lead on from one."""
-        found: set[Way] = set()
+    def conflicts(self) -> dict[int, list[Visit]]:
+        """Records with more than one outcome, each with one visit for each outcome."""
+        visits_of: dict[int, list[Visit]] = {}
+        for piece, visit in self.first_visits().items():
+            visits_of.setdefault(piece.record, []).append(visit)
+        return {record: visits for record, visits in visits_of.items() if len(visits) > 1}
+
+    def first_visits(self) -> dict[Piece, Visit]:
+        """For each piece, the first visit that reaches it."""
+        visit_of: dict[Piece, Visit] = {}
+        for visit, outcome in self._outcomes.items():
+            visit_of.setdefault(Piece(visit.record, outcome), visit)
+        return visit_of
+
+    def reachable_from(self, root: Visit) -> set[Visit]:
+        """All visits below one, itself included."""
+        reachable: set[Visit] = set()
         stack = [root]
         while stack:
-            way = stack.pop()
-            if way not in found:
-                found.add(way)
-                stack.extend(self.below(way))
-        return found
+            visit = stack.pop()
+            if visit not in reachable:
+                reachable.add(visit)
+                stack.extend(self.children(visit))
+        return reachable
 
-    def below(self, way: Way) -> list[Way]:
-        """The ways into the children of a record."""
-        known = self._below.get(way)
-        if known is None:
-            known = self._below[way] = self._find_below(way)
-        return known
+    def children(self, visit: Visit) -> list[Visit]:
+        """Visits of the children of a record, in order. Empty for a leaf or a static value."""
+        children = self._children.get(visit)
+        if children is None:
+            children = self._children[visit] = self._find_children(visit)
+        return children
 
-    def label_at(self, way: Way) -> Any:
-        """The label of a leaf, by which it is dealt."""
-        return self.of_leaves[self._fates[way]] if self.treatment.deals_resolved else self._parts[way[1]]
+    def group_label(self, visit: Visit) -> Any:
+        """The label of a leaf's group: as written in the prefix, or resolved, as the treatment says."""
+        return self.outcome_of_leaf(visit) if self.treatment.groups_by_outcome else self._parts[visit.part]
 
-    def part_at(self, way: Way) -> Any:
+    def prefix_at(self, visit: Visit) -> Any:
         """The part of the prefix under which a record is reached."""
-        return self._parts[way[1]]
+        return self._parts[visit.part]
 
-    def described(self, way: Way) -> str:
-        """What becomes of a leaf, in words."""
-        return self.treatment.describe(self.of_leaves[self._fates[way]])
+    def outcome_of_leaf(self, visit: Visit) -> Any:
+        """The resolved label of a leaf."""
+        return self.leaf_outcomes[self._outcomes[visit]]
 
-    def all_described(self, way: Way) -> set[str]:
-        """What becomes of the leaves to which a way leads, in words."""
-        return {self.described(each) for each in self.ways_from(way) if self.tree.records[each[0]][0] is LEAF}
+    def description(self, visit: Visit) -> str:
+        """What the transform does with a leaf, in words."""
+        return self.treatment.describe(self.outcome_of_leaf(visit))
 
-    def way_of_each(self) -> dict[tuple[int, int], Way]:
-        """For each record and fate, the first way."""
-        found: dict[tuple[int, int], Way] = {}
-        for way, fate in self._fates.items():
-            found.setdefault((way[0], fate), way)
-        return found
+    def descriptions_below(self, visit: Visit) -> set[str]:
+        """What the transform does with the leaves below a visit, in words."""
+        return {
+            self.description(reached)
+            for reached in self.reachable_from(visit)
+            if self.tree.records[reached.record][0] is LEAF
+        }
 
     def _part_number(self, part: Any) -> int:
         number = self._part_numbers.get(part)
-        if number is None:
-            number = len(self._parts)
-            if self.treatment.is_label(part):
-                number = next((i for i in self._labels if are_one(self._parts[i], part)), number)
-            if number == len(self._parts):
-                self._parts.append(part)
-                if self.treatment.is_label(part):
-                    self._labels.append(number)
-            self._part_numbers[part] = number
+        if number is not None:
+            return number
+        number = len(self._parts)
+        is_label = self.treatment.is_label(part)
+        if is_label:
+            # Equal labels get one number, so that they make one visit.
+            number = next((i for i in self._label_numbers if is_same_label(self._parts[i], part)), number)
+        if number == len(self._parts):
+            self._parts.append(part)
+            if is_label:
+                self._label_numbers.append(number)
+        self._part_numbers[part] = number
         return number
 
-    def _find_below(self, way: Way) -> list[Way]:
-        number, which = way
-        children = self.tree.records[number][1]
-        node = self.tree.node(number)
+    def _find_children(self, visit: Visit) -> list[Visit]:
+        node = self.tree.node(visit.record)
         if node is None:
             return []
-        part = self._parts[which]
+        children = self.tree.records[visit.record][1]
+        part = self._parts[visit.part]
         if type(part) is Branch:
-            return [(child, self._part_number(below)) for child, below in zip(children, part.parts, strict=True)]
-        if self.treatment.is_label(part):
-            return [(child, which) for child in children]
-        node_type = node_type_of(part)
-        parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
-        fits = node_type is not None and node_type.cls is node.type.cls and len(parts) == len(children)
-        if not fits or (node.type.is_plain and node.aux != Static(aux)):
-            self._raise_unfit()
-        return [(child, self._part_number(below)) for child, below in zip(children, parts, strict=True)]
+            subparts: Sequence[Any] = part.parts
+        elif self.treatment.is_label(part):
+            # A label holds for everything below it.
+            return [Visit(child, visit.part) for child in children]
+        else:
+            # The prefix is a tree here: it must have a node of the same class, with as many children.
+            node_type = node_type_of(part)
+            subparts, aux = ((), None) if node_type is None else node_type.take_apart(part)
+            has_same_class = node_type is not None and node_type.cls is node.type.cls and len(subparts) == len(children)
+            # The keys of a dictionary are its aux data. Modules in a prefix may differ from the tree's in theirs.
+            if not has_same_class or (node.type.is_plain and node.aux != Static(aux)):
+                self._raise_unfit()
+        return [Visit(child, self._part_number(subpart)) for child, subpart in zip(children, subparts, strict=True)]
 
     def _raise_unfit(self) -> None:
+        """Raises the error for a prefix that does not fit the tree. `labels` reads it again and names the path."""
         treatment, tree = self.treatment, self.tree
-        try:  # this says where
-            for each in labels(treatment.prefix, tree, treatment.is_label, treatment.name):
-                if tree.records[each.record][0] is LEAF and not treatment.is_label(each.label):
-                    raise_unfit(treatment.name, each.label, "a leaf", each.path)
+        try:
+            for entry in labels(treatment.prefix, tree, treatment.is_label, treatment.name):
+                if tree.records[entry.record][0] is LEAF and not treatment.is_label(entry.label):
+                    raise_unfit(treatment.name, entry.label, "a leaf", entry.path)
         except SharingMismatchError as error:
-            nodes = [tree.node(each) for each in range(len(tree.records))]
+            nodes = [tree.node(record) for record in range(len(tree.records))]
             error.concerns_modules = any(node is not None and not node.type.is_plain for node in nodes)
             raise
         raise AssertionError("one of the two readings of a prefix is wrong")
 
-    def _visit(self, root: Way) -> None:
-        stack = [root]
+    def _visit_all_from_root(self) -> None:
+        """Computes the outcomes of all visits, children first. Iterative, for a model may be deeper than the stack."""
+        stack = [self.root]
         while stack:
-            way = stack[-1]
-            missing = () if way in self._fates else [below for below in self.below(way) if below not in self._fates]
+            visit = stack[-1]
+            is_done = visit in self._outcomes
+            missing = () if is_done else [child for child in self.children(visit) if child not in self._outcomes]
             if missing:
                 stack.extend(missing)
                 continue
             stack.pop()
-            if way not in self._fates:
-                self._fates[way] = self._fate(way)
+            if not is_done:
+                self._outcomes[visit] = self._outcome_of(visit)
 
-    def _fate(self, way: Way) -> int:
-        number, which = way
-        if self.tree.records[number][0] is LEAF:
-            if not self.treatment.is_label(self._parts[which]):
-                self._raise_unfit()
-            resolved = self.treatment.resolve(self._parts[which], self.tree.objects[number], number)
-            known = next((fate for fate, other in self.of_leaves.items() if are_one(other, resolved)), None)
-            if known is None:
-                known = self._new_fate()
-                self.of_leaves[known] = resolved
-            return known
-        fates = tuple([self._fates[below] for below in self.below(way)])
-        if not any(fates):
-            return NO_FATE
-        known = self._of_nodes.get(fates)
-        if known is None:
-            known = self._of_nodes[fates] = self._new_fate()
-        return known
+    def _outcome_of(self, visit: Visit) -> int:
+        """Number of the outcome of a record, whose children have theirs already."""
+        if self.tree.records[visit.record][0] is LEAF:
+            return self._outcome_of_leaf(visit)
+        outcomes = tuple([self._outcomes[child] for child in self.children(visit)])
+        if not any(outcomes):
+            return NO_OUTCOME
+        number = self._node_outcomes.get(outcomes)
+        if number is None:
+            number = self._node_outcomes[outcomes] = self._new_outcome()
+        return number
 
-    def _new_fate(self) -> int:
-        self._num_fates += 1
-        return self._num_fates - 1
+    def _outcome_of_leaf(self, visit: Visit) -> int:
+        label = self._parts[visit.part]
+        if not self.treatment.is_label(label):
+            self._raise_unfit()
+        resolved = self.treatment.resolve(label, self.tree.objects[visit.record], visit.record)
+        # Resolved labels need not be hashable, and there are few of them.
+        for number, outcome in self.leaf_outcomes.items():
+            if is_same_label(outcome, resolved):
+                return number
+        number = self._new_outcome()
+        self.leaf_outcomes[number] = resolved
+        return number
+
+    def _new_outcome(self) -> int:
+        self._num_outcomes += 1
+        return self._num_outcomes - 1
 
 
-def are_one(a: Any, b: Any) -> bool:
-    """Whether two labels are one."""
+def is_same_label(a: Any, b: Any) -> bool:
+    """Returns True if two labels are one object, or equal and of one type. `True` and `1` are two labels."""
     return a is b or (type(a) is type(b) and bool(a == b))
 
 
-def distinct_labels(found: Iterable[Any]) -> list[Any]:
-    """Labels, each once, in the order in which they come."""
+def distinct_labels(all_labels: Iterable[Any]) -> list[Any]:
+    """Drops the repetitions of labels. Keeps the order, and needs no hash. Cost: quadratic in the distinct ones."""
     distinct: list[Any] = []
-    for label in found:
-        if not any(are_one(label, other) for other in distinct):
+    for label in all_labels:
+        if not any(is_same_label(label, earlier) for earlier in distinct):
             distinct.append(label)
     return distinct
 
 
 def labels_in(prefix: Any, is_label: Callable[[Any], bool]) -> list[Any]:
-    """The labels of a prefix, in the order in which they are met, each once."""
-    found: list[Any] = []
+    """Collects the distinct labels of a prefix tree in flatten order."""
+    collected: list[Any] = []
     stack = [prefix]
     while stack:
         part = stack.pop()
@@ -281,5 +329,5 @@ def labels_in(prefix: Any, is_label: Callable[[Any], bool]) -> list[Any]:
         if node_type is not None:
             stack.extend(reversed(node_type.take_apart(part)[0]))
         else:
-            found.append(part)
-    return distinct_labels(found)
+            collected.append(part)
+    return distinct_labels(collected)

@@ -1,7 +1,7 @@
 """`jax.lax.scan`, `while_loop`, `fori_loop`, `map` and `associative_scan`.
 
-A carry comes out of each iteration in the very hand in which it went in: what is returned for it is fitted to what was
-received (`_meet_of_trees`). Where the first trace shows that it does not fit, the operands are dealt anew and the
+A carry comes out of each iteration in the very group in which it went in: what is returned for it is fitted to what was
+received (`_meet_of_trees`). Where the first trace shows that it does not fit, the operands are grouped anew and the
 function is traced once more; later calls remember.
 
 In place, what an iteration changed is written back at the end. How often a loop runs is not known when it is traced. So
@@ -32,7 +32,7 @@ from ._caller_side import Call
 from ._crossing import Crossing, part_of
 from ._function_given_to_jax import Inner
 from ._function_side import Inside, receive
-from ._hands import Hand, whole
+from ._leaf_groups import LeafGroup, whole
 from ._meet_of_trees import Lowering, Met, Words, holds_modules, leaves_like, lowering, meet
 from ._pass_through import Unchanged
 
@@ -90,7 +90,7 @@ def scan(crossing: Crossing, f: Any, init: Any, xs: Any = None, **options: Any) 
     return crossing.leave(_as_told(crossing, carry, told, 0), ys, with_state=(1,))
 
 
-def _iteration(inside: Inside, carry: Hand, xs: Hand) -> Any:
+def _iteration(inside: Inside, carry: LeafGroup, xs: LeafGroup) -> Any:
     result = inside.call(carry, xs)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         tree = inside.walked(result)
@@ -118,7 +118,7 @@ def while_loop(crossing: Crossing, cond_fun: Any, body_fun: Any, init_val: Any, 
     return crossing.leave(_as_told(crossing, carry, told, 0))
 
 
-def _condition(inside: Inside, carry: Hand) -> Any:
+def _condition(inside: Inside, carry: LeafGroup) -> Any:
     received = receive((carry,))  # what it changes goes nowhere
     result = inside.call_with(received, received.arguments.args, {})
     tree = inside.walked(result)
@@ -131,7 +131,7 @@ def _condition(inside: Inside, carry: Hand) -> Any:
     return result
 
 
-def _iteration_of_carry(inside: Inside, carry: Hand) -> Any:
+def _iteration_of_carry(inside: Inside, carry: LeafGroup) -> Any:
     return _like_carry(inside, inside.call(carry), 0, carry)
 
 
@@ -148,17 +148,17 @@ def fori_loop(crossing: Crossing, lower: Any, upper: Any, body_fun: Any, init_va
     return crossing.leave(_as_told(crossing, carry, told, 0))
 
 
-def _iteration_with_index(inside: Inside, i: Any, carry: Hand) -> Any:
+def _iteration_with_index(inside: Inside, i: Any, carry: LeafGroup) -> Any:
     return _like_carry(inside, inside.call(carry, before=(i,)), 0, carry)
 
 
 def map_over(crossing: Crossing, f: Any, xs: Any, **options: Any) -> Any:
     """`jax.lax.map`."""
-    (hand,) = crossing.enter(f, {"xs": xs})
-    return crossing.leave(crossing.apply(crossing.function(f, _each), hand, **options), with_state=(0,))
+    (group,) = crossing.enter(f, {"xs": xs})
+    return crossing.leave(crossing.apply(crossing.function(f, _each), group, **options), with_state=(0,))
 
 
-def _each(inside: Inside, x: Hand) -> Any:
+def _each(inside: Inside, x: LeafGroup) -> Any:
     return inside.pack_with_state(inside.call(x), 0)
 
 
@@ -175,12 +175,12 @@ def associative_scan(crossing: Crossing, fn: Any, elems: Any, **options: Any) ->
     return crossing.leave(_as_told(crossing, result, told, 0))
 
 
-def _combination(inside: Inside, a: Hand, b: Hand) -> Any:
+def _combination(inside: Inside, a: LeafGroup, b: LeafGroup) -> Any:
     return _like_carry(inside, inside.call_apart(a, b), 0, a)
 
 
-def _like_carry(inside: Inside, result: Any, position: int, carry: Hand) -> Hand:
-    """What is carried on, in the hand in which it was received.
+def _like_carry(inside: Inside, result: Any, position: int, carry: LeafGroup) -> LeafGroup:
+    """What is carried on, in the group in which it was received.
 
     Args:
         inside: the trace.
@@ -189,7 +189,7 @@ def _like_carry(inside: Inside, result: Any, position: int, carry: Hand) -> Hand
         carry: as it was received.
 
     Raises:
-        CarryError: if the operands have to be dealt in another way.
+        CarryError: if the operands have to be grouped in another way.
         SharingMismatchError: if it cannot be.
     """
     terms, received = inside.terms, inside.received.tree
@@ -207,7 +207,7 @@ def _like_carry(inside: Inside, result: Any, position: int, carry: Hand) -> Hand
     if not found.fits:
         raise CarryError(terms, lowering(received, before, after, found))
     leaves = leaves_like(before.below(before.root), after, found)
-    numbers = [n for n in part_of(carry.deal.structure, position)[1] if received.records[n][0] is LEAF]
+    numbers = [n for n in part_of(carry.selection.structure, position)[1] if received.records[n][0] is LEAF]
     noted = frozenset([n for n, leaf in zip(numbers, leaves, strict=True) if is_noted(leaf)])
     kept, changed = frozenset[int](), frozenset[int]()
     if terms.policy.in_place:
@@ -215,7 +215,7 @@ def _like_carry(inside: Inside, result: Any, position: int, carry: Hand) -> Hand
     call = inside.received.call
     if call is not None:
         call.told = Told(kept, changed, noted).then(call.told)
-    return Hand(leaves, carry.deal)
+    return LeafGroup(leaves, carry.selection)
 
 
 def kept_objects(
@@ -271,9 +271,9 @@ def _raise_not_in_place(path: Path, why: str) -> NoReturn:
     )
 
 
-def _as_told(crossing: Crossing, carry: Hand, told: Told, position: int) -> Hand:
+def _as_told(crossing: Crossing, carry: LeafGroup, told: Told, position: int) -> LeafGroup:
     """The carry as the last iteration left it: the caller's objects where they came back, written if they changed."""
-    part, numbers = part_of(carry.deal.structure, position)
+    part, numbers = part_of(carry.selection.structure, position)
     noted = frozenset([record for record, number in enumerate(numbers) if number in told.noted])
     return whole(
         carry.leaves,
@@ -315,7 +315,7 @@ def as_kept(
 def _until_it_fits(
     crossing: Crossing, iteration: Inner, run: Callable[..., Any], vanilla: Callable[[], Any]
 ) -> tuple[Any, Told]:
-    """Runs a loop, with its operands dealt anew as often as a trace asks for it; and what is known of the carry."""
+    """Runs a loop, with its operands grouped anew as often as a trace asks for it; and what is known of the carry."""
     terms = iteration.terms
     while True:
         call = crossing.call
@@ -326,7 +326,7 @@ def _until_it_fits(
         learned = None if known is None else known.get(form)
         if not isinstance(learned, Lowering):
             try:
-                result = run(*call.hands)
+                result = run(*call.groups)
             except TypeError as error:
                 _name_parameter(error, iteration)
                 raise

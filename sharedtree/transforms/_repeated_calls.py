@@ -1,7 +1,7 @@
 """Calls like earlier ones, which are done in C: walk, hands, the transformed function, leaves gathered, built.
 
 How arguments are taken apart depends on how many there are and on the keywords, their *form*; which transformed
-function is called, on the labels of the hands. Both are worked out in Python when such a call is made for the first
+function is called, on the labels of the groups. Both are worked out in Python when such a call is made for the first
 time, and kept with the wrapper. What C does not know, it leaves to Python before anything was called.
 """
 
@@ -32,7 +32,7 @@ class Form(NamedTuple):
         asks: (the leaves) → that; or None.
         donates: whether buffers are given away, so that none may be given twice.
         latest: what C remembers of such calls.
-        made: by the labels of the hands, what is transformed.
+        made: by the labels of the groups, what is transformed.
     """
 
     aux: Any

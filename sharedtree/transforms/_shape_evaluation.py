@@ -21,8 +21,8 @@ from ..libraries._equinox import name_of
 from ..ties._policy_and_context import Policy, PolicyOption
 from ._caller_side import Call, leave
 from ._crossing import Crossing
-from ._hands import Hand, whole, without_statics
 from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
+from ._leaf_groups import LeafGroup, whole, without_statics
 from ._meet_of_trees import holds_modules
 from .checks._lost_changes import only_traced
 
@@ -96,7 +96,11 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
         jaxpr, shapes = result
         structure = shapes.structure
         without = intern(tuple(without_statics(structure.records)), structure.root)
-        return jaxpr, leave((whole(shapes.leaves, without),)), leave((Hand([None] * len(shapes.leaves), shapes.deal),))
+        return (
+            jaxpr,
+            leave((whole(shapes.leaves, without),)),
+            leave((LeafGroup([None] * len(shapes.leaves), shapes.selection),)),
+        )
 
 
 def as_it_is(

@@ -30,11 +30,11 @@ from ..core._structure import Given, Node, Structure, Update, intern
 from ..core._trees_taken_apart import Walked, leaf_paths, with_paths
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
-from ._caller_side import Call, Dealing, enter, keep, leave
+from ._caller_side import Call, Grouping, enter, keep, leave
 from ._function_side import Inside, Received, packed, receive
 from ._function_transform import FunctionTransform
-from ._hands import Deal, Hand, whole
 from ._in_place import Changes, conventions, rules_for_state, walked_together
+from ._leaf_groups import LeafGroup, LeafSelection, whole
 from ._leaf_labels import Treatment
 from ._pass_through import is_object_outside
 from .checks._tied_values import report_tied_values
@@ -75,7 +75,7 @@ class OpaqueTransform(FunctionTransform):
         transformed = self._made.get(policy)
         if transformed is None:
             transformed = self._made.setdefault(policy, self.transform(self.inner(policy), **self.options))
-        grouped = self._arguments(args, kwargs, outermost.replaced_by(call.hands))
+        grouped = self._arguments(args, kwargs, outermost.replaced_by(call.groups))
         with call:
             try:
                 result = transformed(*grouped.args, **grouped.kwargs)
@@ -98,10 +98,10 @@ class OpaqueTransform(FunctionTransform):
         outermost = _Outermost.modules(values, policy)
         owners = self._owners(outermost, args, kwargs)
         key = type(self), *owners
-        dealing = Dealing(self.transform_name, lambda _: self.treatments(owners), key, _unless_references)
-        call = enter(_by_path(owners, outermost, outermost.objects), self.rules(policy), dealing)
+        grouping = Grouping(self.transform_name, lambda _: self.treatments(owners), key, _unless_references)
+        call = enter(_by_path(owners, outermost, outermost.objects), self.rules(policy), grouping)
         call.arguments = self._arguments(args, kwargs, values)
-        call.hands = _split(Hand(list(call.tree.leaves.values()), Deal(call.tree.structure, None, call)))
+        call.groups = _split(LeafGroup(list(call.tree.leaves.values()), LeafSelection(call.tree.structure, None, call)))
         return call, outermost
 
     def _owners(self, outermost: "_Outermost", args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
@@ -146,7 +146,7 @@ class OpaqueTransform(FunctionTransform):
         outermost = _Outermost((*args, *[kwargs[name] for name in sorted(kwargs)]), _is_group)
         runs = _runs(outermost.objects)
         if len(runs) == 1 and runs[0].is_whole and _is_of_arguments(runs[0].structure):
-            received = receive([Hand(runs[0].leaves, runs[0].deal)])
+            received = receive([LeafGroup(runs[0].leaves, runs[0].selection)])
             modules = [received.arguments.args[group.position] for group in outermost.objects]
         elif runs and policy.in_place:
             raise SharingMismatchError(_NOT_WRITTEN_BACK.format(self.transform_name))
@@ -161,7 +161,7 @@ class OpaqueTransform(FunctionTransform):
         if run.missing_places and not _is_of_arguments(run.structure):
             raise SharingMismatchError(_PART_OF_RESULTS)
         if run.missing_places:
-            path = leaf_paths(run.deal.structure)[run.missing_places[0]]
+            path = leaf_paths(run.selection.structure)[run.missing_places[0]]
             raise SharingMismatchError(
                 f"`{self.transform_name}` passes only a part of the arguments to the function, and what it passes "
                 f"shares `{path}` with what it leaves out.\n"
@@ -239,19 +239,19 @@ def _unless_references(leaves: Sequence[Any]) -> tuple[()] | None:
 # --- modules taken apart -----------------------------------------------------------------------------------------
 
 
-class ChildGroup(Hand):
+class ChildGroup(LeafGroup):
     """Leaves of one child of a graph's root, except those that a child before it has.
 
     Args:
         leaves: in the order of the graph.
-        deal: says which graph; all groups of it have this one.
+        selection: says which graph; all groups of it have this one.
         position: which child.
     """
 
     __slots__ = ("position",)
 
-    def __init__(self, leaves: Sequence[Any], deal: Deal, position: int) -> None:
-        super().__init__(leaves, deal)
+    def __init__(self, leaves: Sequence[Any], selection: LeafSelection, position: int) -> None:
+        super().__init__(leaves, selection)
         self.position = position
 
     @property
@@ -281,9 +281,9 @@ class ChildGroup(Hand):
 
 jtu.register_pytree_with_keys(
     ChildGroup,
-    lambda group: (with_paths(group.leaves, group.paths), (group.deal, group.position)),
+    lambda group: (with_paths(group.leaves, group.paths), (group.selection, group.position)),
     lambda aux, leaves: ChildGroup(tuple(leaves), *aux),
-    lambda group: (group.leaves, (group.deal, group.position)),
+    lambda group: (group.leaves, (group.selection, group.position)),
 )
 
 
@@ -291,10 +291,10 @@ def _is_group(item: Any) -> bool:
     return isinstance(item, ChildGroup)
 
 
-def _split(graph: Hand) -> list[Hand]:
+def _split(graph: LeafGroup) -> list[LeafGroup]:
     """Divides all leaves of a graph into one group for each child of its root."""
     places = _places_of_children(graph.structure)
-    return [ChildGroup(graph.leaves[own], graph.deal, position) for position, own in enumerate(places)]
+    return [ChildGroup(graph.leaves[own], graph.selection, position) for position, own in enumerate(places)]
 
 
 def _places_of_children(structure: Structure) -> Sequence[slice]:
@@ -359,7 +359,7 @@ class _Run:
         groups: position → group; at least one.
 
     Attributes:
-        deal: says which graph.
+        selection: says which graph.
         is_whole: whether no child is missing.
         structure: of the graph, with None for each child that is missing.
         places: of the leaves that it has, among those of the graph.
@@ -369,8 +369,8 @@ class _Run:
 
     def __init__(self, groups: Mapping[int, ChildGroup]) -> None:
         self.groups = groups
-        self.deal = next(iter(groups.values())).deal
-        structure = self.deal.structure
+        self.selection = next(iter(groups.values())).selection
+        structure = self.selection.structure
         self.is_whole = len(groups) == len(_places_of_children(structure))
         self.structure, self.places = _select(structure, tuple(sorted(groups)))
         leaf_at: dict[int, Any] = {}
@@ -405,14 +405,15 @@ def _runs(groups: Sequence[ChildGroup]) -> list[_Run]:
     """Divides groups into runs.
 
     A transform that calls the function twice may return parts of two graphs that have one structure. What two parts
-    share must not be taken from the other graph, so groups of results belong together only if they have one deal. If
-    JAX has cached the function's trace, both graphs have the same deal; then the second one begins where a child comes
-    again. Arguments belong to one call, but some may have an equal deal that JAX has kept from an earlier call.
+    share must not be taken from the other graph, so groups of results belong together only if they have one selection.
+    If JAX has cached the function's trace, both graphs have the same selection; then the second one begins where a
+    child comes again. Arguments belong to one call, but some may have an equal selection that JAX has kept from an
+    earlier call.
     """
     runs: list[dict[int, ChildGroup]] = []
     latest: IdentityDict[dict[int, ChildGroup]] = IdentityDict()
     for group in groups:
-        graph = group.structure if _is_of_arguments(group.structure) else group.deal
+        graph = group.structure if _is_of_arguments(group.structure) else group.selection
         run = latest.get(graph)
         if run is None or run.get(group.position, group) is not group:
             run = latest[graph] = {}
@@ -462,7 +463,7 @@ def _put_together(result: Any, call: Call, changes: Changes | None = None) -> An
 
 def _root_of_run(run: _Run, call: Call, changes: Changes | None) -> Any:
     """Builds the graph of a run, with None for each child that is missing."""
-    structure = run.deal.structure
+    structure = run.selection.structure
     # The gradient of some arguments has None for leaves that came with others.
     if run.missing_places and not _is_of_arguments(structure):
         raise SharingMismatchError(_PART_OF_RESULTS)

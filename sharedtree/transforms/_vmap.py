@@ -24,13 +24,13 @@ from ..core._static_kinds import Incomparable
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
 from ._argument_names import several
-from ._caller_side import Call, Dealing
-from ._dealing_into_hands import DealtOut
+from ._caller_side import Call, Grouping
 from ._donation import DonatingTransform
 from ._function_and_options import in_code
 from ._function_side import Inside, Received
-from ._hands import Hand, Hands
-from ._leaf_labels import SAID, Treatment, is_donated, labels_in
+from ._grouping_leaves import GroupedResult
+from ._leaf_groups import LeafGroup, LeafGroups
+from ._leaf_labels import SPLIT_WITH_WARNING, Treatment, is_donated, labels_in
 from ._placements import shortened
 
 _UNMAPPED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None but output was batched .*")
@@ -46,7 +46,7 @@ class VmapTransform(DonatingTransform):
     default_in: Any = 0
     default_out: Any = 0
     is_label: Callable[[Any], bool] = staticmethod(lambda obj: obj is None or isinstance(obj, int))
-    deals_resolved = False
+    groups_by_outcome = False
 
     @classmethod
     def is_label_of_results(cls, obj: Any) -> bool:
@@ -91,34 +91,34 @@ class VmapTransform(DonatingTransform):
                 "    model = sharedtree.tree.map(lambda leaf: jnp.stack([leaf] * size), model)",
             )
 
-    def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
+    def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
         """The axis of each leaf, and whether it is donated."""
         prefix = self.prefix_of_arguments(arguments)
         if prefix is None:
-            return super().dealing(policy, arguments)
+            return super().grouping(policy, arguments)
         mapped = Treatment(
             self.in_name,
             prefix,
             self.is_label,
             lambda label, leaf, _: self.resolve_in(label, leaf),
             functools.partial("{} {}".format, self.in_name),
-            self.deals_resolved,
-            within_module=SAID,
+            self.groups_by_outcome,
+            within_module=SPLIT_WITH_WARNING,
             has_containers=policy.containers,
         )
         labels = labels_in(prefix, self.is_label)
         donating = self.donating(arguments)
         treatments = [mapped] if donating is None else [mapped, donating]
-        if self.deals_resolved:
-            return Dealing(self.transform_name, lambda _: treatments)
+        if self.groups_by_outcome:
+            return Grouping(self.transform_name, lambda _: treatments)
         key = Static((policy.containers, *[each.prefix for each in treatments]))
-        hands = [(label,) for label in labels] if donating is None else ()
-        return Dealing(
+        groups = [(label,) for label in labels] if donating is None else ()
+        return Grouping(
             self.transform_name,
             lambda _: treatments,
             key,
             _ndims if len(labels) > 1 else None,
-            hands,
+            groups,
             # Like JAX, we read options that can be changed on each call, so C cannot know what the next one says.
             is_of_form=not (key.is_mutable or _can_change(self.options.get(self.out_name))),
         )
@@ -147,8 +147,8 @@ class VmapTransform(DonatingTransform):
             self.is_label_of_results,
             lambda label, leaf, _: self.resolve_out(label, leaf),
             lambda label: f"{self.out_name} {label}",
-            self.deals_resolved,
-            within_module=SAID,
+            self.groups_by_outcome,
+            within_module=SPLIT_WITH_WARNING,
             has_containers=policy.containers,
         )
 
@@ -168,11 +168,11 @@ class VmapTransform(DonatingTransform):
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """With the axes of the hands."""
+        """With the axes of the groups."""
         options = {
             **self.options,
             self.in_name: tuple([label[0] for label in labels]),
-            self.out_name: Hands(leaving or ()),
+            self.out_name: LeafGroups(leaving or ()),
         }
         return self.transform(inner, **options)
 
@@ -239,11 +239,11 @@ class PmapTransform(VmapTransform):
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """With the axes of the hands, and those that are donated."""
+        """With the axes of the groups, and those that are donated."""
         options = {name: value for name, value in self.options.items() if name != "static_broadcasted_argnums"}
         options |= {
             "in_axes": (*[label[0] for label in labels], *[None] * num_statics),
-            "out_axes": Hands(leaving or ()),
+            "out_axes": LeafGroups(leaving or ()),
             "donate_argnums": tuple([i for i, label in enumerate(labels) if is_donated(label)]),
             "static_broadcasted_argnums": tuple(range(len(labels), len(labels) + num_statics)),
         }
@@ -304,7 +304,7 @@ class ShardMapTransform(VmapTransform):
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """As the base, but for specifications that JAX infers."""
-        options = {**self.options, self.out_name: Hands(leaving or ())}
+        options = {**self.options, self.out_name: LeafGroups(leaving or ())}
         if labels != ((_INFERRED,),):
             options[self.in_name] = tuple([label[0] for label in labels])
         return self.transform(inner, **options)
@@ -332,7 +332,7 @@ class FilterVmapTransform(VmapTransform):
     default_in = eqx.if_array(0)
     default_out = eqx.if_array(0)
     is_label = staticmethod(lambda obj: obj is None or isinstance(obj, int) or (callable(obj) and not is_module(obj)))
-    deals_resolved = True
+    groups_by_outcome = True
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
         """As the base; Equinox takes them by name, too, and no arguments by keyword."""
@@ -361,7 +361,7 @@ class FilterVmapTransform(VmapTransform):
             return self.inner(policy)
         own = ("in_axes", "out_axes")
         options = {name: value for name, value in self.options.items() if name not in own}
-        return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=Hands(call.leaving), **options)
+        return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=LeafGroups(call.leaving), **options)
 
     def pack_results(self, result: Any, inside: Inside) -> Any:
         """As the base. A Python number in no module that is given an axis is an array, as with Equinox."""
@@ -382,7 +382,7 @@ class FilterVmapTransform(VmapTransform):
             return result
         return jtu.tree_map(lambda leaf: jnp.asarray(leaf) if is_given_axis(leaf) else leaf, result, is_leaf=is_module)
 
-    def handed_out(self, out: DealtOut, received: Received) -> Any:
+    def handed_out(self, out: GroupedResult, received: Received) -> Any:
         """As the base. Of what they are, the transform is told when it asks."""
         assert received.call is not None
         received.call.leaving[:] = out.labels
@@ -397,8 +397,8 @@ class FilterVmapTransform(VmapTransform):
                 "not `None`."
             )
         # As Equinox, which moves the axes of what is mapped.
-        hands = [
-            hand if label is None else Hand(list(map(jnp.asarray, hand.leaves)), hand.deal)
-            for hand, label in zip(result.parts, call.leaving, strict=True)
+        groups = [
+            group if label is None else LeafGroup(list(map(jnp.asarray, group.leaves)), group.selection)
+            for group, label in zip(result.parts, call.leaving, strict=True)
         ]
-        return super().leave(Hands(hands), call, policy, used)
+        return super().leave(LeafGroups(groups), call, policy, used)

@@ -15,7 +15,7 @@ from ...ties._list_ties import can_be_tied
 from ...ties._policy_and_context import current_policy
 from .._function_and_options import TransformedModule
 from .._function_transform import FunctionTransform
-from .._leaf_labels import Fates, Treatment
+from .._leaf_labels import Outcomes, Treatment
 from ._retracing import Trace
 
 
@@ -104,7 +104,7 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     policy = current_policy(f.policy)
     with f.enter(args, kwargs, policy) as call:
         tree = call.tree
-        treatments = _treatments(tree, f.dealing(policy, call.arguments).treatments(tree))
+        treatments = _treatments(tree, f.grouping(policy, call.arguments).treatments(tree))
     first: dict[int, str] = {}
     rows: list[LeafReport] = []
     for number, path in tree.edges():
@@ -125,12 +125,12 @@ def _treatments(tree: Walked, treatments: Sequence[Treatment]) -> dict[int, str]
     """What the transform does to each traced leaf, if it is worth a word."""
     found: dict[int, list[str]] = {}
     for treatment in treatments:
-        fates = Fates(tree, treatment)
-        for way in fates.ways() if treatment.is_known else ():
-            if tree.records[way[0]][0] is LEAF:
-                words = fates.described(way)
-                if not words.startswith("not ") and words not in found.setdefault(way[0], []):
-                    found[way[0]].append(words)
+        outcomes = Outcomes(tree, treatment)
+        for visit in outcomes.visits() if treatment.is_known else ():
+            if tree.records[visit.record][0] is LEAF:
+                words = outcomes.description(visit)
+                if not words.startswith("not ") and words not in found.setdefault(visit.record, []):
+                    found[visit.record].append(words)
     return {number: ", ".join(words) for number, words in found.items()}
 
 

@@ -23,9 +23,9 @@ from ...ties._list_ties import is_inexact
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 from .._caller_side import Call
-from .._dealing_into_hands import Cut, outermost_ways
-from .._inconsistent_sharing import MOST
-from .._leaf_labels import Fates, Way
+from .._grouping_leaves import Cut, outermost_modules
+from .._inconsistent_sharing import MAX_PATHS
+from .._leaf_labels import Outcomes, Visit
 
 
 class Gradient(NamedTuple):
@@ -99,43 +99,47 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
 
 def _modules_lost_in(cut: Cut) -> list[_Lost]:
     """The largest modules that were cut: they are in one differentiated argument and in one that is not."""
-    fates, tree = cut.fates, cut.fates.tree
+    outcomes, tree = cut.outcomes, cut.outcomes.tree
     children = [((), child) for number in cut.modules for child in tree.records[number][1]]
     largest = set(cut.modules).difference(number for number, _ in edges(tree.records, children))
     places: dict[int, dict[bool, Path]] = {number: {} for number in sorted(largest)}
-    for path, root in outermost_ways(fates, has_containers=fates.treatment.has_containers):
-        for number, own in tree.below(root[0]).first_paths.items():
+    for path, root in outermost_modules(outcomes, has_containers=outcomes.treatment.has_containers):
+        for number, own in tree.below(root.record).first_paths.items():
             if number in largest:
-                places[number][fates.part_at(root) is not False] = (*path, *own)
+                places[number][outcomes.prefix_at(root) is not False] = (*path, *own)
     return [_Lost(tree.objects[n], each[True], each[False], "module") for n, each in places.items()]
 
 
 def _lost_in(cut: Cut) -> list[_Lost]:
-    fates, tree = cut.fates, cut.fates.tree
+    outcomes, tree = cut.outcomes, cut.outcomes.tree
     # The gradients of others, under `allow_int`, are empty, and so lack nothing.
     leaves = {number for number in cut.leaves if is_inexact(tree.objects[number])}
-    roots = outermost_ways(fates, has_containers=fates.treatment.has_containers)
+    roots = outermost_modules(outcomes, has_containers=outcomes.treatment.has_containers)
     differentiated: dict[int, Path] = {}  # leaf → the first path at which it is
     of_some: list[tuple[int, set[int]]] = []
     for path, root in roots:
-        found = {way[0] for way in fates.ways_from(root) if way[0] in leaves and fates.of_leaves[fates[way]]}
+        found = {
+            visit.record
+            for visit in outcomes.reachable_from(root)
+            if visit.record in leaves and outcomes.leaf_outcomes[outcomes[visit]]
+        }
         if found:
-            of_some.append((root[0], found))
-            for number, own in tree.below(root[0]).first_paths.items():
+            of_some.append((root.record, found))
+            for number, own in tree.below(root.record).first_paths.items():
                 if number in found:
                     differentiated.setdefault(number, (*path, *own))
     lost: list[_Lost] = []
     without_state = _without_state(tree)
     for path, other in roots:
-        if fates.part_at(other) is not False:
+        if outcomes.prefix_at(other) is not False:
             continue
-        paths = without_state.below(other[0]).first_paths
+        paths = without_state.below(other.record).first_paths
         parts = {number: own for number, own in paths.items() if number in leaves}
         for root, found in of_some:
             common = found & parts.keys()
             if not common:
                 continue
-            unmatched = _not_at_the_same_path(tree.below(other[0]), tree.below(root), common)
+            unmatched = _not_at_the_same_path(tree.below(other.record), tree.below(root), common)
             # A second module that holds it at the same path is not asked about what the first one has.
             for number in common - unmatched.keys():
                 del parts[number]
@@ -146,14 +150,14 @@ def _lost_in(cut: Cut) -> list[_Lost]:
 
 def _lost_within(cut: Cut) -> list[_Lost]:
     """What is lost among the differentiated arguments, where a filter selects an array at some of its paths only."""
-    fates, tree = cut.fates, cut.fates.tree
+    outcomes, tree = cut.outcomes, cut.outcomes.tree
     leaves = {number for number in cut.leaves if is_inexact(tree.objects[number])}
     places: dict[int, dict[bool, Path]] = {number: {} for number in sorted(leaves)}
-    for path, root in outermost_ways(fates, has_containers=fates.treatment.has_containers):
-        if fates.part_at(root) is not False:
-            for way, own in _paths_beside_state(fates, root, path):
-                if way[0] in leaves:
-                    places[way[0]].setdefault(bool(fates.of_leaves[fates[way]]), own)
+    for path, root in outermost_modules(outcomes, has_containers=outcomes.treatment.has_containers):
+        if outcomes.prefix_at(root) is not False:
+            for visit, own in _paths_beside_state(outcomes, root, path):
+                if visit.record in leaves:
+                    places[visit.record].setdefault(bool(outcomes.leaf_outcomes[outcomes[visit]]), own)
     return [_Lost(tree.objects[n], each[True], each[False]) for n, each in places.items() if len(each) == 2]
 
 
@@ -163,16 +167,16 @@ def _without_state(tree: Walked) -> Walked:
     return Walked(records, tree.root)
 
 
-def _paths_beside_state(fates: Fates, root: Way, path: Path) -> list[tuple[Way, Path]]:
+def _paths_beside_state(outcomes: Outcomes, root: Visit, path: Path) -> list[tuple[Visit, Path]]:
     """The ways that lead on from a root, each with its first path, but for those into the states of Equinox's."""
-    found: dict[Way, Path] = {}
+    found: dict[Visit, Path] = {}
     stack = [(root, path)]
     while stack:
-        way, here = stack.pop()
-        if way not in found and not makes_state(fates.tree.records[way[0]][0]):
-            found[way] = here
-            node = fates.tree.node(way[0])
-            steps = () if node is None else tuple(zip(node.keys, fates.below(way), strict=True))
+        visit, here = stack.pop()
+        if visit not in found and not makes_state(outcomes.tree.records[visit.record][0]):
+            found[visit] = here
+            node = outcomes.tree.node(visit.record)
+            steps = () if node is None else tuple(zip(node.keys, outcomes.children(visit), strict=True))
             stack.extend([(below, (*here, key)) for key, below in reversed(steps)])
     return list(found.items())
 
@@ -243,9 +247,9 @@ def _emit(lost: Sequence[_Lost], fix: str, names: Names, policy: Policy) -> None
     texts = [(jtu.keystr(each.differentiated), jtu.keystr(each.through)) for each in lost]
     lines = [
         f"    `{one}` lacks what flows through `{other}`, which is the same {each.what}"
-        for (one, other), each in zip(texts[:MOST], lost, strict=False)
+        for (one, other), each in zip(texts[:MAX_PATHS], lost, strict=False)
     ]
-    lines += ["    … and more"] * (len(lost) > MOST)
+    lines += ["    … and more"] * (len(lost) > MAX_PATHS)
     what = "\n".join(["It was between what is differentiated and what is not, so the gradient is not whole:", *lines])
     paths = [path for both in texts for path in both]
     report_untied(policy.on_untie, names.definition, what, fix, paths, verb="cut")

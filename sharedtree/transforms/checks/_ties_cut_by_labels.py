@@ -7,8 +7,6 @@ caller has one, and what it returns for the two may be trained apart. So it is s
 that two arguments share are cut in silence: they alias by accident.
 """
 
-from typing import Any
-
 from jax import tree_util as jtu
 
 from ...core._structure import Path
@@ -16,15 +14,15 @@ from ...core._warning_source import report_untied
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 from .._caller_side import Call
-from .._dealing_into_hands import modules_of_arguments, outermost_ways
-from .._leaf_labels import SAID, Fates, Way
+from .._grouping_leaves import modules_by_argument, outermost_modules
+from .._leaf_labels import SPLIT_WITH_WARNING, Outcomes, Visit
 
 
 def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) -> None:
     """Warns, once for a trace, of arrays that are several inside, because one argument has them under several labels.
 
     Args:
-        call: the arguments, as they were dealt.
+        call: the arguments, as they were grouped.
         names: of the function.
         transform: what it is called.
         policy: what to do.
@@ -34,8 +32,8 @@ def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) ->
     """
     if policy.on_untie == "ignore":
         return
-    cuts = [cut for cut in call.plan.cuts if cut.fates.treatment.within_module == SAID and cut.leaves]
-    found = [paths for cut in cuts for paths in _cut_within_arguments(cut.fates, set(cut.leaves))]
+    cuts = [cut for cut in call.plan.cuts if cut.outcomes.treatment.within_module == SPLIT_WITH_WARNING and cut.leaves]
+    found = [paths for cut in cuts for paths in _cut_within_arguments(cut.outcomes, set(cut.leaves))]
     if not found:
         return
     lines = [f"    `{jtu.keystr(path)}`: {treatment}" for treatment, path in found[0].items()]
@@ -53,31 +51,36 @@ def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) ->
     report_untied(policy.on_untie, names.definition, what, fix, texts, verb="cut", count=len(found))
 
 
-def _cut_within_arguments(fates: Fates, leaves: set[int]) -> list[dict[str, Path]]:
-    """For each array that the modules of an argument have under several labels: each in words, with its first path."""
-    found: list[dict[str, Path]] = []
-    start_of = {way: path for path, way in outermost_ways(fates, has_containers=fates.treatment.has_containers)}
-    for group in modules_of_arguments(fates):
-        places: dict[int, dict[str, Path]] = {}
-        for root in group:
-            for way, path in _first_paths(fates, root, start_of[root]).items():
-                if way[0] in leaves:
-                    places.setdefault(way[0], {}).setdefault(fates.described(way), path)
-        found += [paths for _, paths in sorted(places.items()) if len(paths) > 1]
-    return found
+def _cut_within_arguments(outcomes: Outcomes, leaves: set[int]) -> list[dict[str, Path]]:
+    """Finds the arrays that the modules of one argument hold under several labels.
+
+    Returns:
+        For each of these arrays: each label in words, with the first path that has it.
+    """
+    conflicts: list[dict[str, Path]] = []
+    modules = outermost_modules(outcomes, has_containers=outcomes.treatment.has_containers)
+    path_of = {visit: path for path, visit in modules}
+    for argument in modules_by_argument(outcomes):
+        paths_of: dict[int, dict[str, Path]] = {}
+        for root in argument:
+            for visit, path in _first_paths(outcomes, root, path_of[root]).items():
+                if visit.record in leaves:
+                    paths_of.setdefault(visit.record, {}).setdefault(outcomes.description(visit), path)
+        conflicts += [paths for _, paths in sorted(paths_of.items()) if len(paths) > 1]
+    return conflicts
 
 
-def _first_paths(fates: Fates, root: Way, start: Path) -> dict[Way, Path]:
-    """The ways that lead on from a root, each with the first path to it, in the order of a walk."""
-    found: dict[Way, Path] = {}
-    stack: list[tuple[Way, Any]] = [(root, start)]
+def _first_paths(outcomes: Outcomes, root: Visit, root_path: Path) -> dict[Visit, Path]:
+    """The first path to each visit below a root, in flatten order."""
+    first_paths: dict[Visit, Path] = {}
+    stack: list[tuple[Visit, Path]] = [(root, root_path)]
     while stack:
-        way, path = stack.pop()
-        if way in found:
+        visit, path = stack.pop()
+        if visit in first_paths:
             continue
-        found[way] = path
-        node = fates.tree.node(way[0])
+        first_paths[visit] = path
+        node = outcomes.tree.node(visit.record)
         if node is not None:
-            steps = list(zip(node.keys, fates.below(way), strict=True))
-            stack.extend([(below, (*path, key)) for key, below in reversed(steps)])
-    return found
+            children = list(zip(node.keys, outcomes.children(visit), strict=True))
+            stack.extend([(child, (*path, key)) for key, child in reversed(children)])
+    return first_paths

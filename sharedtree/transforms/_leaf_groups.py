@@ -1,0 +1,276 @@
+"""Leaf groups: what a transform sees of a tree. Each traced leaf once, grouped by what the transform does with it.
+
+    f(Net(w, b), x)     in_axes=(Net(0, None), 0)      groups  [w, x] and [b]      under   in_axes=(0, None)
+
+A leaf group is a node of a vanilla pytree. Its children are the leaves. Its aux data, which JAX compares, is a
+`LeafSelection`: the structure of the whole tree, and which of its leaves are in this group. All groups of a tree
+together are enough to build the tree.
+
+A transform that differentiates returns the group that it differentiated, with other leaves in it. That becomes a tree
+of the arguments' shape, with None for leaves of other groups and for static values:
+
+    f(Net(w, [w, 3]), x)     groups [x] and [w]      gradient [g]      Net(g, [g, None])
+
+A Jacobian nests them: in the result of the function, each leaf is such a group. In a Hessian, each leaf of that is one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax import tree_util as jtu
+
+from ..core._call_arguments import Arguments, LeafPath
+from ..core._distinct_leaves import distinct, with_identity
+from ..core._jax_internals import TRACE, ConcreteArray
+from ..core._native_walk import native
+from ..core._pack_and_unpack import build, unpack
+from ..core._static_values import Static
+from ..core._structure import Given, Record, Structure, Update
+from ..core._trees_taken_apart import Walked, leaf_paths, with_paths
+from ..ties._leaf_notes import hand_on, note_gradient, note_tied
+from ..ties._policy_and_context import DEFAULT, Policy, current_policy
+
+
+class _PythonSelection:
+    """The fields of a selection, where the C extension is not in use."""
+
+    __slots__ = ("call", "numbers", "structure")
+
+    def __init__(self, structure: Structure, numbers: tuple[int, ...] | None = None, call: Any = None) -> None:
+        self.structure = structure
+        self.numbers = numbers
+        self.call = call
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.structure is other.structure and self.numbers == other.numbers
+
+    def __hash__(self) -> int:
+        return hash((self.structure, self.numbers))
+
+
+class LeafSelection(_PythonSelection if TYPE_CHECKING or native is None else native.LeafSelection):
+    """The leaves of a structure that form one group. Aux data of the group, which JAX compares on every call.
+
+    Two selections are equal if they select the same leaves of the same structure.
+
+    Args:
+        structure: structure of the whole tree.
+        numbers: positions of the selected leaves among the leaves of the structure. None for all.
+        call: the caller's side of the running call, which a trace of the function reads. It is not compared.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"LeafSelection({self.structure!r}, {'all' if self.numbers is None else self.numbers})"
+
+    def __reduce__(self) -> Any:
+        return LeafSelection, (self.structure, self.numbers)
+
+    @property
+    def num_leaves(self) -> int:
+        """Number of selected leaves."""
+        return self.structure.num_leaves if self.numbers is None else len(self.numbers)
+
+
+class _PythonGroup:
+    """The fields of a group, where the C extension is not in use."""
+
+    __slots__ = ("leaves", "selection")
+    leaves: Sequence[Any]
+    selection: LeafSelection
+
+
+class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.LeafGroup):
+    """Leaves of a tree that are one argument, or one result, of a transform.
+
+    Args:
+        leaves: the leaves. Their number is not checked.
+        selection: which leaves of which structure they are.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, leaves: Sequence[Any], selection: LeafSelection) -> None:
+        self.leaves = leaves
+        self.selection = selection
+
+    @property
+    def structure(self) -> Structure:
+        """Structure of the whole tree."""
+        return self.selection.structure
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the leaves in the whole tree, as text."""
+        return self._select(leaf_paths(self.selection.structure))
+
+    @property
+    def operand(self) -> int:
+        """Position of the operand that the leaves belong to: of a child of the root. All leaves must be of one."""
+        tree, numbers = Walked.of(self.structure), self.selection.numbers
+        if not numbers:
+            return 0
+        first_leaf = tree.leaf_numbers[numbers[0]]
+        num_operands = len(tree.records[tree.root][1])
+        return next(position for position in range(num_operands) if first_leaf in tree.child(position).reached)
+
+    def named(self, names: Sequence[str]) -> "LeafGroups":
+        """Returns the leaves under paths that begin with other names, which JAX's messages then print.
+
+        Args:
+            names: names of the first children of the root. The children after these keep theirs.
+        """
+        tree = Walked.of(self.structure)
+        root = tree.node(tree.root)
+        assert root is not None
+        first_key = dict(zip(root.keys, map(LeafPath, names), strict=False))
+        paths = [tree.first_paths[number] for number in tree.leaf_numbers]
+        texts = [jtu.keystr((first_key.get(path[0], path[0]), *path[1:])) for path in paths]
+        return LeafGroups(self.leaves, self._select(texts))
+
+    def _select(self, all_paths: list[str]) -> list[str]:
+        numbers = self.selection.numbers
+        return all_paths if numbers is None else [all_paths[number] for number in numbers]
+
+    @property
+    def is_tree(self) -> bool:
+        """True if the group has all leaves of a tree that can be built without objects of a caller."""
+        records = self.selection.structure.records
+        return self.selection.numbers is None and all(type(op) not in (Given, Update) for op, _ in records)
+
+    def tree(self) -> Any:
+        """Builds the whole tree, of new nodes. `is_tree` must be true."""
+        return unpack(self.selection.structure, self.leaves)
+
+    def __repr__(self) -> str:
+        # JAX quotes what a function returned in its own errors, so a group prints as the user's tree.
+        return repr(self.tree()) if self.is_tree else f"…({', '.join(map(str, self.leaves))})"
+
+
+class LeafGroups:
+    """A pytree node that holds the groups of one result, or, in a prefix of these, one label for each.
+
+    Args:
+        parts: the groups or labels.
+        names: names of the parts in JAX's messages. Without any, the node leaves no trace in a path.
+    """
+
+    __slots__ = ("names", "parts")
+
+    def __init__(self, parts: Sequence[Any], names: Sequence[str] = ()) -> None:
+        self.parts = parts
+        self.names = names or [""] * len(parts)
+
+
+jtu.register_pytree_with_keys(
+    LeafGroups,
+    lambda groups: (with_paths(groups.parts, groups.names), None),
+    lambda _, parts: LeafGroups(tuple(parts)),
+    lambda groups: (tuple(groups.parts), None),
+)
+
+
+def whole(leaves: Sequence[Any], structure: Structure) -> LeafGroup:
+    """Makes one group of all leaves of a tree."""
+    return LeafGroup(leaves, LeafSelection(structure))
+
+
+def gather_leaves(groups: Sequence[LeafGroup], ungrouped: Sequence[Any] = ()) -> list[Any]:
+    """Merges the groups of one tree into a list of its leaves, in flatten order.
+
+    Args:
+        groups: groups of one tree, at least one.
+        ungrouped: leaves that are in none of the groups, in flatten order. If these are fewer than what is missing, the
+            rest is None.
+    """
+    selection = groups[0].selection
+    if selection.numbers is None:
+        return list(groups[0].leaves)
+    leaves: list[Any] = [None] * selection.structure.num_leaves
+    missing = set(range(len(leaves)))
+    for group in groups:
+        for number, leaf in zip(group.selection.numbers or (), group.leaves, strict=True):
+            leaves[number] = leaf
+            missing.discard(number)
+    for number, leaf in zip(sorted(missing), ungrouped, strict=False):
+        leaves[number] = leaf
+    return leaves
+
+
+if native is not None:
+    native.take_over(
+        "calls",
+        ConcreteArray,
+        LeafGroup,
+        LeafSelection,
+        Arguments,
+        LeafGroups,
+        vars(LeafGroups)["parts"],
+        *TRACE,
+        Policy,
+        DEFAULT,
+        current_policy,
+    )
+jtu.register_pytree_with_keys(
+    LeafGroup,
+    lambda group: (with_paths(group.leaves, group.paths), group.selection),
+    (lambda selection, leaves: LeafGroup(tuple(leaves), selection)) if native is None else native.hand_of,
+    (lambda group: (group.leaves, group.selection)) if native is None else native.hand_parts,
+)
+
+
+_NONE = Static(None)
+
+
+def without_statics(records: Sequence[Record]) -> list[Record]:
+    """Replaces each static leaf by None, as in a gradient."""
+    return [(_NONE, ()) if type(op) is Static else (op, children) for op, children in records]
+
+
+def tree_like_arguments(
+    groups: Sequence[LeafGroup],
+    originals: Sequence[Any] = (),
+    nested: Callable[[Any], Any] = lambda leaf: leaf,
+    *,
+    is_gradient: bool = True,
+) -> Any:
+    """Builds a tree of the arguments' shape and sharing from groups in which a transform put other leaves.
+
+    Args:
+        groups: the groups. Leaves of other groups are None in the tree, and so are static values.
+        originals: the leaves that were in these places before, whose notes go over to the new ones.
+        nested: (leaf) → subtree that stands in its place, for Jacobians.
+        is_gradient: True if each leaf is the sum over its paths. A rule that returns such a leaf at two paths is
+            believed that it is the whole gradient.
+    """
+    structure = groups[0].selection.structure
+    records = without_statics(structure.records)
+    # Under `jax.jit` JAX returns one tracer for all cotangents that are equal. That is no tie, so copies are made.
+    new_leaves = iter(distinct([nested(leaf) for group in groups for leaf in group.leaves]))
+    groups = [LeafGroup([next(new_leaves) for _ in group.leaves], group.selection) for group in groups]
+    tree = Walked(records, structure.root)
+    leaves = with_identity(gather_leaves(groups), tree)
+    if originals:
+        hand_on(originals, leaves)
+    if is_gradient:
+        note_tied(tree, leaves)
+        note_gradient(leaves)
+    table: list[Any] = []
+    build(records, leaves, table)
+    return table[structure.root]
+
+
+def tangents_of(group: LeafGroup, *, is_gradient: bool = True) -> Any:
+    """Builds the tree of tangents that a rule gets for a group with all leaves.
+
+    In modules, leaves without a tangent are None, as Equinox has it. Outside modules they are float0, as JAX has it.
+    """
+    structure = group.structure
+    outside = Walked.of(structure).outside
+    tangents = [
+        None if number not in outside and getattr(leaf, "dtype", None) == jax.dtypes.float0 else leaf
+        for number, leaf in zip(structure.leaf_numbers, group.leaves, strict=True)
+    ]
+    return tree_like_arguments((LeafGroup(tangents, group.selection),), is_gradient=is_gradient)
