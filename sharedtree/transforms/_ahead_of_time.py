@@ -15,8 +15,8 @@ from ..core._structure import LEAF, Node, Structure
 from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, enter
+from ._joining_trees import Sides, holds_modules, join
 from ._leaf_groups import LeafGroup, LeafSelection, gather_leaves
-from ._meet_of_trees import Words, holds_modules, meet
 
 
 def shapes_of(tree: Walked) -> Callable[[int], Any]:
@@ -115,9 +115,9 @@ def require_made_for(known: Any, call: Call, made: str, again: str) -> None:
     before = Walked.of(known, [None] * len(known.records))
     if not holds_modules(before) and not holds_modules(call.tree):
         _refuse_as_jax(known, call)
-    words = Words("", "in the first", "in these", program=made, again=again)
-    meet(before, call.tree, words, exact=True)
-    meet(call.tree, before, words._replace(before=words.after, after=words.before), exact=True)
+    words = Sides("", "in the first", "in these", program=made, again=again)
+    join(before, call.tree, words, exact=True)
+    join(call.tree, before, words._replace(before=words.after, after=words.before), exact=True)
 
 
 def _refuse_as_jax(known: Structure, call: Call) -> None:

@@ -4,7 +4,7 @@ JAX traces each branch by itself, and remembers the traces by function and opera
 call again. So no branch knows what the others return, and yet the results of all must have one structure. What they
 have in common is known to a *meeting*, which each branch finds in the aux data of its operands. In the first call each
 branch leaves word there of the structure of its result. If that is not the same for all, their meet is made
-(`_meet_of_trees`), and all are traced once more, with a meeting that tells them what to return. Later calls bring the
+(`_joining_trees`), and all are traced once more, with a meeting that tells them what to return. Later calls bring the
 same meeting, which lives as long as JAX's caches hold the traces.
 
                true_fun                       false_fun
@@ -32,9 +32,9 @@ from ._crossing import Crossing
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
 from ._function_side import Inside, packed
+from ._joining_trees import Sides, holds_modules, join, join_of_branches, leaves_like
 from ._leaf_groups import LeafGroup, whole
 from ._loops import Told, as_kept, form_of, kept_objects
-from ._meet_of_trees import Words, holds_modules, leaves_like, meet, meet_of
 
 
 def cond(
@@ -115,7 +115,7 @@ class Meeting:
             return group
         before = Walked.without_objects(self.expected)
         try:
-            found = meet(before, result, Words(inside.terms.title, "before", "now"))
+            found = join(before, result, Sides(inside.terms.title, "before", "now"))
         except SharingMismatchError:
             raise NotAlikeError from None
         if not found.fits:
@@ -201,7 +201,7 @@ def _next(
     each = zip(branches, inner, strict=True)
     trees = {name: Walked.without_objects(meeting.returned[id(one.terms)]) for name, one in each}  # alive in `inner`
     try:
-        expected = meet_of(trees, crossing.title)
+        expected = join_of_branches(trees, crossing.title)
     except SharingMismatchError:
         if crossing.policy.in_place and not meeting.apart:
             # The operands come out too; perhaps one branch returns them, and another something new.
@@ -244,7 +244,7 @@ def _branch(inside: Inside, first: Attending) -> Any:
         result = leave((inside.pack(result),))
     tree = inside.walked((received.arguments, result))
     before, after = received.tree, tree.child(0)  # the operands stand before the result
-    found = meet(before, after, Words(inside.terms.title, "when a branch begins", "when it ends"))
+    found = join(before, after, Sides(inside.terms.title, "when a branch begins", "when it ends"))
     containers = inside.terms.policy.containers
     meeting.changed |= kept_objects(before, before, after, found, (), containers=containers)[1]
     return meeting.fit(inside, tree)
@@ -254,7 +254,7 @@ def _written(crossing: Crossing, result: LeafGroup, changed: set[int]) -> LeafGr
     """What came out of a branch, with the operands' objects named; those that some branch changes are to be written."""
     structure, call = result.selection.structure, crossing.call.tree
     after = Walked.without_objects(structure).child(0)
-    found = meet(call, after, Words(crossing.title, "when a branch begins", "when it ends"))
+    found = join(call, after, Sides(crossing.title, "when a branch begins", "when it ends"))
     numbers = {j: i for i, j in reversed(found.pairs) if type(call.records[i][0]) is Node}
     every = frozenset([n for n in numbers.values() if call.is_object(n, containers=crossing.policy.containers)])
     noted = frozenset([structure.leaf_numbers[place] for place in structure.noted])

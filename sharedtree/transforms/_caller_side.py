@@ -19,9 +19,9 @@ from ..core._structure import Structure
 from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import note, note_tied_values
 from ._grouping_leaves import Cut, LabelledTree, label_arguments
+from ._joining_trees import Repacking
 from ._leaf_groups import LeafGroup, LeafSelection, gather_leaves
 from ._leaf_labels import Treatment, distinct_labels
-from ._meet_of_trees import Lowering
 
 V = TypeVar("V")
 
@@ -177,7 +177,7 @@ def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
     return Call(arguments, plan, leaves, tags.objects).with_groups()
 
 
-def repacked(call: Call, how: Lowering, grouping: Grouping) -> Call:
+def repacked(call: Call, how: Repacking, grouping: Grouping) -> Call:
     """Makes the same call with other ties, and with static numbers traced.
 
     Args:

@@ -33,9 +33,9 @@ from ._function_given_to_jax import Inner, Learned, shared_by
 from ._function_side import Inside, Terms
 from ._function_transform import rules_of_call
 from ._in_place import Changes
+from ._joining_trees import Repacking
 from ._leaf_groups import LeafGroup, whole
 from ._leaf_labels import Treatment
-from ._meet_of_trees import Lowering
 from .checks._lost_changes import Unsaid
 from .checks._refused_arguments import forbid_bound_module
 
@@ -203,7 +203,7 @@ class Crossing:
             made = [each[-1] if i in with_state else each for i, each in enumerate(made)]
         return made[0] if len(made) == 1 else tuple(made)
 
-    def lower(self, how: Lowering) -> None:
+    def lower(self, how: Repacking) -> None:
         """Groups the operands with other ties, and with static numbers traced."""
         self.call = repacked(self.call, how, self._dealing)
 

@@ -32,8 +32,8 @@ from ._function_and_options import How, in_code, public_name
 from ._function_given_to_jax import Inner
 from ._function_side import Inside
 from ._function_transform import FunctionTransform
+from ._joining_trees import Sides, holds_modules, join
 from ._leaf_groups import LeafGroup, whole
-from ._meet_of_trees import Words, holds_modules, meet
 from ._tangents import Fit, as_tuple, fitted
 from .checks._ties_lost_in_calls import report_lost_ties, ties_lost_between
 
@@ -208,8 +208,8 @@ class RuleTransform(FunctionTransform):
         before = Walked.of(returned, [None] * len(returned.records))
         after = Walked.of(packed.structure, [None] * len(packed.structure.records))
         above = (_Result(),)
-        meet(before, after, Words(self.transform_name, one, two), above, exact=True)
-        meet(after, before, Words(self.transform_name, two, one), above, exact=True)
+        join(before, after, Sides(self.transform_name, one, two), above, exact=True)
+        join(after, before, Sides(self.transform_name, two, one), above, exact=True)
         return whole(packed.leaves, returned)
 
     def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:

@@ -19,8 +19,8 @@ from ..ties._policy_and_context import Policy
 from ._caller_side import Call
 from ._derivative_rules import RuleTransform, returning, tree_of
 from ._function_and_options import lists_options_of
+from ._joining_trees import holds_modules
 from ._leaf_groups import LeafGroup, tangents_of, whole
-from ._meet_of_trees import holds_modules
 from ._tangents import fitted
 
 

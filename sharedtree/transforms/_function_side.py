@@ -29,8 +29,8 @@ from ._argument_names import Names
 from ._caller_side import Call, call_of
 from ._grouping_leaves import with_leaf_notes
 from ._in_place import with_changes
+from ._joining_trees import Sides, fit_leaves
 from ._leaf_groups import LeafGroup, gather_leaves, whole
-from ._meet_of_trees import Words, fitted
 from .checks._closed_over import handing_over, report_closed_over
 from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
 from .checks._refused_arguments import require_separate
@@ -312,10 +312,10 @@ class Inside:
             SharingMismatchError: if it lacks a tie of the operand, or differs in shape or static values.
         """
         position = group.operand
-        words = Words(self.terms.title, "in the operand", "in what stands in its place")
+        words = Sides(self.terms.title, "in the operand", "in what stands in its place")
         above = (LeafPath(self.terms.names.text(position)),)
         return LeafGroup(
-            fitted(receive((group,)).tree.child(position), self.walked(tree), words, above), group.selection
+            fit_leaves(receive((group,)).tree.child(position), self.walked(tree), words, above), group.selection
         )
 
     def pack_with_state(self, result: Any, position: int) -> LeafGroup:

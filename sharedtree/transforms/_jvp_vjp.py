@@ -29,9 +29,9 @@ from ._crossing import Crossing
 from ._function_and_options import is_of_equinox
 from ._function_side import Inside, packed
 from ._grad import handed_beside
+from ._joining_trees import Repacking, holds_modules
 from ._leaf_groups import LeafGroup, LeafSelection, tree_like_arguments
 from ._leaf_labels import Treatment
-from ._meet_of_trees import Lowering, holds_modules
 from ._tangents import Fit, as_tuple, fitted
 from .checks._tied_values import report_tied_values
 
@@ -210,7 +210,7 @@ class Trace:
         promoted = frozenset([n for n in numbers if type(op := tree.records[n][0]) is Static and _is_float(op.peek())])
         if promoted:
             children = [below for _, below in tree.records]
-            crossing.lower(Lowering(range(len(children)), children, promoted))
+            crossing.lower(Repacking(range(len(children)), children, promoted))
             self.unseen, self.seen = crossing.call.groups
             self.primals = (self.seen,)
 

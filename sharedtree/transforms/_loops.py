@@ -1,7 +1,7 @@
 """`jax.lax.scan`, `while_loop`, `fori_loop`, `map` and `associative_scan`.
 
 A carry comes out of each iteration in the very group in which it went in: what is returned for it is fitted to what was
-received (`_meet_of_trees`). Where the first trace shows that it does not fit, the operands are grouped anew and the
+received (`_joining_trees`). Where the first trace shows that it does not fit, the operands are grouped anew and the
 function is traced once more; later calls remember.
 
 In place, what an iteration changed is written back at the end. How often a loop runs is not known when it is traced. So
@@ -32,15 +32,15 @@ from ._caller_side import Call
 from ._crossing import Crossing, part_of
 from ._function_given_to_jax import Inner
 from ._function_side import Inside, receive
+from ._joining_trees import Join, Repacking, Sides, holds_modules, join, leaves_like, repacking_for
 from ._leaf_groups import LeafGroup, whole
-from ._meet_of_trees import Lowering, Met, Words, holds_modules, leaves_like, lowering, meet
 from ._pass_through import Unchanged
 
 
 class CarryError(Exception):
     """The carry has to be packed in another way. Raised by a trace for the adapter, which catches it."""
 
-    def __init__(self, terms: Any, how: Lowering) -> None:
+    def __init__(self, terms: Any, how: Repacking) -> None:
         super().__init__("the carry has to be packed in another way")
         self.terms = terms
         self.how = how
@@ -195,17 +195,17 @@ def _like_carry(inside: Inside, result: Any, position: int, carry: LeafGroup) ->
     terms, received = inside.terms, inside.received.tree
     before, after = received.child(position), inside.walked(result)
     words, above = (
-        Words(terms.title, "when an iteration begins", "when it ends"),
+        Sides(terms.title, "when an iteration begins", "when it ends"),
         (LeafPath(terms.names.text(position)),),
     )
     try:
-        found = meet(before, after, words, above)
+        found = join(before, after, words, above)
     except SharingMismatchError as error:
         if holds_modules(before) or holds_modules(after):
             raise
         raise VanillaError(error) from None
     if not found.fits:
-        raise CarryError(terms, lowering(received, before, after, found))
+        raise CarryError(terms, repacking_for(received, before, after, found))
     leaves = leaves_like(before.below(before.root), after, found)
     numbers = [n for n in part_of(carry.selection.structure, position)[1] if received.records[n][0] is LEAF]
     noted = frozenset([n for n, leaf in zip(numbers, leaves, strict=True) if is_noted(leaf)])
@@ -219,7 +219,7 @@ def _like_carry(inside: Inside, result: Any, position: int, carry: LeafGroup) ->
 
 
 def kept_objects(
-    received: Walked, before: Walked, after: Walked, found: Met, above: Path, *, containers: bool
+    received: Walked, before: Walked, after: Walked, found: Join, above: Path, *, containers: bool
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Which objects came back in their places, by their numbers, and which of these were changed.
 
@@ -324,7 +324,7 @@ def _until_it_fits(
         # A function can do something else with arrays of other shapes and types.
         form = None if known is None else form_of(call)
         learned = None if known is None else known.get(form)
-        if not isinstance(learned, Lowering):
+        if not isinstance(learned, Repacking):
             try:
                 result = run(*call.groups)
             except TypeError as error:

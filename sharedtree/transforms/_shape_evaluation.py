@@ -22,8 +22,8 @@ from ..ties._policy_and_context import Policy, PolicyOption
 from ._caller_side import Call, leave
 from ._crossing import Crossing
 from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
+from ._joining_trees import holds_modules
 from ._leaf_groups import LeafGroup, whole, without_statics
-from ._meet_of_trees import holds_modules
 from .checks._lost_changes import only_traced
 
 _VanillaJitted = type(jax.jit(lambda: None))

@@ -29,7 +29,7 @@ from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges
 from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact
-from ._meet_of_trees import described
+from ._joining_trees import describe_beside
 
 
 class Fit(NamedTuple):
@@ -181,7 +181,7 @@ def _fault(record: Record, other: Record, value: Any, leaf: Any, fit: Fit) -> st
 
 def _in_words(op: Op, other: Op, num_children: int) -> str:
     is_same_class = type(op) is Node and type(other) is Node and op.type.cls is other.type.cls
-    return described(op, other) if is_same_class and op != other else name_of(op, num_children)
+    return describe_beside(op, other) if is_same_class and op != other else name_of(op, num_children)
 
 
 def _one(parts: Sequence[Part], leaf: Any, name: str, fit: Fit, is_outside: bool) -> Any:
