@@ -83,7 +83,7 @@ class _Known(NamedTuple):
     num_parts: int
 
 
-class Known(NamedTuple):
+class StaticMemo(NamedTuple):
     """What the `Static`s that one walk makes know of the objects in them, many of which may hold the same large one.
 
     Attributes:
@@ -97,16 +97,16 @@ class Known(NamedTuple):
     classes: dict[int, type]
 
 
-def nothing_known() -> Known:
+def new_static_memo() -> StaticMemo:
     """For a new walk, in which no object changes."""
-    return Known({}, IdentityDict(), {})
+    return StaticMemo({}, IdentityDict(), {})
 
 
 class _Several:
     """Stands for the class of a value that was of more than one while it was read."""
 
 
-def note_class(known: Known, value: Any, cls: type) -> None:
+def note_class(known: StaticMemo, value: Any, cls: type) -> None:
     """Notes of which class a value was when it was read, which its key keeps alive."""
     if known.classes.setdefault(id(value), cls) is not cls:  # alive in the key
         known.classes[id(value)] = _Several  # as above
@@ -126,7 +126,7 @@ class _Keys:
 
     __slots__ = ("_is_nested", "_known", "_left", "is_mutable", "may_have_objects")
 
-    def __init__(self, known: Known | None, is_nested: bool) -> None:
+    def __init__(self, known: StaticMemo | None, is_nested: bool) -> None:
         self.is_mutable = False
         self.may_have_objects = False
         self._known = known
@@ -176,7 +176,7 @@ class _Keys:
         return tuple([self.of(value) for value in values])
 
 
-def key_of(value: Any, known: Known | None = None) -> tuple[Any, bool, bool]:
+def key_of(value: Any, known: StaticMemo | None = None) -> tuple[Any, bool, bool]:
     """Makes the key of a value.
 
     Returns:
@@ -190,7 +190,7 @@ def key_of(value: Any, known: Known | None = None) -> tuple[Any, bool, bool]:
     try:
         return keys.of(value), keys.is_mutable, keys.may_have_objects
     except _TooManyPartsError:
-        keys = _Keys(nothing_known() if known is None else known, is_nested=False)
+        keys = _Keys(new_static_memo() if known is None else known, is_nested=False)
         return keys.of(value), keys.is_mutable, keys.may_have_objects
 
 
@@ -216,7 +216,7 @@ class Static:
 
     __slots__ = ("_hash", "_is_mutable", "_key", "_may_have_objects", "_value", "objects")
 
-    def __init__(self, value: Any, known: Known | None = None, *, is_exact: bool = False) -> None:
+    def __init__(self, value: Any, known: StaticMemo | None = None, *, is_exact: bool = False) -> None:
         self._key, self._is_mutable, self._may_have_objects = key_of(value, known)
         self._value = value
         self.objects: tuple[Same, ...] = ()
@@ -227,7 +227,7 @@ class Static:
                 for obj in objects:
                     note_class(known, obj, type(obj))
         elif self._is_mutable and not is_exact:
-            known = nothing_known() if known is None else known
+            known = new_static_memo() if known is None else known
             self._value = copy_of(value, known.copies)
             # Another thread may have changed the value before it was copied, and only the copy stays what it is.
             self._key = key_of(self._value, known)[0]

@@ -15,7 +15,7 @@ from ._errors import CycleError, DepthError, StaticComparisonError
 from ._node_types import is_value_of_variable, node_type_of
 from ._plain_containers import Inherited, NodeType, has_unordered_keys
 from ._static_kinds import Incomparable
-from ._static_values import Known, Static, nothing_known, with_originals
+from ._static_values import Static, StaticMemo, new_static_memo, with_originals
 from ._structure import LEAF, Given, Node, Op, Path, Record, Update
 from ._traced_leaves_and_identity import carries_identity, is_traced
 
@@ -123,7 +123,7 @@ class Reading:
 
     def __init__(self) -> None:
         self.visited: list[int | tuple[NodeType | None, int, Any] | None] = []
-        self.known = nothing_known()
+        self.known = new_static_memo()
 
 
 class _Frame:
@@ -305,7 +305,7 @@ def build(
         table.append(obj)
 
 
-def _static(value: Any, rules: Rules, path: Callable[[], str], known: Known) -> Static:
+def _static(value: Any, rules: Rules, path: Callable[[], str], known: StaticMemo) -> Static:
     if rules.on_static is not None:
         rules.on_static(value, path)
     try:
