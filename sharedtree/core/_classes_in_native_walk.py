@@ -25,7 +25,7 @@ from ._library_rows import NativeLayout, markers, native_layout_of
 from ._native_or_python import native
 from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, when_registered
 from ._plain_containers import Inherited, NodeType, is_namedtuple
-from ._static_kinds import Looked, Same, cannot_change, is_known_by_address, objects_with_identity
+from ._static_kinds import Same, Stability, cannot_change, is_known_by_address, objects_with_identity
 from ._static_values import Static, StaticMemo, key_of, new_static_memo
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_identity, is_traced
@@ -170,7 +170,7 @@ def _settle(values: list[Any], is_exact: bool) -> list[Any]:
         tuple with None if the value is the same for ever.
     """
     known = new_static_memo()
-    looked: IdentityDict[Looked] = IdentityDict()
+    looked: IdentityDict[Stability] = IdentityDict()
     found: IdentityDict[Any] = IdentityDict()
     for value in values:
         if value not in found:
@@ -178,7 +178,7 @@ def _settle(values: list[Any], is_exact: bool) -> list[Any]:
     return [found[value] for value in values]
 
 
-def _settled(value: Any, known: StaticMemo, looked: IdentityDict[Looked], *, is_exact: bool) -> Any:
+def _settled(value: Any, known: StaticMemo, looked: IdentityDict[Stability], *, is_exact: bool) -> Any:
     cls = type(value)
     key, is_mutable, may_have_objects = key_of(value, known)
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):

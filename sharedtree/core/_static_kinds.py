@@ -553,7 +553,7 @@ def _key_of_jax_array(value: jax.Array) -> Any:
     return jax.Array, value.dtype, value.weak_type, value.shape, np.asarray(value).tobytes()
 
 
-class Looked:
+class Stability:
     """A value that was looked at: whether it stays the same, and what is in it that was not looked at yet."""
 
     __slots__ = ("is_settled", "parts")
@@ -564,7 +564,7 @@ class Looked:
         self.parts = tuple(parts or ())
 
 
-def cannot_change(value: Any, known: IdentityDict[Looked] | None = None) -> bool:
+def cannot_change(value: Any, known: IdentityDict[Stability] | None = None) -> bool:
     """Whether the same object has the same value for ever.
 
     A `functools.partial` and a frozen dataclass could be changed, but nobody does. What the fields of the latter hold
@@ -579,7 +579,7 @@ def cannot_change(value: Any, known: IdentityDict[Looked] | None = None) -> bool
     while stack:
         found = known.get(stack[-1])
         if found is None:
-            found = known[stack[-1]] = Looked(stack[-1])
+            found = known[stack[-1]] = Stability(stack[-1])
             stack.extend(found.parts)
             continue
         stack.pop()
