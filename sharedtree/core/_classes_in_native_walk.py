@@ -25,7 +25,7 @@ from ._library_rows import NativeLayout, markers, native_layout_of
 from ._native_or_python import native
 from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, when_registered
 from ._plain_containers import Inherited, NodeType, is_namedtuple
-from ._static_kinds import Same, Stability, cannot_change, is_known_by_address, objects_with_identity
+from ._static_kinds import IdentityKey, Stability, cannot_change, is_known_by_address, objects_with_identity
 from ._static_values import Static, StaticMemo, key_of, new_static_memo
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_identity, is_traced
@@ -183,7 +183,7 @@ def _settled(value: Any, known: StaticMemo, looked: IdentityDict[Stability], *, 
     key, is_mutable, may_have_objects = key_of(value, known)
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
-    objects = tuple(map(Same, objects_with_identity(value) if may_have_objects else ()))
+    objects = tuple(map(IdentityKey, objects_with_identity(value) if may_have_objects else ()))
     if cannot_change(value, looked):
         # An exact walk takes the token if any equal value does, and otherwise the address.
         return _tokens.one_like(hash(key), Token(key, is_interchangeable=not objects)), None

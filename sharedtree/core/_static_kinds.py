@@ -375,7 +375,7 @@ def _is_equal(value: Any, other: Any) -> bool:
         raise Incomparable(value, f"its `==` raised {type(error).__name__}: {error}") from None
 
 
-class Same:
+class IdentityKey:
     """Equal only to the same object, which it keeps alive: tracers and references have no other equality."""
 
     __slots__ = ("obj",)
@@ -384,7 +384,7 @@ class Same:
         self.obj = obj
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Same and self.obj is other.obj
+        return type(other) is IdentityKey and self.obj is other.obj
 
     def __hash__(self) -> int:
         return object.__hash__(self.obj)  # the object is alive as long as this key is
@@ -479,7 +479,7 @@ def content_of(value: Any, keys: Keys) -> Any:
         if cls.__hash__ is not object.__hash__:
             _is_hashable(value)  # raises if taking the hash does
         keys.note_class(value, cls)
-        return cls, Same(value)
+        return cls, IdentityKey(value)
     if cls in _NUMBERS_AND_TEXTS:
         return cls, _bits_of(value)
     base = _container_base(cls)
@@ -489,7 +489,7 @@ def content_of(value: Any, keys: Keys) -> Any:
         return cls, value.dtype, value.tobytes()
     keys.may_have_objects = True
     if isinstance(value, (Tracer, jax.Ref)):
-        return cls, Same(value)
+        return cls, IdentityKey(value)
     if isinstance(value, jax.Array):
         return _key_of_jax_array(value)
     if _compares_by_field(cls):

@@ -24,7 +24,7 @@ from ._interned_objects import Interned
 from ._printing import shown
 from ._static_kinds import (
     BY_VALUE,
-    Same,
+    IdentityKey,
     cannot_change,
     content_of,
     copy_of,
@@ -219,10 +219,10 @@ class Static:
     def __init__(self, value: Any, known: StaticMemo | None = None, *, is_exact: bool = False) -> None:
         self._key, self._is_mutable, self._may_have_objects = key_of(value, known)
         self._value = value
-        self.objects: tuple[Same, ...] = ()
+        self.objects: tuple[IdentityKey, ...] = ()
         if is_exact and self._may_have_objects:
             objects = objects_with_identity(value)
-            self.objects = tuple([Same(obj) for obj in objects])
+            self.objects = tuple([IdentityKey(obj) for obj in objects])
             if known is not None:
                 for obj in objects:
                     note_class(known, obj, type(obj))

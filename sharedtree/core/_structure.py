@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from ._interned_objects import Interned
 from ._node_types import maker_of, node_type_of_class
 from ._plain_containers import NodeType
-from ._static_kinds import Same
+from ._static_kinds import IdentityKey
 from ._static_values import Static
 
 Path = tuple[Any, ...]
@@ -176,7 +176,7 @@ class Structure:
     is_noted: bool
     maker: Any
     noted: tuple[int, ...]
-    objects: tuple[Same, ...]
+    objects: tuple[IdentityKey, ...]
     tied_values: tuple[int, ...]
     pins: dict[bytes, tuple[Any, ...]]
     plans: dict[Any, Any]
@@ -335,9 +335,9 @@ def _static_of(op: Op) -> Static | None:
     return node if type(node) is Static else None
 
 
-def _objects_in(records: Sequence[Record]) -> tuple[Same, ...]:
+def _objects_in(records: Sequence[Record]) -> tuple[IdentityKey, ...]:
     """The user's own static objects, of all exact static values, in order."""
-    found: list[Same] = []
+    found: list[IdentityKey] = []
     # Written out, for each trace comes here several times.
     for op, _ in records:
         if type(op) is Node:
