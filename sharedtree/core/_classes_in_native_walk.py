@@ -186,7 +186,7 @@ def _settled(value: Any, known: StaticMemo, looked: IdentityDict[Stability], *, 
     objects = tuple(map(IdentityKey, objects_with_identity(value) if may_have_objects else ()))
     if cannot_change(value, looked):
         # An exact walk takes the token if any equal value does, and otherwise the address.
-        return _tokens.one_like(hash(key), Token(key, is_interchangeable=not objects)), None
+        return _tokens.intern(hash(key), Token(key, is_interchangeable=not objects)), None
     latest = _latest_exact if is_exact else _latest
     token = Token((key, objects) if is_exact else key, is_interchangeable=is_exact)
     # Of values without a hash there may be many that are to be compared with, and most are as they were.
@@ -194,7 +194,7 @@ def _settled(value: Any, known: StaticMemo, looked: IdentityDict[Stability], *, 
     before = None if reference is None else reference()
     if before is not None and before.is_like(token):
         return before
-    token = _tokens.one_like(hash(token.key), token)
+    token = _tokens.intern(hash(token.key), token)
     with contextlib.suppress(TypeError):  # it cannot be referred to weakly
         latest[value] = weakref.ref(token)
     return token

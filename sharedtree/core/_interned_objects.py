@@ -30,7 +30,7 @@ class Interned(Generic[CandidateType]):
         self.num_added = 0
         self.lock = Lock()
 
-    def one_like(self, number: int, candidate: CandidateType) -> CandidateType:
+    def intern(self, number: int, candidate: CandidateType) -> CandidateType:
         """The one that was there first of those that are equal to `candidate`, whose hash is `number`."""
         while True:
             num_added = self.num_added

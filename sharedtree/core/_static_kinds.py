@@ -435,7 +435,7 @@ def _by_equality(value: Any) -> _ByEquality:
     if known is not None:
         return known
     number = hash(value)
-    made = _keys_by_equality.one_like(number, _ByEquality(value, number))
+    made = _keys_by_equality.intern(number, _ByEquality(value, number))
     with contextlib.suppress(TypeError):  # it cannot be referred to weakly
         _first_keys[value] = weakref.ref(made)
     return made

@@ -155,7 +155,7 @@ class _Keys:
         before, left = (self.is_mutable, self.may_have_objects), self._left
         self.is_mutable = self.may_have_objects = False
         row = _Row(content_of(value, self))
-        row = _rows.one_like(hash(row), row)
+        row = _rows.intern(hash(row), row)
         num_parts = min(left - self._left, _MAX_NESTED + 1)
         made = _Known(value, row, self.is_mutable, self.may_have_objects, num_parts)
         self._known.rows[id(value)] = made  # alive in the entry

@@ -232,7 +232,7 @@ def intern(
     structure.noted, structure.tied_values, structure.program = noted, tied_values, None
     structure.objects = _objects_in(records)
     number = hash((maker, base, root, noted, tied_values, structure.objects, records))
-    return _interned.one_like(number, structure)
+    return _interned.intern(number, structure)
 
 
 Key = TypeVar("Key", bound=Hashable)
