@@ -160,7 +160,7 @@ _waiting = _Waiting()  # a trace runs in one thread
 
 
 @contextmanager
-def letting_wait() -> Iterator[list[tuple[Definition, str]]]:
+def deferring_warnings() -> Iterator[list[tuple[Definition, str]]]:
     """Collects the warnings inside the block that may wait. They are given at once if the block raises."""
     waiting: list[tuple[Definition, str]] = []
     _waiting.lists.append(waiting)
@@ -168,13 +168,13 @@ def letting_wait() -> Iterator[list[tuple[Definition, str]]]:
         yield waiting
     except BaseException:
         _waiting.lists.pop()
-        give(waiting)
+        give_warnings(waiting)
         raise
     else:
         _waiting.lists.pop()
 
 
-def give(waiting: list[tuple[Definition, str]]) -> None:
+def give_warnings(waiting: list[tuple[Definition, str]]) -> None:
     """Gives warnings that have waited."""
     while waiting:
         definition, message = waiting.pop(0)
