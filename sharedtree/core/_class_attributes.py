@@ -127,7 +127,7 @@ def leads_to(name: str, obj: Any) -> bool:
     return _look_up(name) is obj
 
 
-def own_name_of(obj: Any) -> str | None:
+def verified_name_of(obj: Any) -> str | None:
     """The name that an object says it has, if looking it up gives the object; None if not.
 
     A decorated function has its name, also if an Equinox module took its place. What wraps something else says the name

@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 
-from ._class_attributes import MAIN, own_name_of
+from ._class_attributes import MAIN, verified_name_of
 
 # What `str.isprintable` lets pass, although nothing is seen of it: Unicode's default ignorable characters. Those of the
 # category Cf are not printable to Python either.
@@ -129,7 +129,7 @@ def public_name(value: Any) -> str | None:
     if not callable(value) or isinstance(value, type):
         return None
     try:
-        name = own_name_of(value)
+        name = verified_name_of(value)
     except Exception:  # noqa: BLE001 -- an object may answer anything when it is asked for its name
         return None
     if name is None:
