@@ -111,7 +111,7 @@ def _first_met(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[An
         return leaves, structure
     for pin, cls in zip(pins[::2], pins[1::2], strict=True):
         # A structure that says another class than the key would be wrong for all who have that key.
-        noted = reading.known.classes.get(id(pin))  # alive in `pins`
+        noted = reading.static_memo.classes.get(id(pin))  # alive in `pins`
         if cls is not _classes_in_native_walk.Token and noted is not cls:
             return leaves, structure
     held = [native.hold(tuple(settled))] if settled else []
