@@ -29,7 +29,7 @@ class Rooted(Protocol):
     def root(self) -> int: ...  # noqa: D102
 
 
-class Pair(NamedTuple):
+class RecordPair(NamedTuple):
     """A record of one shape and the record of the other at the same path; `above` are the left ones on the way."""
 
     left: int
@@ -69,7 +69,7 @@ class LostTie(NamedTuple):
 Agree = Callable[[int, int], bool]
 
 
-def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[Pair | Mismatch]:
+def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair | Mismatch]:
     """Walks two shapes at once, yielding each pair of records when it is first met, or where they mismatch.
 
     Args:
@@ -80,7 +80,7 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
             two dicts may.
     """
     seen: set[tuple[int, int]] = set()
-    stack: list[Pair] = [Pair(left.root, right.root, (), ())]
+    stack: list[RecordPair] = [RecordPair(left.root, right.root, (), ())]
     while stack:
         pair = stack.pop()
         if (pair.left, pair.right) in seen:
@@ -96,7 +96,7 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
             yield pair
             above = (*pair.above, pair.left)
             steps = tuple(zip(op.keys, children, others, strict=True))
-            stack.extend(Pair(a, b, (*pair.path, key), above) for key, a, b in reversed(steps))
+            stack.extend(RecordPair(a, b, (*pair.path, key), above) for key, a, b in reversed(steps))
         elif agree(pair.left, pair.right):
             yield pair
         elif compares_keys:
@@ -118,7 +118,7 @@ def _described(op: Op, num_children: int, other: Op) -> str:
     return f"{name}, in the order {listed(keys)}" if len(op.keys) == len(other.keys) else name
 
 
-def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[Pair]:
+def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair]:
     """The pairs of two shapes that must match.
 
     Raises:
@@ -132,7 +132,7 @@ def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool =
 
 def lost_ties(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> list[LostTie] | Mismatch:
     """The records of `left` that are more than one record of `right`: ties that `right` lacks."""
-    first: dict[int, Pair] = {}
+    first: dict[int, RecordPair] = {}
     lost: list[LostTie] = []
     for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
