@@ -57,7 +57,7 @@ class Mismatch(NamedTuple):
         )
 
 
-class LostTie(NamedTuple):
+class SplitRecord(NamedTuple):
     """A record of the left shape that is two records of the right one, its `parts`."""
 
     record: int
@@ -130,17 +130,17 @@ def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool =
         yield pair
 
 
-def lost_ties(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> list[LostTie] | Mismatch:
+def lost_ties(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> list[SplitRecord] | Mismatch:
     """The records of `left` that are more than one record of `right`: ties that `right` lacks."""
     first: dict[int, RecordPair] = {}
-    lost: list[LostTie] = []
+    lost: list[SplitRecord] = []
     for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
             return pair
         earlier = first.setdefault(pair.left, pair)
         if earlier.right != pair.right:
             parts = earlier.right, pair.right
-            lost.append(LostTie(pair.left, parts, (earlier.path, pair.path), (earlier.above, pair.above)))
+            lost.append(SplitRecord(pair.left, parts, (earlier.path, pair.path), (earlier.above, pair.above)))
     return lost
 
 
