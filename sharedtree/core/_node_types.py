@@ -41,7 +41,7 @@ def node_type_of(obj: Any) -> NodeType | None:
         return plain
     if cls in _COMMON_LEAVES:
         return None
-    known = _known.get(cls)
+    known = node_types_by_class.get(cls)
     if known is not None:
         return known
     found = _find(cls, obj)
@@ -53,7 +53,7 @@ def _kept(node_type: NodeType) -> NodeType:
     if node_type.is_plain:
         return node_type
     # Of several threads that find it at once, one is right for all.
-    return _known.setdefault(node_type.cls, node_type)
+    return node_types_by_class.setdefault(node_type.cls, node_type)
 
 
 def node_type_of_class(cls: type) -> NodeType:
@@ -62,7 +62,7 @@ def node_type_of_class(cls: type) -> NodeType:
     Raises:
         UnregisteredTypeError: if it is none that JAX or sharedtree know.
     """
-    known = PLAIN.get(cls) or _known.get(cls)
+    known = PLAIN.get(cls) or node_types_by_class.get(cls)
     if known is None:
         if is_namedtuple(cls):
             known = _find(cls, tuple.__new__(cls, [None] * len(getattr(cls, "_fields", ()))))
@@ -128,7 +128,7 @@ def register_node(
         >>> [tie.paths for tie in st.ties(Pair(w, w))]
         [('[0]', '[1]')]
     """
-    if cls in PLAIN or cls in _known or _is_in_jax_registry(cls):
+    if cls in PLAIN or cls in node_types_by_class or _is_in_jax_registry(cls):
         raise ValueError(
             f"`{cls.__qualname__}` is already a registered node. Leave out the call of `register_node`: "
             "sharedtree reads JAX's registry."
@@ -143,7 +143,7 @@ def register_node(
             return tuple(keys(obj))
         return tuple([jtu.SequenceKey(i) for i in range(len(take_apart(obj)[0]))])
 
-    _known[cls] = NodeType(cls, False, False, convention, take_apart, unflatten, keys_of)
+    node_types_by_class[cls] = NodeType(cls, False, False, convention, take_apart, unflatten, keys_of)
     for tell in when_registered:
         tell()
 
@@ -179,7 +179,7 @@ def how_to_register(name: str) -> str:
 when_registered: list[Callable[[], None]] = []
 """Told when a class is registered that JAX does not know."""
 
-_known: dict[type, NodeType] = {}  # filled once a class, by a single assignment, which threads cannot tear
+node_types_by_class: dict[type, NodeType] = {}  # filled once a class, by a single assignment, which threads cannot tear
 
 
 _COMMON_LEAVES = TRACED_NUMBERS | {str, bytes, np.ndarray}
