@@ -67,7 +67,7 @@ def node_type_of_class(cls: type) -> NodeType:
         if is_namedtuple(cls):
             known = _find(cls, tuple.__new__(cls, [None] * len(getattr(cls, "_fields", ()))))
         else:
-            known = node_type_by_library(cls) or (_registered_type(cls) if _is_in_jax_registry(cls) else None)
+            known = node_type_by_library(cls) or (_registered_type(cls) if is_in_jax_registry(cls) else None)
     if known is None:
         name = cls.__qualname__
         raise UnregisteredTypeError(
@@ -128,7 +128,7 @@ def register_node(
         >>> [tie.paths for tie in st.ties(Pair(w, w))]
         [('[0]', '[1]')]
     """
-    if cls in PLAIN or cls in node_types_by_class or _is_in_jax_registry(cls):
+    if cls in PLAIN or cls in node_types_by_class or is_in_jax_registry(cls):
         raise ValueError(
             f"`{cls.__qualname__}` is already a registered node. Leave out the call of `register_node`: "
             "sharedtree reads JAX's registry."
@@ -185,7 +185,7 @@ node_types_by_class: dict[type, NodeType] = {}  # filled once a class, by a sing
 _COMMON_LEAVES = TRACED_NUMBERS | {str, bytes, np.ndarray}
 
 
-def _is_in_jax_registry(cls: type) -> bool:
+def is_in_jax_registry(cls: type) -> bool:
     if cls is jtu.Partial or is_namedtuple(cls):
         return True
     # NumPy warns if some of its scalars are made of nothing.

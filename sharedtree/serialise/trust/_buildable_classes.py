@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core._class_attributes import ABSENT
 from ...core._library_rows import ClassKind, library_in_files
-from ...core._node_types import _is_in_jax_registry, node_types_by_class
+from ...core._node_types import is_in_jax_registry, node_types_by_class
 from ...core._plain_containers import is_namedtuple
 
 FIELD_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder"})
@@ -44,4 +44,4 @@ def _find_kind(cls: Any) -> ClassKind | None:
     if by_library is not None:
         return by_library[1]
     is_plain = cls in (type(None), tuple, list, dict, set, frozenset, object, type)
-    return "registered" if not is_plain and (cls in node_types_by_class or _is_in_jax_registry(cls)) else None
+    return "registered" if not is_plain and (cls in node_types_by_class or is_in_jax_registry(cls)) else None
