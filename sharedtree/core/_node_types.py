@@ -24,7 +24,7 @@ from ._library_rows import (
 )
 from ._plain_containers import (
     PLAIN,
-    Keys,
+    KeyEntries,
     NodeType,
     is_namedtuple,
     maker_of_namedtuple,
@@ -138,7 +138,7 @@ def register_node(
         children, aux = flatten(obj)
         return tuple(children), aux
 
-    def keys_of(obj: Any) -> Keys:
+    def keys_of(obj: Any) -> KeyEntries:
         if keys is not None:
             return tuple(keys(obj))
         return tuple([jtu.SequenceKey(i) for i in range(len(take_apart(obj)[0]))])

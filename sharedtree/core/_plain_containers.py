@@ -19,7 +19,7 @@ Inherited = Convention | Literal["outside", "any"]
 an object; but below mutable containers that carry identity arrays are, which is called `"any"`."""
 
 
-Keys = tuple[Any, ...]
+KeyEntries = tuple[Any, ...]
 
 
 Role = Literal["parameter", "unsaid", "state"]
@@ -54,7 +54,7 @@ class NodeType(NamedTuple):
     convention: Convention | None
     take_apart: Callable[[Any], tuple[Sequence[Any], Any]]
     put_together: Callable[[Any, Sequence[Any]], Any]
-    keys_of: Callable[[Any], Keys]
+    keys_of: Callable[[Any], KeyEntries]
     fields: tuple[str, ...] = ()
     names_children: bool = False
     writes_back: bool | None = None
@@ -154,11 +154,11 @@ def _take_apart_dict(obj: dict[Any, Any]) -> tuple[Sequence[Any], Any]:
     return [obj[name] for name in names], names
 
 
-def _sequence_keys(obj: Any) -> Keys:
+def _sequence_keys(obj: Any) -> KeyEntries:
     return tuple([jtu.SequenceKey(i) for i in range(len(obj))])
 
 
-def _dict_keys(obj: dict[Any, Any]) -> Keys:
+def _dict_keys(obj: dict[Any, Any]) -> KeyEntries:
     return tuple([jtu.DictKey(name) for name in _sorted_keys(obj)])
 
 
@@ -166,7 +166,7 @@ def _plain(
     cls: type,
     take_apart: Callable[[Any], tuple[Sequence[Any], Any]],
     put_together: Callable[[Any, Sequence[Any]], Any],
-    keys_of: Callable[[Any], Keys],
+    keys_of: Callable[[Any], KeyEntries],
     *,
     is_mutable: bool,
 ) -> NodeType:
