@@ -211,7 +211,7 @@ def _find(cls: type, obj: Any) -> NodeType | None:
     return _registered_type(cls)
 
 
-class AuxForm(NamedTuple):
+class AuxConversion(NamedTuple):
     """Another form of what a class's own flatten has as auxiliary data.
 
     Attributes:
@@ -223,12 +223,12 @@ class AuxForm(NamedTuple):
     given: Callable[[Any], Any]
 
 
-AUX_FORMS: dict[type, AuxForm] = {}
+AUX_CONVERSIONS: dict[type, AuxConversion] = {}
 """Base class → the form for its classes. Empty unless `sharedtree.compat` has imported treeo."""
 
 
 def _registered_type(cls: type) -> NodeType:
-    form = next((form for base, form in AUX_FORMS.items() if issubclass(cls, base)), None)
+    form = next((form for base, form in AUX_CONVERSIONS.items() if issubclass(cls, base)), None)
 
     def take_apart_in_form(obj: Any) -> tuple[Sequence[Any], Any]:
         children, aux = jtu.default_registry.flatten_one_level(obj)
