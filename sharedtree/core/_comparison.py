@@ -39,13 +39,13 @@ class Pair(NamedTuple):
         left: the one on the left: an object, or its number.
         right: the one on the right.
         at: the path, as a number of a `Paths`.
-        told: data that the comparison passes down from a pair to the pairs below.
+        inherited: data that the comparison passes down from a pair to the pairs below.
     """
 
     left: Any
     right: Any
     at: int = 0
-    told: Any = None
+    inherited: Any = None
 
 
 def differences_from(root: Pair, meet: Callable[[Pair], Iterable[Pair | D]]) -> Iterator[D]:
