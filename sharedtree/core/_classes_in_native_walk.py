@@ -23,7 +23,7 @@ from ._interned_objects import Interned
 from ._jax_internals import REGISTRY, ConcreteArray
 from ._library_rows import NativeLayout, markers, native_layout_of
 from ._native_or_python import native
-from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, when_registered
+from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, registration_callbacks
 from ._plain_containers import Inherited, NodeType, is_namedtuple
 from ._static_kinds import IdentityKey, Stability, cannot_change, is_known_by_address, objects_with_identity
 from ._static_values import Static, StaticMemo, key_of, new_static_memo
@@ -366,7 +366,7 @@ def start(entries: dict[bytes, Any]) -> bool:
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}
     if not native.take_over("walk", entries, _meet, _described, _settle, _compiled, marker, dtypes, registry):
         return False
-    when_registered.append(native.look_again)
+    registration_callbacks.append(native.look_again)
     for cls in TRACED_NUMBERS:
         native.learn(_leaf(cls, native.NUMBER))
     for cls in NUMPY_NUMBERS:
