@@ -11,7 +11,7 @@ import threading
 import weakref
 from typing import Any
 
-_every: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_all_locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 class Lock:
@@ -21,7 +21,7 @@ class Lock:
 
     def __init__(self) -> None:
         self.renew()
-        _every.add(self)
+        _all_locks.add(self)
 
     def renew(self) -> None:
         """Makes it free, whoever has it."""
@@ -39,7 +39,7 @@ class Lock:
 
 
 def _renew_all() -> None:
-    for lock in list(_every):
+    for lock in list(_all_locks):
         lock.renew()
 
 

@@ -43,7 +43,7 @@ class _Active(threading.local):
 active = _Active()
 """How many calls of this thread are under way."""
 
-raised: dict[int, int] = {}
+raised_depths: dict[int, int] = {}
 """The threads for which the limit is raised now, and for what depth each. Empty nearly always."""
 
 _lock = Lock()
@@ -61,7 +61,7 @@ class keeping_limit:  # noqa: N801 -- a context manager; one that is a generator
 
     def __exit__(self, *_: object) -> None:
         active.num_calls = self._around
-        if raised:
+        if raised_depths:
             give_back()
 
 
@@ -92,7 +92,7 @@ def make_room(depth: int) -> bool:
     thread = threading.get_ident()
     with _lock:
         # Also where there is room already: it may be what another thread has raised, which goes at any time.
-        raised[thread] = max(depth, raised.get(thread, 0))
+        raised_depths[thread] = max(depth, raised_depths.get(thread, 0))
         _set_limit()
     # There is none for who has recursed through calls of ours until even the raised limit is near.
     return _is_room_for(depth + _MARGIN)
@@ -102,7 +102,7 @@ def give_back() -> None:
     """Puts the limit back if the outermost call of this thread has ended and no other thread needs it any more."""
     if not active.num_calls:
         with _lock:
-            if raised.pop(threading.get_ident(), None) is not None:
+            if raised_depths.pop(threading.get_ident(), None) is not None:
                 _set_limit()
 
 
@@ -113,13 +113,13 @@ def _set_limit() -> None:
     if now != _limit_set:
         # It is the first to need it, or somebody else has set the limit meanwhile, and that holds from then on.
         _limit_found = now
-    depth = max(raised.values(), default=0)
+    depth = max(raised_depths.values(), default=0)
     needed = _limit_found + (depth and max(depth + _MARGIN, min(_STEPS * depth, _MOST_STEPS)))
     # Python refuses a limit that this thread is beyond, which has used the room of others: the next to end sets it.
     with contextlib.suppress(RecursionError):
         if needed != now:
             sys.setrecursionlimit(needed)
-        _limit_set = needed if raised else 0
+        _limit_set = needed if raised_depths else 0
 
 
 def _is_room_for(levels: int) -> bool:
@@ -137,9 +137,9 @@ def _is_room_for(levels: int) -> bool:
 def _start_anew() -> None:
     """In the child of a fork there are no other threads, which would need a raised limit."""
     own = threading.get_ident()
-    if raised.keys() - {own}:
-        for thread in raised.keys() - {own}:
-            del raised[thread]
+    if raised_depths.keys() - {own}:
+        for thread in raised_depths.keys() - {own}:
+            del raised_depths[thread]
         _set_limit()
 
 
