@@ -32,7 +32,7 @@ from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_
 
 Description = tuple[Any, ...]
 
-_NO_FIELDS = NativeLayout("").described
+_NO_FIELDS = NativeLayout("").native_arguments
 
 _read_natively: dict[type, NativeLayout] = {}
 """How each class is read past the functions that were registered, as long as nobody changes it."""
@@ -55,7 +55,7 @@ def _described(node_type: NodeType) -> Description:
         if library.name not in _introduced:
             library.introduce(native)
             _introduced.add(library.name)
-        shape, fields = getattr(native, layout.shape), layout.described
+        shape, fields = getattr(native, layout.shape), layout.native_arguments
         if is_registered(node_type):
             _read_natively[node_type.cls] = layout
     if is_registered(node_type):
