@@ -34,7 +34,7 @@ Description = tuple[Any, ...]
 
 _NO_FIELDS = NativeLayout("").native_arguments
 
-_read_natively: dict[type, NativeLayout] = {}
+_layouts_in_use: dict[type, NativeLayout] = {}
 """How each class is read past the functions that were registered, as long as nobody changes it."""
 
 _introduced: set[str] = set()
@@ -57,7 +57,7 @@ def _described(node_type: NodeType) -> Description:
             _introduced.add(library.name)
         shape, fields = getattr(native, layout.shape), layout.native_arguments
         if is_registered(node_type):
-            _read_natively[node_type.cls] = layout
+            _layouts_in_use[node_type.cls] = layout
     if is_registered(node_type):
         take_apart = jtu.default_registry.flatten_one_level
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention
@@ -69,13 +69,13 @@ def _described(node_type: NodeType) -> Description:
 def look_again(records: Sequence[Record]) -> None:
     """Leaves to JAX those classes in a new structure that were changed since they were met."""
     for cls in {op.type.cls for op, _ in records if type(op) is Node}:
-        known = _read_natively.get(cls)
+        known = _layouts_in_use.get(cls)
         if known is None:
             continue
         found = native_layout_of(cls)
         if found is None or found[1] != known:
             native.unlearn(cls)
-            _read_natively.pop(cls, None)
+            _layouts_in_use.pop(cls, None)
 
 
 def _shape_of(node_type: NodeType) -> int:
@@ -93,7 +93,7 @@ _SHAPES: dict[type, int] = {}
 """Of the containers that are put together by their classes."""
 
 
-def _meet(obj: Any, number: int) -> Description | int:
+def _describe_object(obj: Any, number: int) -> Description | int:
     """What the class of an object is, or for a leaf: 0 if it is static, 1 if it is a value, 2 if it has identity.
 
     Args:
@@ -158,7 +158,7 @@ _latest_exact: _Latest = WeakIdentityDict()
 """Of values that can be mutated, the token that each had when it was last met, by any walk or by an exact one."""
 
 
-def _settle(values: list[Any], is_exact: bool) -> list[Any]:
+def _tokens_for(values: list[Any], is_exact: bool) -> list[Any]:
     """What stands for each static value of a walk in a key.
 
     Args:
@@ -205,7 +205,7 @@ def _settled(value: Any, known: StaticMemo, looked: IdentityDict[Stability], *, 
 Step = tuple[int, type | None, Record | None, tuple[int | None, ...], tuple[Any, ...], Any, int | None]
 
 
-def _compiled(structure: Structure) -> Any:
+def _compile(structure: Structure) -> Any:
     """The program of a structure, which has it from now on: its records with all looked up that each build would ask.
 
     A step is (shape, class, record, numbers, names, values, target); `_native.c` says what each is. For
@@ -364,7 +364,9 @@ def start(entries: dict[bytes, Any]) -> bool:
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
     (marker,) = markers() or [None]
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}
-    if not native.take_over("walk", entries, _meet, _described, _settle, _compiled, marker, dtypes, registry):
+    if not native.take_over(
+        "walk", entries, _describe_object, _described, _tokens_for, _compile, marker, dtypes, registry
+    ):
         return False
     registration_callbacks.append(native.look_again)
     for cls in TRACED_NUMBERS:
