@@ -44,7 +44,7 @@ class LeafPath:
         return hash(self.text)
 
 
-Names = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
+ArgumentNames = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
 """Names of the positional arguments (None for a static one), of the traced keywords, and of the static keywords."""
 
 
@@ -52,7 +52,7 @@ class _Arguments:
     """The three attributes of `Arguments`. The native walk has a class in C in its place, which it reads faster."""
 
     __slots__ = ("args", "aux", "kwargs")
-    aux: Names
+    aux: ArgumentNames
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -92,7 +92,7 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native, "Arguments", _A
         _, _, static = self.aux
         return static
 
-    def parts(self) -> tuple[list[Any], Names]:
+    def parts(self) -> tuple[list[Any], ArgumentNames]:
         """Returns the children and the auxiliary data."""
         positional, keywords, _ = self.aux
         traced = [arg for name, arg in zip(positional, self.args, strict=True) if name is not None]
@@ -121,7 +121,7 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native, "Arguments", _A
         return Arguments(positional, args, kwargs, static)
 
     @classmethod
-    def of_parts(cls, names: Names, children: Sequence[Any]) -> "Arguments":
+    def of_parts(cls, names: ArgumentNames, children: Sequence[Any]) -> "Arguments":
         """Rebuilds arguments from their auxiliary data and children. Static arguments become None."""
         positional, keywords, static = names
         values = iter(children)
@@ -130,7 +130,7 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native, "Arguments", _A
         return cls(positional, args, kwargs, static)
 
 
-def positions_of(names: Names) -> list[Position]:
+def positions_of(names: ArgumentNames) -> list[Position]:
     """Returns the position of each child's argument.
 
     For example, `(("net", None, "x"), ("rate",), ())` gives `[0, 2, "rate"]`.

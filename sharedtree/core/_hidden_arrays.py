@@ -39,7 +39,7 @@ _NEVER_ENTERED = (
 _ALL_SEEN = "all arrays outside modules are seen"
 """The key in `Structure.plans` of a structure without hidden arrays."""
 
-MAX_OBJECTS = 1_000
+MAX_SEARCHED = 1_000
 """The number of objects that are searched for arrays. An object that has more, all without arrays, is no model."""
 
 
@@ -91,7 +91,7 @@ def holds_array(obj: Any) -> bool:
     queue = deque([obj])
     queued = IdentitySet([obj])
     num_searched = 0
-    while queue and num_searched < MAX_OBJECTS:
+    while queue and num_searched < MAX_SEARCHED:
         num_searched += 1
         for part in _parts_of(queue.popleft()):
             if isinstance(part, _ARRAYS):

@@ -41,11 +41,11 @@ CAN_RAISE = sys.version_info < (3, 12)
 """True if raising the recursion limit makes room in this version of Python."""
 
 
-class _Active(threading.local):
+class _ThreadCalls(threading.local):
     num_calls = 0
 
 
-active = _Active()
+active = _ThreadCalls()
 """The number of calls in progress in this thread."""
 
 raised_depths: dict[int, int] = {}

@@ -159,7 +159,7 @@ def report_untied(
         warn_about(definition, message, UntiedWarning)
 
 
-class _Traces(threading.local):
+class _ActiveTraces(threading.local):
     """The traces in progress in this thread. A trace runs in one thread.
 
     Attributes:
@@ -170,7 +170,7 @@ class _Traces(threading.local):
         self.deferred: list[list[tuple[Definition, str]]] = []
 
 
-_traces = _Traces()
+_traces = _ActiveTraces()
 
 
 @contextmanager

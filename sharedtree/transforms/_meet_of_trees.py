@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax import tree_util as jtu
 
-from ..core._call_arguments import Arguments, Names
+from ..core._call_arguments import Arguments, ArgumentNames
 from ..core._errors import SharingMismatchError
 from ..core._sharing import Mismatch, name_of, pairs
 from ..core._static_values import Static, shown_beside
@@ -251,7 +251,7 @@ def _require_same_arguments(before: Walked, after: Walked, words: Words) -> None
         raise SharingMismatchError(f"{words.head} {text}.\n{words.fix(usual)}")
 
 
-def _call_with(names: Names) -> str:
+def _call_with(names: ArgumentNames) -> str:
     positional, keywords, static = names
     own = [*["static" if name is None else name for name in positional], *[f"{name}=" for name in keywords]]
     return f"`({', '.join([*own, *[f'static {name}=' for name in static]])})`"
