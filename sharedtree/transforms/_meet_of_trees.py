@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax import tree_util as jtu
 
-from ..core._call_arguments import Arguments, ArgumentNames
+from ..core._call_arguments import ArgumentNames, Arguments
 from ..core._errors import SharingMismatchError
 from ..core._sharing import Mismatch, name_of, pairs
 from ..core._static_values import Static, shown_beside
