@@ -116,7 +116,7 @@ def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[li
     base = len(tags.objects)
     reading = Reading()
     leaves, records, root = _walk.walk(tree, tags, rules, prefix, reading)
-    _classes_in_native_walk.look_again(records)
+    _classes_in_native_walk.drop_changed_layouts(records)
     structure = intern(records, root, base)
     try:
         key, pins, settled = native.key_of(reading.visited, flags_of(rules), base)

@@ -136,20 +136,20 @@ def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
     return Mismatch(path, _text_beside(left, right), _text_beside(right, left))
 
 
-def _text_beside(record: Record, beside: Record) -> str:
-    """Names a record in words, with the keys that it has in place of those of another record of its class."""
-    (op, children), (op_beside, _) = record, beside
+def _text_beside(record: Record, counterpart: Record) -> str:
+    """Names a record in words, with the keys in which it differs from its counterpart, if both are of one class."""
+    (op, children), (other_op, _) = record, counterpart
     text = name_of(op, len(children))
-    if type(op) is not Node or type(op_beside) is not Node:
+    if type(op) is not Node or type(other_op) is not Node:
         return text
-    if op.type.cls is not op_beside.type.cls or op.keys == op_beside.keys:
+    if op.type.cls is not other_op.type.cls or op.keys == other_op.keys:
         return text
     keys = [jtu.keystr((key,)) for key in op.keys]
-    keys_beside = {jtu.keystr((key,)) for key in op_beside.keys}
-    missing = [f"`{key}`" for key in keys if key not in keys_beside]
+    other_keys = {jtu.keystr((key,)) for key in other_op.keys}
+    missing = [f"`{key}`" for key in keys if key not in other_keys]
     if missing:
         return f"{text} ({', '.join(missing[:MOST_PATHS])} in this one only)"
-    return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(op_beside.keys) else text
+    return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(other_op.keys) else text
 
 
 def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair]:

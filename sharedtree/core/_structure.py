@@ -103,21 +103,22 @@ class Update(NamedTuple):
     Attributes:
         number: the number of the object among the records of the arguments.
         node: the new content.
-        before: the auxiliary data that the object had when the function received it. A static object in it that equals
-            its new value is left alone, so that the caller keeps the very object. None if the auxiliary data holds no
-            such object, or if the function got the caller's own objects and not copies.
+        received_aux: the auxiliary data of the object when the function received it. A static object in it is left alone
+            if it equals its new value, so that the caller keeps the very object. None if the auxiliary data holds no
+            static objects, or if the function got the caller's own objects and not copies.
     """
 
     number: int
     node: Node
-    before: Static | None = None
+    received_aux: Static | None = None
 
     @classmethod
     def of(cls, number: int, node: Node, received: Any) -> "Update":
         """Makes the operation for an object whose operation was `received` when it entered the function."""
         is_exact = bool(node.aux.objects)
-        before = received.aux if type(received) is Node and not is_exact and received.aux.has_objects else None
-        return cls(number, node, before)
+        if type(received) is not Node or is_exact or not received.aux.has_objects:
+            return cls(number, node)
+        return cls(number, node, received.aux)
 
 
 Op = Leaf | Static | Node | Given | Update
