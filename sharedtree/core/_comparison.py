@@ -39,7 +39,7 @@ class Pair(NamedTuple):
         left: the one on the left: an object, or its number.
         right: the one on the right.
         at: the path, as a number of a `Paths`.
-        inherited: data that the comparison passes down from a pair to the pairs below.
+        inherited: data from the pair above.
     """
 
     left: Any
@@ -53,7 +53,7 @@ def differences_from(root: Pair, meet: Callable[[Pair], Iterable[Pair | D]]) -> 
 
     Args:
         root: the two roots.
-        meet: compares one pair. Yields its differences, and the pairs below it that are to be compared next.
+        meet: compares one pair. Yields its differences, and the pairs below it to compare next.
 
     Yields:
         The differences.
@@ -72,8 +72,8 @@ def differences_from(root: Pair, meet: Callable[[Pair], Iterable[Pair | D]]) -> 
 class Paths:
     """Paths as numbers, 0 the empty one.
 
-    Each path is stored as its last step and the number of the path before that step. So paths with a common beginning
-    share it, and those of a deep tree take no more memory than the tree.
+    Each path is stored as its last step and the number of the path before it. So paths with a common beginning share
+    it, and the paths of a deep tree take no more memory than the tree.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Matching:
         return self._classes.unite(left, self._offset + right)
 
     def is_short(self, left: int, right: int, num_left: int, num_right: int) -> bool:
-        """Tells whether to compare only the children that both nodes have, and records that the two were compared.
+        """Tells whether to compare only the common children of two nodes, and records the comparison.
 
         Args:
             left: the node on the left.
@@ -139,11 +139,11 @@ def matched(
     Args:
         left: key → child.
         right: key → child.
-        is_short: whether to leave out the children that only one side has. The cost is then that of the smaller side.
+        is_short: whether to leave out the children of only one side. Then only the smaller side is gone through.
 
     Returns:
-        (key, left child, right child), in the order of the left side. `MISSING` stands for a child that a side lacks;
-        those that the left side lacks come last.
+        (key, left child, right child), in the order of the left side. `MISSING` stands for a missing child. Children
+        of the right side alone come last.
     """
     if is_short:
         smaller = min(left, right, key=len)
@@ -158,10 +158,10 @@ def is_alone(left: Any, right: Any) -> bool:
 
 
 class SplitTie(NamedTuple):
-    """A tie that one side has and the other lacks.
+    """A tie of one side that the other lacks.
 
     Attributes:
-        at: the path at which the tied object stood before, as a number of a `Paths`.
+        at: the first path of the tied object, as a number of a `Paths`.
         is_on_left: whether the left side has the tie.
     """
 
@@ -170,7 +170,7 @@ class SplitTie(NamedTuple):
 
 
 class Ties:
-    """Correspondence of the objects of two sides, to find ties that only one side has."""
+    """Correspondence of the objects of two sides, to find the ties of only one side."""
 
     def __init__(self) -> None:
         # Object → the object of the other side at the first path to it, and that path.
@@ -178,10 +178,10 @@ class Ties:
         self._right: dict[Hashable, tuple[Hashable, int]] = {}
 
     def apart(self, left: Hashable, right: Hashable, at: int, *, is_object: bool = True) -> SplitTie | None:
-        """Records that two objects stand at one path. Returns the tie that this shows to exist on one side only.
+        """Records two objects at one path. Returns a tie if this shows it to exist on one side only.
 
         Args:
-            left: a key for the object on the left, which stands for it as long as this instance exists.
+            left: a key for the object on the left. It stands for the object as long as this instance exists.
             right: a key for the object on the right.
             at: the path.
             is_object: whether the right one is an object. A value has no ties.
@@ -202,7 +202,7 @@ def lines_of(first: Iterable[Any], count: int, mark: str = "") -> list[str]:
     Args:
         first: the items to print.
         count: how many there are in all.
-        mark: a text to put before the count of those left out.
+        mark: a text to put before the count of the others.
     """
     lines = [str(item) for item in first]
     lines += [f"{mark}and {count - len(lines)} more"] if count > len(lines) else []
@@ -210,7 +210,7 @@ def lines_of(first: Iterable[Any], count: int, mark: str = "") -> list[str]:
 
 
 def array_text(array: Any) -> str:
-    """Prints dtype and shape of an array, or of anything that has both."""
+    """Prints dtype and shape of an array, or of anything with both."""
     return f"{array.dtype}{list(array.shape)}"
 
 
@@ -220,5 +220,5 @@ def class_text(value: Any) -> str:
 
 
 def described(value: Any, otherwise: Callable[[Any], str] = shown) -> str:
-    """Prints a value in a few words: dtype and shape for an array, and what `otherwise` returns for anything else."""
+    """Prints a value in a few words: dtype and shape for an array, the text of `otherwise` for anything else."""
     return array_text(value) if carries_identity(value) else otherwise(value)

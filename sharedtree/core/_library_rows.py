@@ -25,9 +25,9 @@ class NativeLayout(NamedTuple):
     Attributes:
         shape: the native walk's name for classes of this kind, such as `"FIELDS"`.
         fields: (all names in order; a byte for each, 1 if it is static; a byte for each, its place among the traced or
-            the static ones; the traced names; the static names). Only what the shape needs.
+            the static ones; the traced names; the static names). Those needed by the shape; the others are empty.
         slots: the slots to write besides the instance's dictionary, by name or by descriptor.
-        facts: anything else about the class that must not change. If it does, the layout is dropped.
+        facts: anything else about the class. If it changes, the layout is dropped.
     """
 
     shape: str
@@ -51,13 +51,13 @@ Trained = Literal["never", "if marked", "always", "if inexact"]
 
 
 class PlainForm(NamedTuple):
-    """Representation of an instance in a state, which is plain data.
+    """Representation of an instance in a state: plain data.
 
     Attributes:
-        kind: what holds the states of the children. `"dict"`: a dictionary by name. `"list"`: a list. `"whole"`:
-            nothing, because the instance has one child, whose state represents it.
+        kind: the holder of the states of the children. `"dict"`: a dictionary by name. `"list"`: a list. `"whole"`:
+            nothing, because the instance has one child, and the state of this represents it.
         names: for a dictionary, the name of each child.
-        children: the children that belong into a state.
+        children: the children to put into a state.
         statics: for a dictionary, the static attributes by name.
         make: (new children, new static attributes) → a new instance.
         keys: for a list or `"whole"`, the key entry of each child in paths.
@@ -87,7 +87,7 @@ class RefusalError(Exception):
 
     Args:
         reason: why, for the user.
-        fix: what to do, as text or code.
+        fix: advice, as text or code.
     """
 
     def __init__(self, reason: str, fix: str) -> None:
@@ -97,7 +97,7 @@ class RefusalError(Exception):
 
 
 class Naming(NamedTuple):
-    """Questions about names in files, for the rules of a library that write instances.
+    """Questions about names in files, for the rules of a library.
 
     Attributes:
         why_nameless: object → the reason why no name leads back to it; None if a name does.
@@ -109,11 +109,11 @@ class Naming(NamedTuple):
 
 
 class AttributeRules:
-    """Rules for instances that are written attribute by attribute. The base class has those of dataclasses.
+    """Rules for writing instances attribute by attribute. The base class has the rules for dataclasses.
 
     Attributes:
-        is_open: whether classes declare no attributes, so that an unknown one in a file is no mistake.
-        own_entries: the names of the library's bookkeeping in each instance, such as kinds, marks and metadata. A file
+        is_open: whether classes declare no attributes. An unknown one in a file is no mistake then.
+        own_entries: the names of the library's bookkeeping in each instance: kinds, marks, metadata. A file
             has them among the attributes, but the authors of classes do not know them.
         is_assigned: whether `reassign` sets the result of a migration. Otherwise it is set as values of a file are.
     """
@@ -123,19 +123,19 @@ class AttributeRules:
     is_assigned: bool = False
 
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
-        """Names of the attributes that a class declares, those that JAX traces first, each group in JAX's order."""
+        """Names of the declared attributes of a class, the traced ones first, each group in JAX's order."""
         declared = sorted(dataclass_fields(cls), key=lambda field: bool(field.metadata.get("static", False)))
         return tuple([field.name for field in declared])
 
     def may_have(self, cls: Any, name: str) -> bool | None:
-        """Tells whether an undeclared attribute may have this name. None leaves that to Python's own rules."""
+        """Tells whether an undeclared attribute may have this name. None leaves it to Python's own rules."""
 
     def may_stay_unset(self, cls: Any, name: str) -> bool:
         """Tells whether an instance may lack a field."""
         return False
 
     def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
-        """Finds a function that makes the default of a field that a file lacks. None if the field has no default."""
+        """Finds a function to make the default of a field, for a file without it. None if the field has no default."""
         field = dataclass_entries(cls).get(name)
         if field is not None and field.default_factory is not dataclasses.MISSING:
             return field.default_factory
@@ -147,11 +147,11 @@ class AttributeRules:
         return None if default is dataclasses.MISSING else lambda: default
 
     def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
-        """Converts the attributes of an instance to those that a file gets. Those that JAX traces come first.
+        """Converts the attributes of an instance for a file. The traced ones come first.
 
         Args:
             obj: the instance.
-            attributes: all attributes that it has, by name.
+            attributes: all of its attributes by name.
             naming: answers questions about names.
 
         Raises:
@@ -160,11 +160,11 @@ class AttributeRules:
         return attributes
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
-        """Reads the static attributes by name from the auxiliary data that the flatten function returns."""
+        """Reads the static attributes by name from the auxiliary data of the flatten function."""
         return dict(aux)
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        """Checks and completes an instance that has just been loaded.
+        """Checks and completes an instance, right after it was loaded.
 
         Args:
             obj: the instance. Its attributes are set as the file has them.
@@ -172,7 +172,7 @@ class AttributeRules:
             new_names: name in the file → name of the attribute now; None if a migration dropped it.
 
         Returns:
-            The instance, or one that is equal to it.
+            The instance, or an equal one.
 
         Raises:
             FormatError: if the attributes do not fit together.
@@ -184,28 +184,28 @@ class AttributeRules:
 
 
 class NamesInFiles(NamedTuple):
-    """Allow-list of a library: the names, as `module:qualname`, that a file may contain.
+    """Allow-list of a library: the names for files, as `module:qualname`.
 
-    A file that names a function puts it into the model, and the model will call it. So functions are listed one by one,
+    If a file names a function, it gets into the model, and the model will call it. So functions are listed one by one,
     and only if they compute arrays from arrays. Classes are listed one by one, too, if other classes of the library
-    evaluate or call what they hold. A name that the installed version lacks does no harm.
+    evaluate or call their contents. A name missing from the installed version does no harm.
 
-    Each text is a table: a module and a colon, then the names in that module.
+    Each text is a table: a module and a colon, then the names in it.
 
     Attributes:
         packages: the top-level packages of the library.
         imported_from: the package to import for these, if it is another one.
-        kinds: the kinds of classes of which all may be named.
+        kinds: the kinds of classes whose members may all be named.
         has_methods: whether public methods of the library's modules may be named.
         only_names: whether a user who trusts the package allows no more than the names in this list.
-        instances: classes whose instances a model or the state of a training may hold.
-        classes: classes that are no nodes, but may be named as values.
-        functions: functions that compute arrays from arrays and do nothing else, and a few objects that mark a choice.
-        tokens: objects that mark a choice, each of a class of its own that has no name.
-        if_trusted: classes that a file may name if the user trusts their package.
-        state: classes that hold state, which nobody trains. For tables of files, which look up no class.
-        state_entry: the entry of an instance that lists which of its attributes are state, as a dictionary of texts.
-        kept_back: modules, with all below them, and names, whose classes may not be named unless listed above.
+        instances: classes with instances in a model or in the state of a training.
+        classes: classes that may be named as values. They are no nodes.
+        functions: functions from arrays to arrays, without any side effect, and a few objects that mark a choice.
+        tokens: objects that mark a choice. Each has a class without a name.
+        if_trusted: classes to allow if the user trusts their package.
+        state: classes of state, as opposed to parameters. Tables of files use these names, since they look up no class.
+        state_entry: the entry of an instance with the names of its attributes of state, as a dictionary of texts.
+        kept_back: modules, with all below them, and names. Their classes may not be named unless listed above.
     """
 
     packages: str = ""
@@ -227,35 +227,35 @@ class NamesInFiles(NamedTuple):
 
 
 def _nothing(*_: Any) -> None:
-    """The answer of a row that does not have a hook."""
+    """The answer of a row without this hook."""
 
 
 class Library(NamedTuple):
     """Row of one library: its answers about its classes. Each function returns None for classes of other libraries.
 
     Attributes:
-        name: the name that users know.
+        name: the name known to users.
         node_type_of: class → its node type, if its instances come apart otherwise than JAX's registry says.
-        convention_of: class in JAX's registry → which leaves its instances trace, if not those that JAX traces.
+        convention_of: class in JAX's registry → which leaves its instances trace, if not all that JAX can.
         native_layout_of: class → how the native walk reads its instances. None leaves it to the registered functions.
-        introduce: gives the native walk (its argument) what it must know of the library, before the first class.
-        parts_of_frozen: static value that cannot be changed → the values in it.
-        marker: the class of the object that marks an attribute as never set. At most one library has one.
-        held_anyway: classes whose instances keep nothing else alive.
+        introduce: prepares the native walk (its argument) for the library, before the first class.
+        parts_of_frozen: immutable static value → the values in it.
+        marker: the class of the mark for an attribute without a value. At most one library has one.
+        held_anyway: classes. Their instances keep nothing else alive.
         writes_back: class in JAX's registry → whether the library writes what a function changes in an instance back
             into the caller's. False if nobody would miss the change.
         role_of: class → the roles of the leaves below its instances, see `RolesBelow`.
         trained_below: (class, auxiliary data, number of children) → which leaves train below each child.
         argument_and_filter: value of `argnums` that is a filter of the library → (position of the argument, the filter
             as code).
-        plain_form_of: (instance, node type) → its representation in a state, if that is not its children by key.
+        plain_form_of: (instance, node type) → its representation in a state, if not its children by key.
         kind_in_files: class → how its instances are written, if not by the registered functions.
-        attributes: the rules for instances that are written attribute by attribute.
-        fault_of_aux: (class, auxiliary data) → the reason why no file may contain such an instance.
+        attributes: the rules for writing instances attribute by attribute.
+        fault_of_aux: (class, auxiliary data) → the reason why no file may contain it.
         answers_as_told: class → whether reading an attribute of an instance may return whatever a file put there.
-        compared_by_parts: classes whose `==` compares all attributes, and with them the subclasses that inherit it.
-        choices: classes whose subclasses have no instances: each subclass is itself a value that a file may name.
-        names: the names that a file may contain.
+        compared_by_parts: classes with an `==` of all attributes. Subclasses count if they inherit it.
+        choices: base classes. Their subclasses have no instances: each is itself a value for a file to name.
+        names: the allow-list for files.
     """
 
     name: str
@@ -321,7 +321,7 @@ def role_by_library(cls: Any) -> RolesBelow | None:
 
 
 def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
-    """Asks how the native walk reads the instances of a class. Returns the library that answers, and the answer."""
+    """Asks how the native walk reads the instances of a class. Returns the first answer, with its library."""
     for library in LIBRARIES:
         layout = library.native_layout_of(cls)
         if layout is not None:
@@ -357,7 +357,7 @@ def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
 
 
 def parts_of_frozen(value: Any) -> Iterable[Any] | None:
-    """Asks which values a static value holds, if a library knows that it cannot be changed."""
+    """Asks for the values in a static value, if a library says it is immutable."""
     for library in LIBRARIES:
         parts = library.parts_of_frozen(value)
         if parts is not None:
@@ -366,7 +366,7 @@ def parts_of_frozen(value: Any) -> Iterable[Any] | None:
 
 
 def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
-    """Asks how the instances of a class are written. Returns the library that answers, and the kind."""
+    """Asks how the instances of a class are written. Returns the first answer, with its library."""
     for library in LIBRARIES:
         kind = library.kind_in_files(cls)
         if kind is not None:
@@ -377,7 +377,7 @@ def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
 def fault_of_aux(cls: Any, aux: Any) -> str | None:
     """Asks why no file may contain an instance of a class with this auxiliary data. None if a file may.
 
-    Writing asks this, too: what could not be read is not written.
+    Writing asks this, too, because the file could not be read.
     """
     for library in LIBRARIES:
         fault = library.fault_of_aux(cls, aux)
@@ -387,7 +387,7 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
 
 
 def is_choice(cls: Any) -> bool:
-    """Tells whether a class has no instances, but is itself a value that a file may name."""
+    """Tells whether a class has no instances, but is itself a value for a file to name."""
     return any(issubclass(cls, library.choices) for library in LIBRARIES)
 
 
@@ -398,19 +398,19 @@ def is_choice(cls: Any) -> bool:
 
 @functools.cache
 def markers() -> frozenset[type]:
-    """Classes of the objects that mark an attribute as never set."""
+    """Classes of the marks for attributes without a value."""
     return frozenset([library.marker for library in LIBRARIES if library.marker is not None])
 
 
 def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Drops the attributes that were never set. Returns the very dictionary if there are none. Looks at each type."""
+    """Drops the attributes without a value. Returns the very dictionary if all have one. Looks at each type."""
     if markers().isdisjoint(map(type, attributes.values())):
         return attributes
     return {name: value for name, value in attributes.items() if type(value) not in markers()}
 
 
 def compares_by_parts(cls: Any) -> bool:
-    """Tells whether a library says that instances of a class are equal exactly if all of their attributes are."""
+    """Tells whether, by its library, two instances of a class are equal exactly if all of their attributes are."""
     for base in _compared_by_parts():  # noqa: SIM110 -- a generator takes longer
         if issubclass(cls, base) and cls.__eq__ is base.__eq__:
             return True

@@ -35,7 +35,7 @@ class Rooted(Protocol):
 
 
 class RecordPair(NamedTuple):
-    """A record of one shape and the record of the other at the same path. `path` is the first such path."""
+    """A record of one shape and the record of the other at the same path. `path` is the first such one."""
 
     left: int
     right: int
@@ -43,7 +43,7 @@ class RecordPair(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """A path at which two shapes differ, and what each of them has there, in words."""
+    """A path at which two shapes differ, and the records of both there, in words."""
 
     path: Path
     left: str
@@ -93,8 +93,7 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
         left: one shape.
         right: the other.
         agree: decides about all other records. Nothing below them is walked.
-        compares_keys: whether `agree` also decides about two nodes of one class whose children have different keys, as
-            those of two dicts may.
+        compares_keys: whether `agree` also decides about two nodes of one class with different keys, such as two dicts.
 
     Cost: one step for each edge below a pair. There may be as many pairs as the product of the numbers of records.
     """
@@ -132,7 +131,7 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
 
 
 def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
-    """Describes two records that do not match, with the keys in which they differ."""
+    """Describes two records, with the keys in which they differ."""
     return Mismatch(path, _text_beside(left, right), _text_beside(right, left))
 
 
@@ -153,7 +152,7 @@ def _text_beside(record: Record, counterpart: Record) -> str:
 
 
 def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair]:
-    """Yields the pairs of two shapes that must match. Arguments as for `pairs`.
+    """Yields the pairs of two shapes. Arguments as for `pairs`.
 
     Raises:
         SharingMismatchError: at the first mismatch.
@@ -167,10 +166,10 @@ def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool =
 def lost_ties(
     left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False
 ) -> list[SplitRecord] | Mismatch:
-    """Finds the ties of `left` that `right` lacks. Arguments as for `pairs`.
+    """Finds the ties of `left` missing from `right`. Arguments as for `pairs`.
 
     Returns:
-        The records of `left` that are more than one record of `right`, or the first mismatch.
+        The records of `left` with several counterparts in `right`, or the first mismatch.
     """
     first_pairs: dict[int, RecordPair] = {}
     split: list[SplitRecord] = []
@@ -184,11 +183,11 @@ def lost_ties(
 
 
 def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record, ...], dict[int, int]]:
-    """Makes one record of each group of records: the lowest, which a walk reaches first.
+    """Makes one record of each group of records: the lowest, reached first by a walk.
 
     Args:
         shape: a DAG.
-        groups: records that are alike. If two nodes are in one group, their children must be in common groups, too, as
+        groups: records of one kind. If two nodes are in one group, their children must be in common groups, too, as
             they are if the groups come from the pairs of two shapes.
 
     Returns:
@@ -239,7 +238,7 @@ def name_of(op: Any, num_children: int | None = None) -> str:
 
     Args:
         op: the operation.
-        num_children: how many children a node has. None leaves that out.
+        num_children: how many children a node has. None leaves the number out.
     """
     if op is LEAF:
         return "a traced leaf"

@@ -103,8 +103,8 @@ class Update(NamedTuple):
     Attributes:
         number: the number of the object among the records of the arguments.
         node: the new content.
-        received_aux: the auxiliary data of the object when the function received it. A static object in it is left alone
-            if it equals its new value, so that the caller keeps the very object. None if the auxiliary data holds no
+        received_aux: the auxiliary data of the object when the function received it. A static object in it is left
+            alone if it equals its new value: the caller keeps the very object. None if the auxiliary data holds no
             static objects, or if the function got the caller's own objects and not copies.
     """
 

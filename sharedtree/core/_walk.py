@@ -26,9 +26,9 @@ MAX_DEPTH = 100_000
 
 
 class Tags:
-    """Numbers of the objects that one or several walks have seen.
+    """Numbers of the objects seen by one or several walks.
 
-    `objects` keeps every one of them alive, so that an id stands for one object as long as the tags exist.
+    `objects` keeps every one of them alive. So an id stands for one object as long as the tags exist.
     """
 
     __slots__ = ("numbers", "objects")
@@ -50,35 +50,34 @@ class Tags:
         return number
 
     def forget(self, start: int) -> None:
-        """Removes every object whose number is `start` or more."""
+        """Removes every object from number `start` on."""
         for obj in self.objects[start:]:
             self.numbers.pop(id(obj), None)  # alive in `objects` until the next line
         del self.objects[start:]
 
 
 class Rules(NamedTuple):
-    """Settings of a walk: which objects carry identity, which leaves are traced, what becomes of static values.
+    """Settings of a walk: which objects carry identity, which leaves are traced, how static values are taken.
 
     Attributes:
         containers: mutable containers carry identity outside modules, too.
         arrays: arrays carry identity.
-        values: tuples and all other nodes are tagged, too, so that a shared one is walked only once. The structure then
-            depends on which tuples are one object, so it must not be compared with that of another tree.
+        values: tuples and all other nodes are tagged, too, and a shared one is walked only once. The structure then
+            depends on the identity of tuples. It must not be compared with the structure of another tree.
         filtered: only arrays are traced, in and outside modules of all libraries, as under Equinox's filters.
-        convention: the convention that holds around the root.
-        given: the numbers of objects that the caller already has. They are not packed: each becomes a `Given`.
-        updated: the numbers of objects of the caller whose content is to be replaced. Each becomes an `Update`.
-        received: the records that the numbers in `updated` refer to.
-        is_exact: static values are taken uncopied from this very tree, for a structure that is used once to put the
-            same tree together again. Otherwise equal values of another tree may stand for them, so that one trace
-            serves both.
-        given_copies: copies of static objects that a function received → the caller's originals. A copy that is still
-            equal to its original is replaced by it.
-        on_static: called with each static value and a function that returns its path. It raises to refuse the value.
-        is_leaf: nodes and static values for which it returns true count as traced leaves.
+        convention: the convention around the root.
+        given: the numbers of the caller's own objects. They are not packed: each becomes a `Given`.
+        updated: the numbers of objects of the caller with a new content. Each becomes an `Update`.
+        received: the records for the numbers in `updated`.
+        is_exact: static values are taken uncopied from this very tree, for a structure to put the same tree together
+            again. Otherwise equal values of another tree may stand for them, and one trace serves both.
+        given_copies: copies of static objects, as a function received them → the caller's originals. A copy is
+            replaced by its original if the two are still equal.
+        on_static: called with each static value and a function for its path. It raises to refuse the value.
+        is_leaf: a node or static value counts as a traced leaf if this returns true for it.
         is_leaf_takes_path: whether `is_leaf` takes a key path before the object, as in JAX's functions with paths.
-        are_structs_traced: whether Equinox's convention traces a `jax.ShapeDtypeStruct`, which stands for an array. It
-            has no value, so in the result of a traced function it must be static.
+        are_structs_traced: whether Equinox's convention traces a `jax.ShapeDtypeStruct` in place of an array. It has no
+            value, so in the result of a traced function it must be static.
     """
 
     containers: bool = False
@@ -101,13 +100,13 @@ DEFAULT_RULES = Rules()
 
 
 class Reading:
-    """Log of one walk, from which the native walk's key for the same tree is written.
+    """Log of one walk, to write the native walk's key for the same tree.
 
     Attributes:
         visited: one entry for each visit, in order. None for a traced leaf; the number of an object that was seen
             before; (node type, number of children, auxiliary data) for a node; (None, 0, value) for a static leaf. No
             entry is changed later, even if another thread changes the tree.
-        static_memo: what the walk found out about the static values.
+        static_memo: the facts about the static values.
     """
 
     __slots__ = ("static_memo", "visited")
@@ -118,16 +117,16 @@ class Reading:
 
 
 class _OpenNode:
-    """A node that the walk has entered and not yet left.
+    """A node on the way from the root to where the walk is.
 
     Attributes:
         obj: the node. It is alive while its id is among the open ones.
         type: its node type.
         children: its children, in order.
         aux: its auxiliary data.
-        convention: the convention that holds for the leaves below it.
+        convention: the convention for the leaves below it.
         is_object: whether it carries identity where it stands.
-        numbers: the record numbers of the children that are complete.
+        numbers: the record numbers of its complete children.
     """
 
     __slots__ = ("aux", "children", "convention", "is_object", "numbers", "obj", "type")
@@ -157,7 +156,8 @@ def walk(
 
     Args:
         tree: any object.
-        tags: the objects that earlier walks have seen, which become references here. This walk adds its own.
+        tags: the objects seen by earlier walks. They are not packed again; records refer to them by number. This walk
+            adds its own.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
         reading: an empty log to fill.
@@ -182,7 +182,7 @@ def walk(
     caller_numbers, updated_numbers = rules.given or None, rules.updated or None
 
     def current_path(levels_up: int = 0) -> Path:
-        """The path to the child that the walk has reached, or to the open node that many levels above it."""
+        """The path to the present child, or to the open node so many levels above it."""
         nodes = open_nodes[: len(open_nodes) - levels_up]
         return tuple([node.type.keys_of(node.obj)[len(node.numbers)] for node in nodes])
 
@@ -257,7 +257,7 @@ def walk(
             open_ids.add((id(obj), is_object))  # alive in `open_nodes`
 
     def close_node(node: _OpenNode) -> int:
-        """Writes the record of a node whose children are complete, and returns its number."""
+        """Writes the record of a node after its last child, and returns its number."""
         open_ids.discard((id(node.obj), node.is_object))  # alive in `node`
         keys = node.type.keys_of(node.obj)
         # A class may be registered with a number of keys that differs from that of its children. JAX accepts that.
@@ -334,13 +334,13 @@ def build(
 
 
 def _make_static(value: Any, rules: Rules, path_text: Callable[[], str], static_memo: StaticMemo) -> Static:
-    """Wraps a static leaf or the auxiliary data of a node, after the checks that the rules ask for.
+    """Wraps a static leaf or the auxiliary data of a node, after the checks of the rules.
 
     Args:
         value: the static value.
         rules: see `Rules`.
         path_text: returns the path, for errors. A path costs as much as the node is deep, so it is made only then.
-        static_memo: what is known about the static values of this walk. Extended.
+        static_memo: the facts about the static values of this walk. Extended.
 
     Raises:
         DepthError: if the value is nested too deeply.
@@ -379,14 +379,14 @@ def raise_too_deep(prefix: str) -> None:
 
 
 def _raise_cycle(obj: Any, open_nodes: list[_OpenNode], path_text: Callable[[int], str], *, is_object: bool) -> None:
-    """Raises the error for a node that was reached again below itself."""
+    """Raises the error for a node below itself."""
     depths = (i for i, node in enumerate(open_nodes) if node.obj is obj and node.is_object is is_object)
     levels_up = len(open_nodes) - next(depths)
     raise cycle_error(obj, path_text(levels_up), path_text(0))
 
 
 def cycle_error(obj: Any, start: str, back: str) -> CycleError:
-    """Makes the error for an object that contains itself.
+    """Makes the error for a cycle: an object below itself.
 
     Args:
         obj: the object.
