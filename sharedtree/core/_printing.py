@@ -145,7 +145,7 @@ _printer = _Printer()
 
 
 def shown(value: Any) -> str:
-    """Returns a `repr` cut off at 80 characters, in bounded time. If `__repr__` raises, it is named by its class."""
+    """Returns a `repr` cut off at 80 characters, in bounded time. If its `__repr__` raises, prints its class."""
     text = _printer.repr(value)
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}..."
 

@@ -600,6 +600,7 @@ def _parts_of_ordered_dict(mapping: "collections.OrderedDict[Any, Any]") -> list
 
 
 def _parts_of_array(value: np.ndarray[Any, Any]) -> list[Any]:
+    """Returns the dtype, shape and bytes of an array as one part; for objects, the elements in place of the bytes."""
     # `tobytes` of a masked array would leave out the masked elements.
     array = value.view(np.ndarray)
     if array.dtype.hasobject:
