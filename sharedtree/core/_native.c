@@ -604,6 +604,13 @@ enum { OWN_POLICY, FLAGS, FORMS, IN_PLACE, FINISHES, WRITE, NUM_OF_WAY };     /*
 enum { NAMES_OF, BOUND, PLAN_KEY, ASKS, DONATES, LATEST, MADE, NUM_OF_FORM }; /* a form: for a number of arguments and keywords */
 enum { STRUCTURE_IN, ORIGINS, LABELS, DEALS, SOURCES, CUTS, NUM_OF_PLAN };    /* a plan: how leaves are split into groups */
 
+/* A way has: the policy, the rules of the walk, the forms by number of arguments and keywords (None: Python does every call),
+   whether changes are written back, whether the result is the function's own (no gradient), and a Python function that writes.
+   A form has: the auxiliary data of the arguments; how they are bound, or None; a part of the key of plans; a function from leaves
+   to the rest of this key, or None; whether buffers are donated; a `Latest`; and labels -> transformed function.
+   A plan has: the structure of the groups; its records among those of the walked tree, None if it is the same; a label for each
+   group; a deal for each; for each the numbers of its leaves among the walked ones, None for all; and the ties that are cut. */
+
 static PyTypeObject *tags_type, *program_type, *latest_type, *deal_base, *hand_base, *arguments_base, *caller_base;
 
 /* For calls. */
@@ -890,11 +897,11 @@ static Position position_of(const Walk *w)
     return (Position){w->children.size, w->pins.size, w->key_size};
 }
 
-static void rewind(Walk *w, Position mark)
+static void rewind(Walk *w, Position position)
 {
-    pop_to(&w->children, mark.children);
-    pop_to(&w->pins, mark.pins);
-    w->key_size = mark.key_size;
+    pop_to(&w->children, position.children);
+    pop_to(&w->pins, position.pins);
+    w->key_size = position.key_size;
 }
 
 /* Writes a code and its bytes. */
@@ -1193,16 +1200,16 @@ static int open_dict(Walk *w, Kind *kind, PyObject *object)
         NEED(factory);
         TRY(emit_static(w, factory, 0));
     }
-    Position mark = position_of(w);
+    Position position = position_of(w);
     int outcome = kind->shape == ORDERED_DICT ? UNHANDLED : push_in_order(w, object);
     for (Py_ssize_t i = 0; outcome == DONE && i < size; i++)
         outcome = emit_text(w, w->names[i]);
     if (outcome != UNHANDLED)
         return outcome;
-    rewind(w, mark);
+    rewind(w, position);
     TRY(push_by_keys(w, kind, object));
     /* Sorting may have collected garbage, and a finaliser may have changed the dictionary. */
-    return w->children.size - mark.children == (size_t)size ? DONE : FAILED;
+    return w->children.size - position.children == (size_t)size ? DONE : FAILED;
 }
 
 static PyObject *keys_in(const Kind *kind, PyObject *aux)
@@ -1320,17 +1327,18 @@ static PyObject *attributes_of(PyObject *object)
     return attributes;
 }
 
+/* Opens an object with a `__dict__`: in the order of the dictionary if this is as expected, else name by name. */
 static int open_fields(Walk *w, Kind *kind, PyObject *object)
 {
     OWNED *attributes = attributes_of(object);
-    Position mark = position_of(w);
+    Position position = position_of(w);
     NEED(attributes);
     if (kind->is_in_order) {
         TRY(emit_kind(w, 'F', kind, 0));
         int outcome = open_in_order(w, kind, attributes, kind->order, kind->is_static);
         if (outcome != UNHANDLED)
             return outcome;
-        rewind(w, mark);
+        rewind(w, position);
     }
     if (kind->shape == DATACLASS && PyDict_Size(attributes) != PyTuple_Size(kind->order))
         return UNHANDLED; /* it has attributes that are no fields */
@@ -1352,6 +1360,7 @@ static int fits_fields(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t si
            are_pairs(PyTuple_GetItem(aux, 1));
 }
 
+/* Writes a node of FIELDS. Its auxiliary data is (names of the children, (name, value) pairs of the static fields). */
 static int emit_fields(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
 {
     OWNED *attributes = PyDict_New();
@@ -1390,6 +1399,7 @@ static int read_attribute_kinds(PyObject *kinds_object, PyObject **names, PyObje
     return *are_static != NULL && PyBytes_Check(*are_static) && is_tuple_of(*names, PyBytes_Size(*are_static));
 }
 
+/* Opens a `sharedtree.Module`. Its slot lists the names and kinds of its attributes; Python replaces it if these change. */
 static int open_module(Walk *w, Kind *kind, PyObject *object)
 {
     OWNED *kinds_object = get_slot(kinds_of_attributes, object, NULL), *names = NULL, *are_static = NULL, *attributes = NULL;
@@ -1542,6 +1552,7 @@ static Layout *new_layout(Kind *kind, PyObject *object, size_t hash)
     return layout;
 }
 
+/* Opens an NNX object by the first layout of its class that fits. If none does, Python is asked for a new one. */
 static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
 {
     OWNED *attributes = attributes_of(object), *nodes = NULL, *mapping = NULL;
@@ -1552,13 +1563,13 @@ static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
     if (mapping == NULL || !PyDict_CheckExact(mapping))
         return PyErr_Occurred() ? FAILED : UNHANDLED;
     size_t hash = hash_of_names(attributes);
-    Position mark = position_of(w);
+    Position position = position_of(w);
     Layout *layout = get_pointer(&kind->layouts, (void *)hash);
     for (; layout != NULL; layout = layout->next) {
         int outcome = open_by_layout(w, kind, layout, attributes, mapping);
         if (outcome != UNHANDLED)
             return outcome;
-        rewind(w, mark);
+        rewind(w, position);
     }
     if (kind->num_layouts < MAX_LAYOUTS)
         layout = new_layout(kind, object, hash);
@@ -1572,6 +1583,7 @@ static int fits_nnx_object(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_
            is_tuple_of(PyTuple_GetItem(aux, 2), PyTuple_Size(PyTuple_GetItem(aux, 1)));
 }
 
+/* Writes an NNX object. Its auxiliary data is (names of the children, names of the static attributes, their values). */
 static int emit_nnx_object(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children), PyObject *aux)
 {
     PyObject *names = PyTuple_GetItem(aux, 1), *values = PyTuple_GetItem(aux, 2);
@@ -1679,18 +1691,19 @@ static const Shape *shape_of(const Kind *kind)
 static int emit_node(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
 {
     const Shape *shape = shape_of(kind);
-    Position mark = position_of(w);
+    Position position = position_of(w);
     int is_fit = shape->emit != NULL && (shape->fits == NULL || shape->fits(kind, aux, num_children));
     int outcome = is_fit ? shape->emit(w, kind, num_children, aux) : UNHANDLED;
     if (outcome != UNHANDLED)
         return outcome;
     if (kind->shape == FIELDS)
         return FAILED; /* no registered function takes instances of such a class apart */
-    rewind(w, mark);
+    rewind(w, position);
     TRY(emit_kind(w, 'G', kind, num_children));
     return emit_static(w, aux, 0);
 }
 
+/* Opens a node by its registered flatten function. */
 static int open_other(Walk *w, Kind *kind, PyObject *object)
 {
     OWNED *flattened = PyObject_CallFunctionObjArgs(kind->take_apart, object, NULL), *children = NULL;
@@ -1710,11 +1723,11 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
     Py_ssize_t old_number = has_identity ? get_value(&w->tags->numbers, object) : NO_VALUE;
     if (w->depth >= MAX_DEPTH || old_number == OPEN)
         return FAILED;
-    Position mark = position_of(w);
+    Position position = position_of(w);
     w->is_outside = outer == OUTSIDE || outer == ANY;
     int outcome = shape_of(kind)->open == NULL ? UNHANDLED : shape_of(kind)->open(w, kind, object);
     if (outcome == UNHANDLED) {
-        rewind(w, mark);
+        rewind(w, position);
         outcome = open_other(w, kind, object);
     }
     TRY(outcome);
@@ -1730,7 +1743,7 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
     }
     /* Outside of modules, a plain container gets a number only if the policy counts containers. */
     int is_object = has_identity && (outer != OUTSIDE || inner != OUTSIDE);
-    w->frames[w->depth++] = (Frame){.object = object, .kind = kind, .start = mark.children, .next = mark.children,
+    w->frames[w->depth++] = (Frame){.object = object, .kind = kind, .start = position.children, .next = position.children,
                                     .end = w->children.size, .convention = inner, .is_open = has_identity,
                                     .is_object = is_object, .old_number = old_number};
     return DONE;
@@ -1988,6 +2001,7 @@ static void free_memory(Walk *w)
     PyMem_Free(w->key);
 }
 
+/* Releases what a walk holds, and keeps its memory for the next walk unless it is large. */
 static void end_walk(Walk *w)
 {
     /* Each of these may run finalisers. None can reach this walk. */
@@ -2248,6 +2262,7 @@ static int read_numbers(Step *step, PyObject *numbers)
     return PyErr_Occurred() ? FAILED : DONE;
 }
 
+/* Reads a step from its tuple, and checks what `run_program` relies on. */
 static int read_step(Step *step, PyObject *content)
 {
     PyObject *type, *numbers;
@@ -2447,6 +2462,7 @@ static int set_trace_state(Run *run, PyObject *object, PyObject *slot)
     return set_slot(slot, object, run->trace_state);
 }
 
+/* Sets the attributes of a new object, which has none yet. */
 static int set_attributes(Run *run, const Step *step, PyObject *object)
 {
     /* NNX lets descriptors of the class take part, so its attributes are not written into the dictionary. */
@@ -2488,12 +2504,14 @@ static PyObject *build_object(Run *run, const Step *step)
     return object;
 }
 
+/* Runs the steps of a program. Each appends one object to the table. */
 static int run_program(Run *run)
 {
     for (Py_ssize_t i = 0; i < run->program->num_steps; i++) {
         const Step *step = &run->program->steps[i];
         int is_as_known = step->kind == NULL || step->kind->shape == step->shape;
         PyObject *object = is_as_known ? SHAPES[step->shape].build(run, step) : build_registered(run, step);
+        /* A leaf is a borrowed reference, of which the table takes one of its own. */
         if (object != NULL && step->shape == LEAF) {
             TRY(PyList_Append(run->table, object));
             continue;
@@ -2896,6 +2914,7 @@ static int read_form(PyObject *way, PyObject *args, PyObject *kwargs, PyObject *
     OWNED *key = form_key(args, kwargs);
     *form = look_up(PyTuple_GetItem(way, FORMS), key);
     NEED(*form);
+    /* None marks forms of calls that only Python can do. */
     if (*form == Py_None)
         return UNHANDLED;
     if (!is_record(*form, NUM_OF_FORM) || !is_tuple_of(PyTuple_GetItem(*form, NAMES_OF), 3) ||
@@ -2921,6 +2940,7 @@ static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject *bou
     return DONE;
 }
 
+/* Makes the `Arguments` of a call, bound to the signature if the form says so. */
 static PyObject *new_arguments(PyObject *form, PyObject *args, PyObject *kwargs)
 {
     PyTypeObject *type = (PyTypeObject *)arguments_type;
@@ -2940,6 +2960,8 @@ static int plan_of(PyObject *form, PyObject *structure, PyObject *leaves, PyObje
     PyObject *asks = PyTuple_GetItem(form, ASKS);
     OWNED *plans = PyObject_GetAttr(structure, name_plans), *key = Py_NewRef(PyTuple_GetItem(form, PLAN_KEY)), *answers = NULL;
     NEED(plans);
+    /* Some plans depend on the leaves, too: those of `grad` on which ones are floating point. Python answers, with None if it has
+       to do the call. */
     if (asks != Py_None) {
         answers = PyObject_CallFunctionObjArgs(asks, leaves, NULL);
         NEED(answers);
