@@ -39,7 +39,7 @@ class Pair(NamedTuple):
         left: the one on the left: an object, or its number.
         right: the one on the right.
         at: the path, as a number of a `Paths`.
-        inherited: data from the pair above.
+        inherited: data that the comparison passes down from the pair above.
     """
 
     left: Any
@@ -161,7 +161,7 @@ class SplitTie(NamedTuple):
     """A tie of one side that the other lacks.
 
     Attributes:
-        at: the first path of the tied object, as a number of a `Paths`.
+        at: the path at which the tied object stood first, as a number of a `Paths`.
         is_on_left: whether the left side has the tie.
     """
 

@@ -160,7 +160,7 @@ class AttributeRules:
         return attributes
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
-        """Reads the static attributes by name from the auxiliary data of the flatten function."""
+        """Reads the static attributes by name from the auxiliary data that the flatten function returns."""
         return dict(aux)
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
@@ -198,10 +198,10 @@ class NamesInFiles(NamedTuple):
         kinds: the kinds of classes whose members may all be named.
         has_methods: whether public methods of the library's modules may be named.
         only_names: whether a user who trusts the package allows no more than the names in this list.
-        instances: classes with instances in a model or in the state of a training.
+        instances: classes whose instances a model or the state of a training may hold.
         classes: classes that may be named as values. They are no nodes.
-        functions: functions from arrays to arrays, without any side effect, and a few objects that mark a choice.
-        tokens: objects that mark a choice. Each has a class without a name.
+        functions: functions that compute arrays from arrays and do nothing else, and a few objects that mark a choice.
+        tokens: objects that mark a choice, and whose classes have no name.
         if_trusted: classes to allow if the user trusts their package.
         state: classes of state, as opposed to parameters. Tables of files use these names, since they look up no class.
         state_entry: the entry of an instance with the names of its attributes of state, as a dictionary of texts.
@@ -241,7 +241,7 @@ class Library(NamedTuple):
         introduce: prepares the native walk (its argument) for the library, before the first class.
         parts_of_frozen: immutable static value → the values in it.
         marker: the class of the mark for an attribute without a value. At most one library has one.
-        held_anyway: classes. Their instances keep nothing else alive.
+        held_anyway: classes whose instances keep nothing else alive.
         writes_back: class in JAX's registry → whether the library writes what a function changes in an instance back
             into the caller's. False if nobody would miss the change.
         role_of: class → the roles of the leaves below its instances, see `RolesBelow`.
@@ -253,8 +253,8 @@ class Library(NamedTuple):
         attributes: the rules for writing instances attribute by attribute.
         fault_of_aux: (class, auxiliary data) → the reason why no file may contain it.
         answers_as_told: class → whether reading an attribute of an instance may return whatever a file put there.
-        compared_by_parts: classes with an `==` of all attributes. Subclasses count if they inherit it.
-        choices: base classes. Their subclasses have no instances: each is itself a value for a file to name.
+        compared_by_parts: classes whose `==` compares all attributes. Subclasses count if they inherit it.
+        choices: base classes whose subclasses have no instances. Each subclass is itself a value for a file to name.
         names: the allow-list for files.
     """
 

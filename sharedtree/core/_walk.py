@@ -62,15 +62,15 @@ class Rules(NamedTuple):
     Attributes:
         containers: mutable containers carry identity outside modules, too.
         arrays: arrays carry identity.
-        values: tuples and all other nodes are tagged, too, and a shared one is walked only once. The structure then
-            depends on the identity of tuples. It must not be compared with the structure of another tree.
+        values: tuples and all other nodes are tagged, too, so a shared one is walked only once. The structure then
+            depends on the identity of tuples, and must not be compared with that of another tree.
         filtered: only arrays are traced, in and outside modules of all libraries, as under Equinox's filters.
         convention: the convention around the root.
         given: the numbers of the caller's own objects. They are not packed: each becomes a `Given`.
         updated: the numbers of objects of the caller with a new content. Each becomes an `Update`.
         received: the records for the numbers in `updated`.
-        is_exact: static values are taken uncopied from this very tree, for a structure to put the same tree together
-            again. Otherwise equal values of another tree may stand for them, and one trace serves both.
+        is_exact: static values are taken uncopied from this very tree, for a structure that puts the same tree together
+            again. Otherwise equal values of another tree may stand for them, so that one trace serves both.
         given_copies: copies of static objects, as a function received them → the caller's originals. A copy is
             replaced by its original if the two are still equal.
         on_static: called with each static value and a function for its path. It raises to refuse the value.
@@ -100,7 +100,7 @@ DEFAULT_RULES = Rules()
 
 
 class Reading:
-    """Log of one walk, to write the native walk's key for the same tree.
+    """Log of one walk, from which the native walk's key for the same tree is written.
 
     Attributes:
         visited: one entry for each visit, in order. None for a traced leaf; the number of an object that was seen
@@ -182,7 +182,7 @@ def walk(
     caller_numbers, updated_numbers = rules.given or None, rules.updated or None
 
     def current_path(levels_up: int = 0) -> Path:
-        """The path to the present child, or to the open node so many levels above it."""
+        """The path to the child that the walk has reached, or to the open node so many levels above it."""
         nodes = open_nodes[: len(open_nodes) - levels_up]
         return tuple([node.type.keys_of(node.obj)[len(node.numbers)] for node in nodes])
 
