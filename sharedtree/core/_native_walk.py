@@ -56,7 +56,9 @@ _kept_exact: tuple[Structure, ...] = ()
 
 
 def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
-    """Packs a tree by the native walk. Arguments and errors as for `_walk.walk`.
+    """Packs a tree by the native walk if its structure is in the table. Otherwise walks in Python and enters it.
+
+    Arguments and errors as for `_walk.walk`.
 
     Returns:
         The traced leaves not seen before, and the interned structure. None if the native walk is not in use or cannot
