@@ -11,7 +11,7 @@ from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._printing import MOST_PATHS
-from ..core._sharing import Agree, SplitRecord, Mismatch, Rooted, lost_ties
+from ..core._sharing import Agree, Mismatch, Rooted, SplitRecord, lost_ties
 from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op
