@@ -100,17 +100,21 @@ def with_memory(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def let_others_have_memory() -> None:
     """Before the native walk has met any class, for it keeps what it was told."""
-    meet = _classes_in_native_walk._meet
-    _classes_in_native_walk._meet_with_memory = with_memory(types.FunctionType(meet.__code__, meet.__globals__))
-    meet.__code__ = (lambda obj, number: _meet_with_memory(obj, number)).__code__  # noqa: F821 -- in that file
-    settle = _classes_in_native_walk._settle
-    _classes_in_native_walk._settle_with_memory = with_memory(types.FunctionType(settle.__code__, settle.__globals__))
-    settle.__code__ = (lambda value: _settle_with_memory(value)).__code__  # noqa: F821 -- in that file
-    compiled = _classes_in_native_walk._compiled
-    _classes_in_native_walk._compiled_with_memory = with_memory(
+    meet = _classes_in_native_walk._describe_object
+    _classes_in_native_walk._describe_object_with_memory = with_memory(
+        types.FunctionType(meet.__code__, meet.__globals__)
+    )
+    meet.__code__ = (lambda obj, number: _describe_object_with_memory(obj, number)).__code__  # noqa: F821 -- in that file
+    settle = _classes_in_native_walk._tokens_for
+    _classes_in_native_walk._tokens_for_with_memory = with_memory(
+        types.FunctionType(settle.__code__, settle.__globals__)
+    )
+    settle.__code__ = (lambda value: _tokens_for_with_memory(value)).__code__  # noqa: F821 -- in that file
+    compiled = _classes_in_native_walk._compile
+    _classes_in_native_walk._compile_with_memory = with_memory(
         types.FunctionType(compiled.__code__, compiled.__globals__)
     )
-    compiled.__code__ = (lambda structure: _compiled_with_memory(structure)).__code__  # noqa: F821 -- in that file
+    compiled.__code__ = (lambda structure: _compile_with_memory(structure)).__code__  # noqa: F821 -- in that file
     flatten = with_memory(jtu.default_registry.flatten_one_level)
     registry = types.SimpleNamespace(flatten_one_level=flatten)
     _classes_in_native_walk.jtu = types.SimpleNamespace(default_registry=registry)

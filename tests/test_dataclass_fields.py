@@ -456,11 +456,11 @@ def test_a_class_that_is_changed(change, with_slots, is_met):
         if is_met:
             assert_as_in_jax(obj)
             if native is not None:
-                assert Changed in _classes_in_native_walk._read_natively
+                assert Changed in _classes_in_native_walk._layouts_in_use
         change(Changed)
         for tree in ([obj], obj, [obj, X], Changed(W, V)):
             assert_as_in_jax(tree)
-        assert Changed not in _classes_in_native_walk._read_natively
+        assert Changed not in _classes_in_native_walk._layouts_in_use
         assert fields_of(Changed) is None
         if native is not None:
             for rules in RULES:

@@ -39,7 +39,7 @@ SCRIPT = """
     def hold():
         with under_way.keeping_limit():
             assert under_way.make_room(900)
-            for lock in list(_locks._every):
+            for lock in list(_locks._all_locks):
                 lock.__enter__()
             taken.set()
             done.wait()
@@ -57,7 +57,7 @@ SCRIPT = """
         st.optimizer(optax.sgd(0.1)).init(model)
         st.preserve_identities(lambda f: f)(lambda m: m)(dag)
         st.from_bytes(st.to_bytes(model))
-        for lock in list(_locks._every):
+        for lock in list(_locks._all_locks):
             with lock:
                 pass
         assert sys.getrecursionlimit() == found

@@ -54,8 +54,8 @@ WRONG = {
     "learn": [((),), (1,)],
     "take_over": [(), (1,), ("walk",), ("weather", 1), ("modules", 1, 2, 3, 4), ("calls", *[int] * 11)],
     "LeafSelection": [(), (1, 2, 3, 4)],
-    "hand_of": [(1,), (1, 2)],
-    "hand_parts": [(1,)],
+    "group_of": [(1,), (1, 2)],
+    "group_parts": [(1,)],
     "hold": [(1,), ((1,),)],
     "write_back": [((),)],
 }
@@ -205,10 +205,10 @@ def test_layouts_that_make_no_sense():
 def test_a_hand_without_its_parts():
     blank = LeafGroup.__new__(LeafGroup)
     with pytest.raises(AttributeError):
-        native.hand_parts(blank)
+        native.group_parts(blank)
     with pytest.raises(AttributeError):
         jax.tree.leaves(blank)
-    assert isinstance(native.hand_of, types.BuiltinFunctionType)
+    assert isinstance(native.group_of, types.BuiltinFunctionType)
 
 
 def test_keys_of_what_nobody_visits():

@@ -168,7 +168,7 @@ def test_wrong_arguments_and_what_gives_none():
 
     def act():
         for arguments in WRONG_TREES + WRONG_CALLS:
-            for function in (native.walk, native.build, native.call, native.hand_of, native.hand_parts):
+            for function in (native.walk, native.build, native.call, native.group_of, native.group_parts):
                 with pytest.raises((TypeError, AttributeError)):
                     function(*arguments)
         assert tags.number_of(W) is tags.forget(0) is native.walk(W, tags, 0, {}) is None

@@ -336,12 +336,12 @@ def test_a_class_that_is_changed():
 
         assert_as_in_jax(Changed())
         if native is not None:
-            assert Changed in _classes_in_native_walk._read_natively
+            assert Changed in _classes_in_native_walk._layouts_in_use
         obj = Changed()
         setattr(Changed, name, value)
         assert_as_in_jax([obj])
         assert_as_in_jax(obj)
-        assert Changed not in _classes_in_native_walk._read_natively
+        assert Changed not in _classes_in_native_walk._layouts_in_use
 
 
 def test_another_nnx_is_not_believed(monkeypatch):
@@ -412,7 +412,7 @@ model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
 leaves, structure = st.tree.flatten(model)
 assert st.tree.structure(st.tree.unflatten(structure, leaves)) is structure
 from sharedtree.core import _classes_in_native_walk, _native_or_python
-assert (nnx.Linear in _classes_in_native_walk._read_natively) is (_native_or_python.native is not None)
+assert (nnx.Linear in _classes_in_native_walk._layouts_in_use) is (_native_or_python.native is not None)
 """
 
 

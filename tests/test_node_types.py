@@ -148,7 +148,9 @@ class Tuple2(NamedTuple):
 
 
 def test_known_classes_cannot_be_registered(monkeypatch):
-    monkeypatch.setattr(_node_types, "_known", {Cell: _node_types._known[Cell]})  # whatever was seen before
+    monkeypatch.setattr(
+        _node_types, "node_types_by_class", {Cell: _node_types.node_types_by_class[Cell]}
+    )  # whatever was seen before
     plain = list, dict, tuple, type(None), collections.deque
     for cls in (*plain, Tuple2, Box, Mutable, Record, Cell, jtu.Partial, st.Dag):
         with pytest.raises(ValueError, match=f"{cls.__qualname__}.* is already a registered node"):

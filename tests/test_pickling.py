@@ -96,7 +96,7 @@ def test_a_class_that_is_not_registered_where_it_arrives(monkeypatch):
 
     st.register_node(Unknown, lambda u: ((u.x,), None), lambda aux, children: Unknown(*children))
     text = pickle.dumps(pack_alone(Unknown(jnp.ones(2)))[1])
-    monkeypatch.delitem(_node_types._known, Unknown)
+    monkeypatch.delitem(_node_types.node_types_by_class, Unknown)
     with pytest.raises(st.errors.UnregisteredTypeError, match="`Unknown` was a pytree node where this was pickled"):
         pickle.loads(text)
 

@@ -22,7 +22,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec as P
 
 import sharedtree as st
-from sharedtree.core._recursion_limit import CAN_RAISE, MAX_FLATTENED, active, raised
+from sharedtree.core._recursion_limit import CAN_RAISE, MAX_FLATTENED, active, raised_depths
 from tests.deep import chain, free, in_a_thread, link, lists, room
 from tests.serialise.process import run
 
@@ -56,7 +56,7 @@ def process_state():
         "streams": (sys.stdin, sys.stdout, sys.stderr),
         "sockets": socket.getdefaulttimeout(),
         "stack of threads": threading.stack_size(),
-        "calls under way": (active.num_calls, dict(raised)),
+        "calls under way": (active.num_calls, dict(raised_depths)),
     }
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.core._classes_in_native_walk import _compiled
+from sharedtree.core._classes_in_native_walk import _compile
 from sharedtree.core._native_walk import native
 from sharedtree.core._pack_and_unpack import build, unpack
 from sharedtree.core._structure import Structure
@@ -115,7 +115,7 @@ class Fields:
 
 def test_a_program_made_before_a_class_is_left_to_jax():
     leaves, structure = st.tree.flatten([Fields(W, 1), collections.OrderedDict(a=Fields(2, 3))])
-    _compiled(structure)
+    _compile(structure)
     made = []
     init = Fields.__init__
 

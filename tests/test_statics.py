@@ -18,7 +18,7 @@ from hypothesis import given, strategies as hst
 import sharedtree as st
 from sharedtree.core import _static_values
 from sharedtree.core._printing import shown
-from sharedtree.core._static_values import Static, nothing_known, shown_beside
+from sharedtree.core._static_values import Static, new_static_memo, shown_beside
 from tests.garbage import collect_all
 from tests.kinds import ByContent, Keyed, made
 from tests.strategies import Pair, Record
@@ -372,7 +372,7 @@ def test_keys_do_not_depend_on_sharing(count):
     assert Static([1, *parts]) != Static([True, *parts])
     assert Static({1, *parts}) == Static({*reversed(parts), 1})
     assert Static(shared).is_mutable
-    known = nothing_known()
+    known = new_static_memo()
     for value in (parts, shared, copied, (parts, 1)):
         assert Static(value, known) == Static(value)
         assert Static(value, known).is_mutable

@@ -14,7 +14,7 @@ copies have both in another order, and what is in them comes without an `==`, or
 
 from typing import Any, NamedTuple
 
-from ..core._node_types import AUX_FORMS, AuxForm
+from ..core._node_types import AUX_CONVERSIONS, AuxConversion
 
 
 class _Fields(NamedTuple):
@@ -84,9 +84,9 @@ def compare_in_one_form(module: Any) -> None:
             return opaque(*value)
         return dict(value.items) if type(value) is _Ordered else value
 
-    AUX_FORMS[module.Tree] = AuxForm(seen, given)
+    AUX_CONVERSIONS[module.Tree] = AuxConversion(seen, given)
 
 
 def forget(module: Any) -> None:
     """Takes back what was said of a `treeo.tree` that is not to be used."""
-    AUX_FORMS.pop(getattr(module, "Tree", None), None)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    AUX_CONVERSIONS.pop(getattr(module, "Tree", None), None)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -1,7 +1,8 @@
-"""Tables of objects that are told apart by identity. They see to it that an address stands for one object.
+"""Dictionaries and sets of objects that are compared by identity.
 
-A plain dictionary from `id(obj)` to something goes wrong when the object dies, for the next one may get its address.
-Loops that run for every node of every call use one all the same, and say what keeps their objects alive.
+A plain dictionary from `id(obj)` to a value is wrong once the object dies, since another object may get its address.
+These classes keep their objects alive or notice that one has died. Loops that run for every node of every call use a
+plain dictionary all the same, and a comment there says who keeps the objects alive.
 """
 
 import weakref
@@ -13,19 +14,20 @@ OtherType = TypeVar("OtherType")
 
 
 class IdentityDict(Generic[ValueType]):
-    """A dictionary with objects for keys, equal only if they are one, in the order in which they came, and kept alive.
+    """A dictionary with objects as keys, compared by identity. It keeps them alive and in the order of insertion.
 
     Args:
-        entries: pairs of an object and its value.
+        entries: Pairs of an object and its value.
     """
 
     __slots__ = ("_entries",)
 
     def __init__(self, entries: Iterable[tuple[Any, ValueType]] = ()) -> None:
-        self._entries: dict[int, tuple[Any, ValueType]] = {id(entry[0]): entry for entry in entries}
+        self._entries: dict[int, tuple[Any, ValueType]] = {id(obj): (obj, value) for obj, value in entries}
 
     def __getitem__(self, obj: Any) -> ValueType:
-        return self._entries[id(obj)][1]
+        _, value = self._entries[id(obj)]
+        return value
 
     def __setitem__(self, obj: Any, value: ValueType) -> None:
         self._entries[id(obj)] = obj, value
@@ -49,30 +51,34 @@ class IdentityDict(Generic[ValueType]):
     def get(self, obj: Any, default: OtherType) -> ValueType | OtherType: ...
 
     def get(self, obj: Any, default: Any = None) -> Any:
-        """The value of an object, or the default."""
+        """Returns the value of an object, or the default."""
         entry = self._entries.get(id(obj))
-        return default if entry is None else entry[1]
+        if entry is None:
+            return default
+        _, value = entry
+        return value
 
     def setdefault(self, obj: Any, value: ValueType) -> ValueType:
-        """The value of an object, which is this one if it had none."""
-        return self._entries.setdefault(id(obj), (obj, value))[1]
+        """Returns the value of an object, after setting it to the given one if the object had none."""
+        _, kept_value = self._entries.setdefault(id(obj), (obj, value))
+        return kept_value
 
     def forget_after(self, size: int) -> None:
-        """Takes out the entries that came after the first `size`."""
+        """Removes all entries but the first `size`."""
         while len(self._entries) > size:
             self._entries.popitem()
 
     def items(self) -> Iterable[tuple[Any, ValueType]]:
-        """Each object with its value."""
+        """Returns the pairs of an object and its value."""
         return self._entries.values()
 
     def values(self) -> Iterable[ValueType]:
-        """The values."""
+        """Returns the values."""
         return [value for _, value in self._entries.values()]
 
 
 class IdentitySet:
-    """A set of objects, equal only if they are one, in the order in which they came, and kept alive."""
+    """A set of objects, compared by identity. It keeps them alive and in the order of insertion."""
 
     __slots__ = ("_objects",)
 
@@ -89,7 +95,7 @@ class IdentitySet:
         return len(self._objects)
 
     def add(self, obj: Any) -> bool:
-        """Adds an object; whether it was not there."""
+        """Adds an object. Returns False if it was there already."""
         if id(obj) in self._objects:
             return False
         self._objects[id(obj)] = obj
@@ -97,10 +103,10 @@ class IdentitySet:
 
 
 class WeakIdentityDict(Generic[ValueType]):
-    """The same, but keeps no object alive: an entry goes with its object.
+    """A dictionary like `IdentityDict`, with weak keys: an entry is removed when its object dies.
 
-    If the stack is full when an object dies, so that Python cannot take out the entry, another object with its address
-    does not get what the entry has.
+    If the stack is full at that moment, Python cannot run the removal. So a lookup also compares the object in the
+    entry, and another object with the same address does not get the value.
     """
 
     __slots__ = ("_entries",)
@@ -109,18 +115,24 @@ class WeakIdentityDict(Generic[ValueType]):
         self._entries: dict[int, tuple[weakref.ref[Any], ValueType]] = {}
 
     def __setitem__(self, obj: Any, value: ValueType) -> None:
-        number, entries = id(obj), self._entries
+        # The closure must not hold `self`, which would then live as long as the object.
+        address, entries = id(obj), self._entries
 
-        def forget(reference: "weakref.ref[Any]") -> None:
-            if entries.get(number, (None,))[0] is reference:
-                entries.pop(number, None)
+        def remove(reference: "weakref.ref[Any]") -> None:
+            """Removes the entry, unless a new object with the same address has replaced it."""
+            current_reference, _ = entries.get(address, (None, None))
+            if current_reference is reference:
+                entries.pop(address, None)
 
-        entries[number] = weakref.ref(obj, forget), value
+        entries[address] = weakref.ref(obj, remove), value
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, obj: Any) -> ValueType | None:
-        """The value of an object; None if it has none."""
+        """Returns the value of an object; None if it has none."""
         entry = self._entries.get(id(obj))
-        return None if entry is None or entry[0]() is not obj else entry[1]
+        if entry is None:
+            return None
+        reference, value = entry
+        return value if reference() is obj else None

@@ -1,7 +1,9 @@
-"""What a function is called with, as the root of one graph: below it everything has a path that begins with a name.
+"""The arguments of a call, as one node: the root of the DAG, whose paths begin with the arguments' names.
 
-f(net, 3, rate=r)     with the second argument static
-Arguments(("net", None), (net, 3), {"rate": r})        children: net, r        paths: `net.weight`, `rate`
+    f(net, 3, rate=r)                                      the second argument is static
+    Arguments(("net", None), (net, 3), {"rate": r})        children: net, r        paths: `net.weight`, `rate`
+
+A static argument has no path, since it is no child. It stays in `args` or `kwargs`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +16,10 @@ Position = int | str
 
 
 class LeafPath:
-    """A key entry that prints as a whole path, or the beginning of one: JAX's own messages then name `m.a.weight`."""
+    """A key of `jax.tree_util` with the text of a whole path or its beginning: JAX's own errors then name `m.a.weight`.
+
+    Two are equal if their texts are.
+    """
 
     __slots__ = ("text",)
 
@@ -23,7 +28,7 @@ class LeafPath:
 
     @property
     def key(self) -> str:
-        """The text, under the name by which JAX 0.10 asks other keys for theirs."""
+        """The text, under the attribute that JAX 0.10 reads from other classes of keys."""
         return self.text
 
     def __str__(self) -> str:
@@ -39,30 +44,30 @@ class LeafPath:
         return hash(self.text)
 
 
-Names = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
-"""Of the positional arguments, None for those that are static; of the keyword arguments; of those that are static."""
+ArgumentNames = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
+"""Names of the positional arguments (None for a static one), of the traced keywords, and of the static keywords."""
 
 
 class _Arguments:
-    """The parts of arguments; in C where that is in use."""
+    """The three attributes of `Arguments`. The native walk has a class in C in its place, which it reads faster."""
 
     __slots__ = ("args", "aux", "kwargs")
-    aux: Names
+    aux: ArgumentNames
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
 class Arguments(_Arguments if TYPE_CHECKING else getattr(native, "Arguments", _Arguments)):
-    """The arguments of a call. Its children are those that are not static, keywords by name.
+    """The arguments of a call. Its children are the traced ones: positional in order, then keywords sorted by name.
 
     Args:
-        names: of the positional arguments; None for those that are static.
-        args: the positional arguments.
-        kwargs: the keyword arguments.
-        static: the names of those keyword arguments that are static, in order.
+        names: The names of the positional arguments; None for a static one.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        static: The names of the static keyword arguments, sorted.
 
     Attributes:
-        aux: what all of them are called, the keywords in order.
+        aux: The auxiliary data of the node.
     """
 
     __slots__ = ()
@@ -70,54 +75,65 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native, "Arguments", _A
     def __init__(
         self, names: tuple[str | None, ...], args: Sequence[Any], kwargs: dict[str, Any], static: tuple[str, ...] = ()
     ) -> None:
-        self.aux = names, tuple([name for name in sorted(kwargs) if name not in static]), static
+        keywords = tuple([name for name in sorted(kwargs) if name not in static])
+        self.aux = names, keywords, static
         self.args = tuple(args)
         self.kwargs = kwargs
 
     @property
     def names(self) -> tuple[str | None, ...]:
-        """Those of the positional arguments; None for static ones."""
-        return self.aux[0]
+        """The names of the positional arguments; None for a static one."""
+        positional, _, _ = self.aux
+        return positional
 
     @property
     def static(self) -> tuple[str, ...]:
-        """The names of the keyword arguments that are static."""
-        return self.aux[2]
+        """The names of the static keyword arguments."""
+        _, _, static = self.aux
+        return static
 
-    def parts(self) -> tuple[list[Any], Names]:
-        """The children, and what they are called."""
-        own = [arg for name, arg in zip(self.names, self.args, strict=True) if name is not None]
-        return [*own, *[self.kwargs[name] for name in self.aux[1]]], self.aux
+    def parts(self) -> tuple[list[Any], ArgumentNames]:
+        """Returns the children and the auxiliary data."""
+        positional, keywords, _ = self.aux
+        traced = [arg for name, arg in zip(positional, self.args, strict=True) if name is not None]
+        return [*traced, *[self.kwargs[name] for name in keywords]], self.aux
 
     def keys(self) -> tuple[LeafPath, ...]:
-        """The names of the children, as paths begin with them."""
+        """Returns one key per child: its name."""
         positional, keywords, _ = self.aux
         return tuple([LeafPath(name) for name in (*positional, *keywords) if name is not None])
 
     @property
     def statics(self) -> tuple[Any, ...]:
-        """The arguments that are static, positional ones first."""
-        own = [arg for name, arg in zip(self.names, self.args, strict=True) if name is None]
-        return (*own, *[self.kwargs[name] for name in self.static])
+        """The static arguments, positional ones first."""
+        positional, _, static = self.aux
+        values = [arg for name, arg in zip(positional, self.args, strict=True) if name is None]
+        return (*values, *[self.kwargs[name] for name in static])
 
     def with_statics(self, statics: Sequence[Any]) -> "Arguments":
-        """These arguments with the static ones in their places."""
+        """Replaces the static arguments by the given values, in the order of `statics`."""
         if not statics:
             return self
-        each = iter(statics)
-        args = [next(each) if name is None else arg for name, arg in zip(self.names, self.args, strict=True)]
-        return Arguments(self.names, args, self.kwargs | {name: next(each) for name in self.static}, self.static)
+        positional, _, static = self.aux
+        values = iter(statics)
+        args = [next(values) if name is None else arg for name, arg in zip(positional, self.args, strict=True)]
+        kwargs = self.kwargs | {name: next(values) for name in static}
+        return Arguments(positional, args, kwargs, static)
 
     @classmethod
-    def of_parts(cls, names: Names, children: Sequence[Any]) -> "Arguments":
-        """The inverse of `parts`, with None for what is static."""
+    def of_parts(cls, names: ArgumentNames, children: Sequence[Any]) -> "Arguments":
+        """Rebuilds arguments from their auxiliary data and children. Static arguments become None."""
         positional, keywords, static = names
-        each = iter(children)
-        args = [None if name is None else next(each) for name in positional]
-        return cls(positional, args, {name: next(each) for name in keywords} | dict.fromkeys(static), static)
+        values = iter(children)
+        args = [None if name is None else next(values) for name in positional]
+        kwargs = {name: next(values) for name in keywords} | dict.fromkeys(static)
+        return cls(positional, args, kwargs, static)
 
 
-def positions_of(names: Names) -> list[Position]:
-    """Which argument each child of an `Arguments` is."""
+def positions_of(names: ArgumentNames) -> list[Position]:
+    """Returns the position of each child's argument.
+
+    For example, `(("net", None, "x"), ("rate",), ())` gives `[0, 2, "rate"]`.
+    """
     positional, keywords, _ = names
     return [*[i for i, name in enumerate(positional) if name is not None], *keywords]

@@ -1,11 +1,12 @@
-"""What stands in a class or a module under a name, as it was written there; and public names, proved by identity.
+"""Reads attributes of classes and modules without running code, and finds public names, proved by identity.
 
-No metaclass, no descriptor and no `__getattr__` of a lazy module is asked, and nothing is imported.
+Everything is read from `__dict__`: no metaclass, no descriptor and no `__getattr__` of a lazy module is called, and
+nothing is imported.
 
-A *name* is `module:qualname`: `equinox.nn:Linear`, `__main__:Model`, `pkg.mod:Outer.Inner`. What an object says about
-itself is not believed: `jax.nn.relu` says it is from a private module of JAX, and the default activation of
-`equinox.nn.MLP` says that it is `<lambda>`. A name counts only if looking it up gives the very object. Among the names
-that do, the public and short one is taken: `jax.nn:relu`.
+A *name* is `module:qualname`: `equinox.nn:Linear`, `__main__:Model`, `pkg.mod:Outer.Inner`. Objects are not believed
+when they state their own name: `jax.nn.relu` says that it is from a private module of JAX, and the default activation
+of `equinox.nn.MLP` says that it is `<lambda>`. A name counts only if looking it up gives the very object. Among several
+such names the public and short one is taken: `jax.nn:relu`.
 """
 
 import dataclasses
@@ -15,38 +16,46 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 ABSENT: Any = object()
+"""Returned by `inherited` for a name that no class has."""
 
 
 def inherited(cls: type, name: str) -> Any:
-    """What a class has under a name, or the first of its bases that has it; `ABSENT` if none does."""
+    """Returns the raw attribute of a class or the first base to have it; `ABSENT` if there is none."""
     return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), ABSENT)
 
 
 def is_data_descriptor(value: Any) -> bool:
-    """Whether a value in a class answers for an attribute even where the instance has one of that name."""
+    """Returns True for a class attribute that takes precedence over an instance attribute of the same name."""
     return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")
 
 
 def dataclass_fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields that the instances of a dataclass have, in order; none if it is no dataclass."""
+    """Returns the fields of a dataclass's instances, in order; none if it is no dataclass."""
     return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
 
 def dataclass_entries(cls: Any) -> dict[str, dataclasses.Field[Any]]:
-    """All that a dataclass declares, by name: what no instance has, too, such as `ClassVar`s; empty if it is none."""
+    """Returns name → declaration of a dataclass, `ClassVar`s and `InitVar`s included; empty if it is no dataclass."""
     return getattr(cls, "__dataclass_fields__", {})
 
 
-_DEFINED_IN_PYTHON = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`, as `copyreg` asks for it
+# The flag `Py_TPFLAGS_HEAPTYPE`, which `copyreg` tests for the same purpose.
+_DEFINED_IN_PYTHON = 1 << 9
 
 
 def built_in_base(cls: type) -> type:
-    """The first of its bases that was not defined in Python, which determines how its instances are laid out."""
+    """Returns the first base not defined in Python. It determines the memory layout of the instances."""
     return next(base for base in cls.__mro__ if not base.__flags__ & _DEFINED_IN_PYTHON)
 
 
 def dict_descriptor(cls: type) -> Any:
-    """Reads and sets `obj.__dict__` past the class's own methods, which on Equinox modules cost four times more."""
+    """Returns the descriptor to read and set `obj.__dict__` with.
+
+    It bypasses the class's own methods, which on Equinox modules take four times longer.
+
+    Raises:
+        TypeError: If instances have no `__dict__`.
+    """
     for base in cls.__mro__:
         descriptor = base.__dict__.get("__dict__")
         if descriptor is not None:
@@ -55,7 +64,7 @@ def dict_descriptor(cls: type) -> Any:
 
 
 def namespace(module: Any) -> Mapping[str, Any]:
-    """The dictionary of a module, read without running a lazy module's code."""
+    """Returns the dictionary of a module, without running a lazy module's code; empty for any other object."""
     if not isinstance(module, types.ModuleType):
         return {}
     try:
@@ -65,120 +74,138 @@ def namespace(module: Any) -> Mapping[str, Any]:
 
 
 def loaded(module: str, name: str) -> Any:
-    """What a module holds under a name; None if it is not loaded, so that nothing can be of it."""
+    """Returns an attribute of a module; None if it is missing or the module has not been imported.
+
+    A class of a module that nobody has imported has no instances, so `loaded(...) or ()` is safe in `issubclass`.
+    """
     return namespace(sys.modules.get(module)).get(name)
 
 
-_ASKED = frozenset({"_asdict", "for_json", "getdoc", "to_dict", "to_json", "to_numpy", "tolist"})
+_METHODS_OF_TOOLS = frozenset({"_asdict", "for_json", "getdoc", "to_dict", "to_json", "to_numpy", "tolist"})
 
 
 def is_asked_of_all(name: Any) -> bool:
-    """Whether programs ask any object for an attribute of this name, and call what they get.
+    """Returns True for attribute names that some program looks up on any object, to call the result.
 
-    Python does so with `__names__`, notebooks with `_repr_html_` and `_ipython_display_`, what makes JSON with
-    `tolist`, IPython's `?` with `getdoc`, Matplotlib with `to_numpy`. Where a class lets its instances have any
-    attribute, a file could put a function there.
+    Python looks up `__names__`, notebooks `_repr_html_` and `_ipython_display_`, JSON encoders `tolist`, IPython's `?`
+    `getdoc`, Matplotlib `to_numpy`. Where a class lets its instances have any attribute, a file could put a function
+    there.
     """
     if type(name) is not str:
         return False
     is_enclosed = name.startswith("_") and name.endswith("_") and name.strip("_") != ""
-    return is_enclosed or name in _ASKED or name.startswith(("_repr_", "_ipython_", "__array", "__jax"))
+    return is_enclosed or name in _METHODS_OF_TOOLS or name.startswith(("_repr_", "_ipython_", "__array", "__jax"))
 
 
-# --- names of objects that modules hold -------------------------------------------------------------------------------
+# --- names of objects in modules --------------------------------------------------------------------------------------
 
 MAIN = "__main__"
+
 CHILD = "__mp_main__"
-"""What a process that `multiprocessing` has spawned calls the program that spawned it; it is `__main__` there, too."""
+"""The main program's second name in a process spawned by `multiprocessing`. There it is also `__main__`."""
 
 _MISSING: Any = object()
 
 
 def is_well_formed(name: str) -> bool:
-    """Whether a text has the form of a name. Says nothing about what it names."""
+    """Returns True if a text has the form of a name, whether or not anything has this name."""
     module, colon, qualname = name.partition(":")
     return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *qualname.split(".")])
 
 
 def root_of(name: str) -> str:
-    """The top-level package of a name or a module."""
+    """Returns the top-level package of a name or a module."""
     return name.partition(":")[0].partition(".")[0]
 
 
 def is_inside(module: str, package: str) -> bool:
-    """Whether a module is a package, or a part of it."""
+    """Returns True if a module is a package itself, or a part of it."""
     return module == package or module.startswith(package + ".")
 
 
 def find(name: str) -> Any:
-    """What the dictionary of the module, and then of each class on the way, holds under a name.
+    """Returns the object of a name, read from the dictionaries of the module and the classes on the way.
 
     Raises:
-        LookupError: if the module is not loaded, or lacks the name, or something on the way is not a class.
+        LookupError: If the module is not loaded, lacks the name, or something on the way is no class.
     """
-    found = _look_up(name)
-    if found is _MISSING:
+    obj = _look_up(name)
+    if obj is _MISSING:
         raise LookupError(name)
-    return found
+    return obj
 
 
 def leads_to(name: str, obj: Any) -> bool:
-    """Whether looking a name up gives an object."""
+    """Returns True if looking a name up gives this very object."""
     return _look_up(name) is obj
 
 
-def own_name_of(obj: Any) -> str | None:
-    """The name that an object says it has, if looking it up gives the object; None if not.
+def verified_name_of(obj: Any) -> str | None:
+    """Returns the best name with the object's `__qualname__` that leads to the object; None if there is none.
 
-    A decorated function has its name, also if an Equinox module took its place. What wraps something else says the name
-    of that, and is not found by it; a global variable that happens to refer to it is no name of its own.
+    A decorated function has its name, also if an Equinox module took its place. A wrapper states the name of the
+    wrapped function, which does not lead to the wrapper. A global variable that happens to hold the object does not
+    count.
     """
-    said = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
-    if not isinstance(said, str) or "<" in said or isinstance(obj, types.ModuleType):
+    qualname = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    # Lambdas and local functions say `<lambda>` and `<locals>`.
+    if not isinstance(qualname, str) or "<" in qualname or isinstance(obj, types.ModuleType):
         return None
-    first = said.partition(".")[0]
-    return best_name(obj, [f"{module}:{said}" for module, space in spaces_of(obj).items() if first in space])
+    outermost = qualname.partition(".")[0]
+    spaces = spaces_of(obj)
+    return best_name(obj, [f"{module}:{qualname}" for module, space in spaces.items() if outermost in space])
 
 
 def namespaces(package: str) -> dict[str, Mapping[str, Any]]:
-    """The dictionaries of the loaded modules of a package, the package included."""
-    inside = package + "."
-    modules = [(name, each) for name, each in list(sys.modules.items()) if name == package or name.startswith(inside)]
-    return {name: namespace(each) for name, each in modules}
+    """Returns module name → dictionary for the loaded modules of a package, the package included."""
+    # A list, since another thread may import something meanwhile.
+    modules, prefix = list(sys.modules.items()), package + "."
+    inside = [(name, module) for name, module in modules if name == package or name.startswith(prefix)]
+    return {name: namespace(module) for name, module in inside}
 
 
 def home_of(obj: Any) -> str:
-    """The module that an object says it is from; for most objects that of their class. Empty if it does not say."""
+    """Returns the object's `__module__`; for most objects this is the module of their class.
+
+    The main program of a spawned process is always `__main__`.
+    """
     home = getattr(obj, "__module__", None)
     home = home if isinstance(home, str) else type(obj).__module__
     return MAIN if home == CHILD and sys.modules.get(CHILD) is sys.modules.get(MAIN) else home
 
 
 def _look_up(name: str) -> Any:
+    """Returns the object of a name; `_MISSING` if there is none."""
     module, _, qualname = name.partition(":")
-    first, *rest = qualname.split(".")
-    found = namespace(sys.modules.get(module)).get(first, _MISSING)
-    for part in rest:
-        if not isinstance(found, type):
+    outermost, *inner_names = qualname.split(".")
+    obj = namespace(sys.modules.get(module)).get(outermost, _MISSING)
+    for inner_name in inner_names:
+        if not isinstance(obj, type):
             return _MISSING
-        found = type.__getattribute__(found, "__dict__").get(part, _MISSING)
-    return found.__func__ if isinstance(found, staticmethod) else found
+        obj = type.__getattribute__(obj, "__dict__").get(inner_name, _MISSING)
+    return obj.__func__ if isinstance(obj, staticmethod) else obj
 
 
 def spaces_of(obj: Any) -> dict[str, Mapping[str, Any]]:
-    """The dictionaries of the modules that may hold an object."""
-    root = root_of(home_of(obj))
-    roots = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}.get(root, (root,))
-    return {module: space for each in roots for module, space in namespaces(each).items()}
+    """Returns module name → dictionary for the modules that may publish an object: those of its package."""
+    package = root_of(home_of(obj))
+    # Objects of these packages are published by another one, too.
+    publishers = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}
+    spaces: dict[str, Mapping[str, Any]] = {}
+    for publisher in publishers.get(package, (package,)):
+        spaces.update(namespaces(publisher))
+    return spaces
 
 
 def best_name(obj: Any, names: Iterable[str]) -> str | None:
-    """Of the names that lead to an object, the most public and shortest."""
+    """Returns the most public and shortest of the names that lead to an object; None if none does."""
     home = home_of(obj)
 
     def rank(name: str) -> tuple[int, int, bool, int, str]:
+        """Fewest private parts first, then fewest parts, the object's own module, the shortest text."""
         parts = name.replace(":", ".").split(".")
         private = sum(part.startswith("_") and part != MAIN for part in parts)
         return private, len(parts), name.partition(":")[0] != home, len(name), name
 
-    return min((name for name in names if leads_to(name, obj) and is_well_formed(name)), key=rank, default=None)
+    usable = [name for name in names if leads_to(name, obj) and is_well_formed(name)]
+    return min(usable, key=rank, default=None)

@@ -1,7 +1,11 @@
-"""What the native walk is told of each class, once, when it first meets an instance; and how a structure is built.
+"""Serves the native walk: describes classes to it, finds tokens for static values, and compiles structures.
 
-What is told of a class holds for ever, as `NodeType`s do; but that of a class that is no node only until another class
-is registered as one, for that may be it.
+    an instance of a new class  →  _describe_object  →  shape, fields, ...       once for each class
+    a static value              →  _tokens_for       →  what represents it in a key
+    a structure                 →  _compile          →  the steps that put its tree together
+
+A description of a class holds for ever, as a `NodeType` does. Only that of a class of leaves is a guess: the native
+walk asks for it again after a class was registered as a node, because that may be this one.
 """
 
 import collections
@@ -23,62 +27,98 @@ from ._interned_objects import Interned
 from ._jax_internals import REGISTRY, ConcreteArray
 from ._library_rows import NativeLayout, markers, native_layout_of
 from ._native_or_python import native
-from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, when_registered
+from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, registration_callbacks
 from ._plain_containers import Inherited, NodeType, is_namedtuple
-from ._static_kinds import Looked, Same, cannot_change, is_known_by_address, objects_with_identity
-from ._static_values import Known, Static, key_of, nothing_known
+from ._static_kinds import IdentityKey, Stability, cannot_change, is_known_by_address, objects_with_identity
+from ._static_values import Static, StaticMemo, key_of, new_static_memo
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_identity, is_traced
 
 Description = tuple[Any, ...]
+"""The arguments of `new_kind` in `_native.c`."""
 
-_NO_FIELDS = NativeLayout("").described
+_NO_FIELDS = NativeLayout("").native_arguments
 
-_read_natively: dict[type, NativeLayout] = {}
-"""How each class is read past the functions that were registered, as long as nobody changes it."""
+_layouts_in_use: dict[type, NativeLayout] = {}
+"""Registered classes that the native walk reads itself, past the registered functions, and how it does."""
 
 _introduced: set[str] = set()
-"""The libraries that the native walk was told of."""
+"""Names of the libraries whose `introduce` was called."""
+
+# What `_describe_object` says of a single leaf. The native walk has the same numbers.
+_IS_STATIC, _IS_VALUE, _IS_OBJECT = 0, 1, 2
 
 
-def _leaf(cls: type, shape: int, *, is_guess: bool = False) -> Description:
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+
+def _describe_object(obj: Any, number: int) -> Description | int:
+    """Describes the class of an object to the native walk, or the object alone if its class does not say enough.
+
+    Args:
+        obj: the object.
+        number: the number of the convention, in the lower eight bits. Above them, whether only arrays are traced.
+    """
+    convention, filtered = _CONVENTIONS[number & 0xFF], bool(number >> 8)
+    # These come for each leaf of each trace, so they are first. A tracer's class gets no description, because it does
+    # not tell an array from a reference.
+    if isinstance(obj, (Tracer, jax.Ref)):
+        return _kind_of_leaf(obj, convention, filtered=filtered)
+    node_type = node_type_of(obj)
+    if node_type is not None and (convention not in ("outside", "any") or node_type.is_known_to_jax):
+        return _describe(node_type)
+    cls = type(obj)
+    # A `deque` outside modules is a leaf, and a node elsewhere.
+    if node_type is not None:
+        return _kind_of_leaf(obj, convention, filtered=filtered)
+    if issubclass(cls, jax.Array):
+        return _describe_leaf(cls, native.JAX_ARRAY)  # such as that of PRNG keys
+    if isinstance(obj, jax.ShapeDtypeStruct):
+        return _describe_leaf(cls, native.JAX_ARRAY, is_guess=True)
+    # Arrays and scalars of texts, for example: whether they are traced depends on the dtype.
+    if issubclass(cls, (np.ndarray, np.generic)):
+        return _kind_of_leaf(obj, convention, filtered=filtered)
+    shape = native.NUMBER if is_traced(obj, "jax") else native.STATIC
+    return _describe_leaf(cls, shape, is_guess=True)
+
+
+def _kind_of_leaf(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
+    """Tells the native walk whether one leaf is static, a value or an object. See `_walk` for the same in Python."""
+    if not is_traced(leaf, convention) or (filtered and not is_traced(leaf, "equinox")):
+        return _IS_STATIC
+    if not carries_identity(leaf) or (convention == "variable" and is_value_of_variable(leaf)):
+        return _IS_VALUE
+    return _IS_VALUE if convention == "outside" and not isinstance(leaf, jax.Ref) else _IS_OBJECT
+
+
+def _describe_leaf(cls: type, shape: int, *, is_guess: bool = False) -> Description:
+    """Describes a class of leaves."""
     return (cls, shape, False, False, False, native.INHERITED, is_guess, None, None, *_NO_FIELDS)
 
 
-def _described(node_type: NodeType) -> Description:
-    """The arguments of `new_kind` in `_native.c`."""
+def _describe(node_type: NodeType) -> Description:
+    """Describes a class of nodes. Introduces its library first, if this is the first of its classes."""
+    cls, is_in_registry = node_type.cls, is_registered(node_type)
     convention = native.INHERITED if node_type.convention is None else NUMBERS[node_type.convention]
-    shape, take_apart, fields = _shape_of(node_type), node_type.take_apart, _NO_FIELDS
-    found = native_layout_of(node_type.cls) if is_registered(node_type) or node_type.fields else None
-    if found is not None:
-        library, layout = found
+    shape, fields = _shape_of(node_type), _NO_FIELDS
+    answer = native_layout_of(cls) if is_in_registry or node_type.fields else None
+    if answer is not None:
+        library, layout = answer
         if library.name not in _introduced:
             library.introduce(native)
             _introduced.add(library.name)
-        shape, fields = getattr(native, layout.shape), layout.described
-        if is_registered(node_type):
-            _read_natively[node_type.cls] = layout
-    if is_registered(node_type):
-        take_apart = jtu.default_registry.flatten_one_level
+        shape, fields = getattr(native, layout.shape), layout.native_arguments
+        if is_in_registry:
+            _layouts_in_use[cls] = layout
+    take_apart = jtu.default_registry.flatten_one_level if is_in_registry else node_type.take_apart
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention
-    # What is told must not keep a namedtuple alive, as its node type would.
-    told = None if shape == native.NAMEDTUPLE else node_type
-    return (node_type.cls, shape, *facts, False, told, take_apart, *fields)
-
-
-def look_again(records: Sequence[Record]) -> None:
-    """Leaves to JAX those classes in a new structure that were changed since they were met."""
-    for cls in {op.type.cls for op, _ in records if type(op) is Node}:
-        known = _read_natively.get(cls)
-        if known is None:
-            continue
-        found = native_layout_of(cls)
-        if found is None or found[1] != known:
-            native.unlearn(cls)
-            _read_natively.pop(cls, None)
+    # The description must not keep a namedtuple's class alive, as its node type would.
+    kept_type = None if shape == native.NAMEDTUPLE else node_type
+    return (cls, shape, *facts, False, kept_type, take_apart, *fields)
 
 
 def _shape_of(node_type: NodeType) -> int:
+    """The native walk's number for a kind of class, if no library has a layout for it."""
     cls = node_type.cls
     if cls in _SHAPES:
         return _SHAPES[cls]
@@ -90,48 +130,30 @@ def _shape_of(node_type: NodeType) -> int:
 
 
 _SHAPES: dict[type, int] = {}
-"""Of the containers that are put together by their classes."""
+"""Plain containers whose shape follows from the class alone."""
 
 
-def _meet(obj: Any, number: int) -> Description | int:
-    """What the class of an object is, or for a leaf: 0 if it is static, 1 if it is a value, 2 if it has identity.
-
-    Args:
-        obj: the object.
-        number: that of the convention, and beyond eight bits whether only arrays are traced.
-    """
-    convention, filtered = _CONVENTIONS[number & 0xFF], bool(number >> 8)
-    # Met at every leaf of every trace. Their class has no kind, for it does not tell an array from a reference.
-    if isinstance(obj, (Tracer, jax.Ref)):
-        return _role(obj, convention, filtered=filtered)
-    node_type = node_type_of(obj)
-    if node_type is not None and (convention not in ("outside", "any") or node_type.is_known_to_jax):
-        return _described(node_type)
-    cls = type(obj)
-    if node_type is not None:
-        return _role(obj, convention, filtered=filtered)
-    if issubclass(cls, jax.Array):
-        return _leaf(cls, native.JAX_ARRAY)  # such as that of PRNG keys
-    if isinstance(obj, jax.ShapeDtypeStruct):
-        return _leaf(cls, native.JAX_ARRAY, is_guess=True)
-    if issubclass(cls, (np.ndarray, np.generic)):  # of what is no number
-        return _role(obj, convention, filtered=filtered)
-    shape = native.NUMBER if is_traced(obj, "jax") else native.STATIC
-    return _leaf(cls, shape, is_guess=True)
+def drop_changed_layouts(records: Sequence[Record]) -> None:
+    """Looks for classes in a new structure that were changed since their description. The native walk unlearns them."""
+    for cls in {op.type.cls for op, _ in records if type(op) is Node}:
+        layout_in_use = _layouts_in_use.get(cls)
+        if layout_in_use is None:
+            continue
+        answer = native_layout_of(cls)
+        if answer is None or answer[1] != layout_in_use:
+            native.unlearn(cls)
+            _layouts_in_use.pop(cls, None)
 
 
-def _role(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
-    if not is_traced(leaf, convention) or (filtered and not is_traced(leaf, "equinox")):
-        return 0
-    is_value = not carries_identity(leaf) or (convention == "variable" and is_value_of_variable(leaf))
-    return 1 if is_value or (convention == "outside" and not isinstance(leaf, jax.Ref)) else 2
+# --- static values ----------------------------------------------------------------------------------------------------
 
 
 class Token:
-    """Stands for a static value in a key. Equal values have one token, as long as a structure has it.
+    """Representative of a static value in keys. Equal values have one token, as long as a structure has it.
 
     Attributes:
-        is_interchangeable: Whether any equal value is as good, so that the token serves exact walks, too.
+        key: what tokens are compared by.
+        is_interchangeable: whether any equal value may replace this one, so that the token serves exact walks, too.
     """
 
     __slots__ = ("__weakref__", "is_interchangeable", "key")
@@ -141,61 +163,71 @@ class Token:
         self.is_interchangeable = is_interchangeable
 
     def complete(self) -> None:
-        """Nothing follows from it."""
+        """Does nothing: no attribute follows from the others."""
 
-    def is_like(self, other: "Token") -> bool:
-        """Whether another one stands for the same value."""
-        return self.key == other.key
+    def is_like(self, candidate: "Token") -> bool:
+        """Compares two tokens. Those of equal values are interned as one."""
+        return self.key == candidate.key
 
 
 _tokens: Interned[Token] = Interned()
 
 
-_Latest = WeakIdentityDict["weakref.ref[Token]"]
+_LatestTokens = WeakIdentityDict["weakref.ref[Token]"]
 
-_latest: _Latest = WeakIdentityDict()
-_latest_exact: _Latest = WeakIdentityDict()
-"""Of values that can be mutated, the token that each had when it was last met, by any walk or by an exact one."""
+_latest: _LatestTokens = WeakIdentityDict()
+_latest_exact: _LatestTokens = WeakIdentityDict()
+"""Value that can be mutated → the token that it had in the latest walk, or in the latest exact one."""
 
 
-def _settle(values: list[Any], is_exact: bool) -> list[Any]:
-    """What stands for each static value of a walk in a key.
+def _tokens_for(values: list[Any], is_exact: bool) -> list[Any]:
+    """Finds what represents static values in the key of a walk.
 
     Args:
-        values: The static values that the walk did not write out.
-        is_exact: Whether the walk is (see `Rules.is_exact`).
+        values: the static values that the walk did not write out.
+        is_exact: whether the walk is exact (see `Rules.is_exact`).
 
     Returns:
-        For each value a tuple of its class, if all instances of that are known by address; otherwise its token, in a
-        tuple with None if the value is the same for ever.
+        One answer for each value. (its class,) if the key has the addresses of all instances of that class;
+        (token, None) if the value stays the same for ever; otherwise the token alone.
     """
-    known = nothing_known()
-    looked: IdentityDict[Looked] = IdentityDict()
-    found: IdentityDict[Any] = IdentityDict()
+    memo = new_static_memo()
+    stability: IdentityDict[Stability] = IdentityDict()
+    # Many attributes may hold the same value, which is looked at once.
+    answers: IdentityDict[Any] = IdentityDict()
     for value in values:
-        if value not in found:
-            found[value] = _settled(value, known, looked, is_exact=is_exact)
-    return [found[value] for value in values]
+        if value not in answers:
+            answers[value] = _token_for(value, memo, stability, is_exact=is_exact)
+    return [answers[value] for value in values]
 
 
-def _settled(value: Any, known: Known, looked: IdentityDict[Looked], *, is_exact: bool) -> Any:
+def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability], *, is_exact: bool) -> Any:
+    """Finds what represents one static value. See `_tokens_for`.
+
+    Args:
+        value: the value.
+        memo: what this walk knows about static values. Extended.
+        stability: what this walk knows about values that cannot change. Extended.
+        is_exact: whether the walk is exact.
+    """
     cls = type(value)
-    key, is_mutable, may_have_objects = key_of(value, known)
+    key, is_mutable, may_have_objects = key_of(value, memo)
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
-    objects = tuple(map(Same, objects_with_identity(value) if may_have_objects else ()))
-    if cannot_change(value, looked):
-        # An exact walk takes the token if any equal value does, and otherwise the address.
-        return _tokens.one_like(hash(key), Token(key, is_interchangeable=not objects)), None
+    objects = tuple(map(IdentityKey, objects_with_identity(value) if may_have_objects else ()))
+    if cannot_change(value, stability):
+        # An exact walk takes the token if any equal value is as good, and otherwise the address.
+        return _tokens.intern(hash(key), Token(key, is_interchangeable=not objects)), None
     latest = _latest_exact if is_exact else _latest
     token = Token((key, objects) if is_exact else key, is_interchangeable=is_exact)
-    # Of values without a hash there may be many that are to be compared with, and most are as they were.
+    # Interning compares with every token of the same hash, and values without a hash may have many. Most values are as
+    # they were in the latest walk, so that token is compared first.
     reference = latest.get(value)
-    before = None if reference is None else reference()
-    if before is not None and before.is_like(token):
-        return before
-    token = _tokens.one_like(hash(token.key), token)
-    with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+    latest_token = None if reference is None else reference()
+    if latest_token is not None and latest_token.is_like(token):
+        return latest_token
+    token = _tokens.intern(hash(token.key), token)
+    with contextlib.suppress(TypeError):  # the value may not support weak references
         latest[value] = weakref.ref(token)
     return token
 
@@ -203,48 +235,55 @@ def _settled(value: Any, known: Known, looked: IdentityDict[Looked], *, is_exact
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 Step = tuple[int, type | None, Record | None, tuple[int | None, ...], tuple[Any, ...], Any, int | None]
+"""One object to build: (shape, class, record, numbers, names, values, target).
+
+The class and the record are those of a node. `numbers` are those of the children; of attributes in order, None for one
+that is static. `names` are those of the attributes or items. `values` are the static ones of them, or the function to
+call, or the value itself. `target` is the number of the caller's object that gets the content, None if there is none.
+"""
 
 
-def _compiled(structure: Structure) -> Any:
-    """The program of a structure, which has it from now on: its records with all looked up that each build would ask.
+def _compile(structure: Structure) -> Any:
+    """Compiles a structure into a program, and stores it in the structure. Nothing is looked up when it is built then.
 
-    A step is (shape, class, record, numbers, names, values, target); `_native.c` says what each is. For
+    For
         Pair(w, 3)        with an Equinox module `Pair`: records   leaf   static 3   Pair(0, 1)
     the steps are   LEAF    STATIC with the value 3    FIELDS with the numbers 0, 1 and the names "first", "second".
     """
     steps = tuple([_step(op, numbers) for op, numbers in structure.records])
-    is_for_python = structure.is_noted or any(
-        _needs_python(structure, op, numbers) for op, numbers in structure.records
-    )
-    made = native.Program(steps, structure.given or None, structure.root, is_for_python, structure.updates)
-    structure.program = made
-    return made
+    is_for_python = structure.is_noted or _has_update_for_python(structure)
+    program = native.Program(steps, structure.given or None, structure.root, is_for_python, structure.updates)
+    structure.program = program
+    return program
+
+
+def _has_update_for_python(structure: Structure) -> bool:
+    return any(_needs_python(structure, op, numbers) for op, numbers in structure.records)
 
 
 def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> bool:
-    """Whether only Python can write an object's new content, since it has static objects for which it must look.
+    """Tells whether only Python can write new content into an object, because of static objects in it.
 
-    C leaves alone what stayed in its attribute. What moved, or is in a place without a name, is found by its content.
+    Such an object must stay the caller's own. C leaves it alone if it stays in its attribute. Python also finds the
+    ones that moved, or that are in a place without a name, by their content.
     """
     if type(op) is not Update or op.node.aux.objects:
         return False
-    leaves = [leaf for child in numbers if type(leaf := structure.records[child][0]) is Static]
-    if any(leaf.has_objects for leaf in leaves):
-        return True
+    for number in numbers:
+        child = structure.records[number][0]
+        if type(child) is Static and child.has_objects:
+            return True
     return op.node.aux.has_objects and _step_keeping(op, numbers) is None
 
 
-_SHAPES_WITH_NAMES: set[int] = set()
-"""Of classes whose static attributes are written by name."""
-
-
 def _step(op: Op, numbers: tuple[int, ...]) -> Step:
+    """Compiles one record: an operation and the numbers of the children."""
     if op is LEAF:
         return native.LEAF, None, None, (), (), None, None
     if type(op) is Given:
         return native.GIVEN, None, None, (), (), op.number, None
     if type(op) is Static:
-        # Each tree has its own of what can be mutated.
+        # A value that can be mutated is copied for each tree that is built.
         if op.is_copied:
             return _step_calling(lambda _: op.thaw(), ())
         return native.STATIC, None, None, (), (), op.peek(), None
@@ -253,31 +292,42 @@ def _step(op: Op, numbers: tuple[int, ...]) -> Step:
     assert type(op) is Node
     recipe = None if op.aux.is_copied else native.recipe(op.type, op.aux.peek(), len(numbers))
     if recipe is None or (recipe[0] == native.OTHER and not is_registered(op.type)):
-        # As the walk in Python does it: with auxiliary data that may be a copy, by any function.
+        # The same as `_walk.build` does: it works for any function, and with auxiliary data that has to be copied.
         return _step_calling(lambda children: op.type.put_together(op.aux.thaw(), list(children)), numbers)
     shape, *declared = recipe
     return shape, op.type.cls, (op, numbers), *_content(shape, declared, op, numbers), None
 
 
+def _step_calling(make: Callable[[tuple[Any, ...]], Any], numbers: tuple[int, ...]) -> Step:
+    """A step that calls a function with the children."""
+    return native.OTHER, None, None, numbers, (), make, None
+
+
 def _step_updating(op: Update, numbers: tuple[int, ...]) -> Step:
-    """The step for a node whose content is written into an object."""
+    """A step that builds a node and writes its content into an object of the caller."""
     keeping = None if op.node.aux.objects else _step_keeping(op, numbers)
     return (*_step(op.node, numbers)[:-1], op.number) if keeping is None else keeping
 
 
 def _step_keeping(op: Update, numbers: tuple[int, ...]) -> Step | None:
-    """The same with `KEPT` for each static object that stays in its attribute; None if any other is to be written."""
-    now = _attributes_step(op.node, numbers)
-    before = None if op.before is None else _attributes_step(Node(op.node.type, op.before, op.node.keys), numbers)
-    if now is None or before is None:
+    """The same, with `KEPT` in place of each static object that stays in its attribute, so that C does not write it.
+
+    None if another static object would have to be written, or if the class is not built attribute by attribute.
+    """
+    step = _attributes_step(op.node, numbers)
+    received = None if op.received_aux is None else Node(op.node.type, op.received_aux, op.node.keys)
+    received_step = None if received is None else _attributes_step(received, numbers)
+    if step is None or received_step is None:
         return None
-    shape, cls, record, places, names, values, _ = now
-    values_before = dict(zip(before[4], before[5], strict=False))
+    shape, cls, record, places, names, values, _ = step
+    _, _, _, _, received_names, received_values, _ = received_step
+    received_value = dict(zip(received_names, received_values, strict=False))
+    # There may be more values than names. The last ones are the library's bookkeeping.
     written: list[Any] = []
     for name, value in zip(names, values, strict=False):
         if not objects_with_identity(value):
             written.append(value)
-        elif name in values_before and Static(value) == Static(values_before[name]):
+        elif name in received_value and Static(value) == Static(received_value[name]):
             written.append(native.KEPT)
         else:
             return None
@@ -285,7 +335,7 @@ def _step_keeping(op: Update, numbers: tuple[int, ...]) -> Step | None:
 
 
 def _attributes_step(node: Node, numbers: tuple[int, ...]) -> Step | None:
-    """The step that builds a node attribute by attribute; None if its class is built otherwise."""
+    """The step that builds a node attribute by attribute. None if its class is built otherwise."""
     recipe = native.recipe(node.type, node.aux.peek(), len(numbers))
     if recipe is None or recipe[0] not in _SHAPES_WITH_NAMES:
         return None
@@ -293,19 +343,27 @@ def _attributes_step(node: Node, numbers: tuple[int, ...]) -> Step | None:
     return shape, node.type.cls, (node, numbers), *_content(shape, declared, node, numbers), None
 
 
-def _step_calling(make: Callable[[tuple[Any, ...]], Any], numbers: tuple[int, ...]) -> Step:
-    return native.OTHER, None, None, numbers, (), make, None
+_SHAPES_WITH_NAMES: set[int] = set()
+"""Shapes of classes whose static attributes are written by name."""
 
 
 def _content(shape: int, declared: Sequence[Any], node: Node, numbers: tuple[int, ...]) -> Any:
-    """What is built in C, by its shape: the numbers, names and values of its step."""
+    """The numbers, names and values of a step that C builds itself.
+
+    Args:
+        shape: the shape of the class.
+        declared: (names in order, which of them are static, their places), for the shapes that declare fields.
+        node: the node.
+        numbers: the numbers of its children.
+    """
     aux = node.aux.peek()
     if shape in (native.OTHER, native.NAMEDTUPLE):
         return numbers, (), node.unflatten
     if shape in (native.DICT, native.ORDERED_DICT):
         return numbers, aux, None
     if shape == native.DEFAULT_DICT:
-        return numbers, aux[1], aux[0]
+        factory, names = aux
+        return numbers, names, factory
     if shape == native.NNX_VARIABLE:
         return numbers, (), dict(aux)
     if shape in (native.FIELDS, native.NNX_OBJECT):
@@ -314,8 +372,7 @@ def _content(shape: int, declared: Sequence[Any], node: Node, numbers: tuple[int
         return (*numbers, *[None] * len(names)), texts, (*[None] * len(traced), *values)
     if shape == native.MODULE:
         kinds, statics = aux
-        next_of_sort = itertools.count(), itertools.count()
-        places = [next(next_of_sort[is_static]) for is_static in kinds.are_static]
+        places = _places_by_sort(kinds.are_static)
         numbers_in_order, values = _in_order(kinds.are_static, places, numbers, statics)
         return numbers_in_order, kinds.names, (*values, kinds)
     if shape in (native.DATACLASS, native.SLOTS, native.NNX_STATE):
@@ -325,30 +382,48 @@ def _content(shape: int, declared: Sequence[Any], node: Node, numbers: tuple[int
     return numbers, (), aux
 
 
+def _places_by_sort(are_static: Sequence[int]) -> list[int]:
+    """Counts attributes: the place of each one among the traced or among the static ones."""
+    counters = itertools.count(), itertools.count()
+    return [next(counters[is_static]) for is_static in are_static]
+
+
 def _in_order(
     are_static: bytes, places: Iterable[int], numbers: tuple[int, ...], statics: Sequence[Any]
 ) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
-    """Of attributes in their order, the numbers of the children, and the values of what is static."""
-    each = list(zip(are_static, places, strict=True))
-    return (
-        tuple([None if is_static else numbers[place] for is_static, place in each]),
-        tuple([statics[place] if is_static else None for is_static, place in each]),
-    )
+    """Merges children and static values into the order of the attributes.
+
+    Args:
+        are_static: for each attribute, whether it is static.
+        places: for each attribute, its place in `numbers` or in `statics`.
+        numbers: the numbers of the children.
+        statics: the static values.
+
+    Returns:
+        The numbers, with None for each static attribute, and the values, with None for each child.
+    """
+    attributes = list(zip(are_static, places, strict=True))
+    numbers_in_order = tuple([None if is_static else numbers[place] for is_static, place in attributes])
+    values_in_order = tuple([statics[place] if is_static else None for is_static, place in attributes])
+    return numbers_in_order, values_in_order
 
 
 # --- the start --------------------------------------------------------------------------------------------------------
 
 _CONVENTIONS: dict[int, Inherited] = {}
+"""The native walk's number for a convention → the convention."""
+
 NUMBERS: dict[Inherited, int] = {}
 """The inverse."""
 
 
 def start(entries: dict[bytes, Any]) -> bool:
-    """Tells the native walk what it has to know. False if it serves an earlier import of the package.
+    """Gives the native walk the functions and classes that it needs. Returns False if an earlier import has done so.
 
     Args:
-        entries: key → weak reference to its structure.
+        entries: the table of structures: key → weak reference to its structure.
     """
+    # These tables are filled here, because the module's numbers exist only if the native walk is in use.
     numbers: dict[Inherited, int] = {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY}
     numbers |= {"outside": native.OUTSIDE, "variable": native.IN_VARIABLE}
     NUMBERS.update(numbers)
@@ -364,17 +439,21 @@ def start(entries: dict[bytes, Any]) -> bool:
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
     (marker,) = markers() or [None]
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}
-    if not native.take_over("walk", entries, _meet, _described, _settle, _compiled, marker, dtypes, registry):
+    if not native.take_over(
+        "walk", entries, _describe_object, _describe, _tokens_for, _compile, marker, dtypes, registry
+    ):
         return False
-    when_registered.append(native.look_again)
+    registration_callbacks.append(native.look_again)
+    # The classes of common leaves are described in advance, so that no walk has to ask for them.
     for cls in TRACED_NUMBERS:
-        native.learn(_leaf(cls, native.NUMBER))
+        native.learn(_describe_leaf(cls, native.NUMBER))
     for cls in NUMPY_NUMBERS:
-        native.learn(_leaf(cls, native.NUMPY_NUMBER))
+        native.learn(_describe_leaf(cls, native.NUMPY_NUMBER))
     for cls in {str, bytes, types.FunctionType, types.BuiltinFunctionType, type(jax.nn.relu), type(jax.nn.gelu)}:
-        native.learn(_leaf(cls, native.STATIC))
-    native.learn(_leaf(np.ndarray, native.NUMPY_ARRAY))
-    native.learn(_leaf(ConcreteArray, native.JAX_ARRAY))
-    # Its class does not say that it is a container, which has to be known of the static attributes of modules.
-    native.learn(_described(node_type_of_class(collections.deque)))
+        native.learn(_describe_leaf(cls, native.STATIC))
+    native.learn(_describe_leaf(np.ndarray, native.NUMPY_ARRAY))
+    native.learn(_describe_leaf(ConcreteArray, native.JAX_ARRAY))
+    # The native walk must know a `deque` in a static attribute of a module for a container before it comes to one as a
+    # node.
+    native.learn(_describe(node_type_of_class(collections.deque)))
     return True

@@ -1,77 +1,92 @@
-"""Two trees compared side by side: which pairs of their nodes are met, how ties differ, and what is said of either.
+"""Compares two trees side by side: which nodes correspond, where ties differ, and how a difference is printed.
 
-    left    [w, w]      pairs     at the root the lists, at [0] (w, v), at [1] (w, u)
-    right   [v, u]      apart     [0] and [1]: one object on the left, two on the right
+    left    [w, w]      pairs     the lists at the root, (w, v) at [0], (w, u) at [1]
+    right   [v, u]      ties      [0] and [1] hold one object on the left and two on the right
 
-Both are DAGs, and are walked as such. Two nodes that were found to stand at one path are taken for the same from then
-on, so each pair makes one class of nodes out of two, and there are no more of them than there are nodes, however much
-is shared: Hopcroft and Karp's test of whether two automata are equal ("A linear algorithm for testing equivalence of
-finite automata", 1971). Unlike theirs it goes on after a difference. What differs is told once, at the first path that
-leads there. And unlike theirs, two nodes may have different numbers of children: of a large one that was compared
-before and is compared with a small one now, only the children that both have are looked at, or a large list that one
-side has many times would be gone through as often. `load_state` alone meets each pair of two objects, for what it makes
-depends on both.
+Both are DAGs, and are walked as such. Two nodes that stand at one path are merged into one class of nodes. So each pair
+makes one class out of two, and there are no more pairs than nodes, however much is shared. This is Hopcroft and Karp's
+test of whether two automata are equal ("A linear algorithm for testing equivalence of finite automata", 1971).
+
+Two things differ from the paper. The comparison goes on after a difference, which is reported once, at the first path
+that leads to it. And two nodes may have different numbers of children: if the larger one was compared before, only the
+children that both have are compared, because otherwise a large list that one side has at many paths would be gone
+through as often.
+
+`load_state` alone visits each pair of two objects, because what it makes depends on both.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ._printing import printable, shown
-from ._sharing import Classes
+from ._sharing import UnionFind
 from ._traced_leaves_and_identity import carries_identity
 
-MOST = 400
-"""Characters of a path that are shown."""
+MAX_PATH_CHARACTERS = 400
+"""How much of a path is printed."""
 
 MISSING: Any = object()
-"""In the place of a child that one side lacks."""
+"""Stands for a child that one side lacks."""
 
 D = TypeVar("D")
-Key = TypeVar("Key", bound=Hashable)
+ChildKey = TypeVar("ChildKey", bound=Hashable)
 
 
 class Pair(NamedTuple):
-    """What stands at one path.
+    """Two nodes or leaves, one of each side, at the same path.
 
     Attributes:
-        left: on one side.
-        right: on the other.
-        at: the path, a number of a `Paths`.
-        told: what whoever compares hands down from above.
+        left: the one on the left: an object, or its number.
+        right: the one on the right.
+        at: the path, as a number of a `Paths`.
+        inherited: data that the comparison passes down from the pair above.
     """
 
     left: Any
     right: Any
     at: int = 0
-    told: Any = None
+    inherited: Any = None
 
 
 def differences_from(root: Pair, meet: Callable[[Pair], Iterable[Pair | D]]) -> Iterator[D]:
-    """The differences that `meet` yields of each pair, from the root down. It yields the pairs below as well."""
+    """Compares two trees depth first, without recursion.
+
+    Args:
+        root: the two roots.
+        meet: compares one pair. Yields its differences, and the pairs below it to compare next.
+
+    Yields:
+        The differences.
+    """
     stack = [root]
     while stack:
-        below: list[Pair] = []
-        for each in meet(stack.pop()):
-            if isinstance(each, Pair):
-                below.append(each)
+        pairs_below: list[Pair] = []
+        for item in meet(stack.pop()):
+            if isinstance(item, Pair):
+                pairs_below.append(item)
             else:
-                yield each
-        stack.extend(reversed(below))
+                yield item
+        stack.extend(reversed(pairs_below))
 
 
 class Paths:
-    """Paths as numbers, 0 the empty one. They share their beginnings, so those of a deep tree take no more than it."""
+    """Paths as numbers, 0 the empty one.
+
+    Each path is stored as its last step and the number of the path before it. So paths with a common beginning share
+    it, and the paths of a deep tree take no more memory than the tree.
+    """
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, Any]] = [(-1, "")]
 
     def below(self, at: int, step: Any) -> int:
-        """The path that goes on from another one by a step, which is printed as `str` does."""
+        """Extends a path by a step, and returns the new path. `str` prints the step."""
         self._steps.append((at, step))
         return len(self._steps) - 1
 
-    def text(self, at: int, most: float = MOST) -> str:
-        """A path as `jax.tree_util.keystr` prints it; of a long one the end."""
+    def text(self, at: int, most: float = MAX_PATH_CHARACTERS) -> str:
+        """Prints a path as `jax.tree_util.keystr` does. Of a path of more than `most` characters, prints the end."""
+        # The steps are collected from the last one back, so that a long path costs no more than what is printed of it.
         steps: list[str] = []
         length = 0
         while at > 0 and length <= most:
@@ -83,75 +98,127 @@ class Paths:
 
 
 class Matching:
-    """Which nodes of two sides were taken for the same; they are numbers. See the beginning of this file."""
+    """Classes of corresponding nodes of two sides. Nodes are numbers, counted from 0 on either side.
+
+    Args:
+        num_left: the number of nodes on the left.
+        num_right: the number of nodes on the right.
+    """
 
     def __init__(self, num_left: int, num_right: int) -> None:
         self._offset = num_left
-        self._classes = Classes(num_left + num_right)  # those of the right side last
-        self._compared: tuple[set[int], set[int]] = (set(), set())  # nodes whose children were compared with others
+        self._classes = UnionFind(num_left + num_right)  # right nodes follow the left ones
+        # Nodes whose children were compared with those of some node of the other side.
+        self._compared_left: set[int] = set()
+        self._compared_right: set[int] = set()
 
     def unite(self, left: int, right: int) -> bool:
-        """Takes two nodes for the same; whether they were not yet."""
+        """Merges the classes of two nodes. Returns False if they correspond already and need no comparison."""
         return self._classes.unite(left, self._offset + right)
 
     def is_short(self, left: int, right: int, num_left: int, num_right: int) -> bool:
-        """Whether of two nodes with so many children only those that both have are to be compared."""
-        is_known = left in self._compared[0], right in self._compared[1]
-        self._compared[0].add(left)
-        self._compared[1].add(right)
-        return (num_left > num_right and is_known[0]) or (num_right > num_left and is_known[1])
+        """Tells whether to compare only the common children of two nodes, and records the comparison.
+
+        Args:
+            left: the node on the left.
+            right: the node on the right.
+            num_left: how many children the left node has.
+            num_right: how many children the right node has.
+        """
+        was_left_compared, was_right_compared = left in self._compared_left, right in self._compared_right
+        self._compared_left.add(left)
+        self._compared_right.add(right)
+        return (num_left > num_right and was_left_compared) or (num_right > num_left and was_right_compared)
 
 
-def matched(left: Mapping[Key, Any], right: Mapping[Key, Any], *, is_short: bool) -> list[tuple[Key, Any, Any]]:
-    """The children of two nodes by key, in the order of the left one; or in short, those that both have."""
+def matched(
+    left: Mapping[ChildKey, Any], right: Mapping[ChildKey, Any], *, is_short: bool
+) -> list[tuple[ChildKey, Any, Any]]:
+    """Pairs the children of two nodes by key.
+
+    Args:
+        left: key → child.
+        right: key → child.
+        is_short: whether to leave out the children of only one side. Then only the smaller side is gone through.
+
+    Returns:
+        (key, left child, right child), in the order of the left side. `MISSING` stands for a missing child. Children
+        of the right side alone come last.
+    """
     if is_short:
-        few = min(left, right, key=len)
-        return [(key, left[key], right[key]) for key in few if key in left and key in right]
-    found = [(key, child, right.get(key, MISSING)) for key, child in left.items()]
-    return found + [(key, MISSING, child) for key, child in right.items() if key not in left]
+        smaller = min(left, right, key=len)
+        return [(key, left[key], right[key]) for key in smaller if key in left and key in right]
+    triples = [(key, child, right.get(key, MISSING)) for key, child in left.items()]
+    return triples + [(key, MISSING, child) for key, child in right.items() if key not in left]
 
 
 def is_alone(left: Any, right: Any) -> bool:
-    """Whether only one side has a child."""
+    """Tells whether only one of the two sides has a child."""
     return left is MISSING or right is MISSING
 
 
+class SplitTie(NamedTuple):
+    """A tie of one side that the other lacks.
+
+    Attributes:
+        at: the path at which the tied object stood first, as a number of a `Paths`.
+        is_on_left: whether the left side has the tie.
+    """
+
+    at: int
+    is_on_left: bool
+
+
 class Ties:
-    """Where two sides differ in what is one object."""
+    """Correspondence of the objects of two sides, to find the ties of only one side."""
 
     def __init__(self) -> None:
-        self._left: dict[Hashable, tuple[Hashable, int]] = {}  # object → that of the other side met first, and where
+        # Object → the object of the other side at the first path to it, and that path.
+        self._left: dict[Hashable, tuple[Hashable, int]] = {}
         self._right: dict[Hashable, tuple[Hashable, int]] = {}
 
-    def apart(self, left: Hashable, right: Hashable, at: int, *, is_object: bool = True) -> tuple[int, bool] | None:
-        """Where what stands here stood first, if it did beside something else; and whether that is the left one.
+    def apart(self, left: Hashable, right: Hashable, at: int, *, is_object: bool = True) -> SplitTie | None:
+        """Records two objects at one path. Returns a tie if this shows it to exist on one side only.
 
-        Objects are told by any names that they have while this exists. `is_object` is of the right one.
+        Args:
+            left: a key for the object on the left. It stands for the object as long as this instance exists.
+            right: a key for the object on the right.
+            at: the path.
+            is_object: whether the right one is an object. A value has no ties.
         """
-        beside, place = self._left.setdefault(left, (right, at))
-        other, its_place = self._right.setdefault(right, (left, at)) if is_object else (left, at)
-        if beside != right:
-            return place, True
-        return (its_place, False) if other != left else None
+        first_right, left_place = self._left.setdefault(left, (right, at))
+        first_left, right_place = self._right.setdefault(right, (left, at)) if is_object else (left, at)
+        if first_right != right:
+            return SplitTie(left_place, is_on_left=True)
+        return SplitTie(right_place, is_on_left=False) if first_left != left else None
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def lines_of(first: Iterable[Any], count: int, mark: str = "") -> list[str]:
-    """A line for each of the first few of so many."""
-    lines = [str(each) for each in first]
+    """Prints the first few of many items, one a line, and how many more there are.
+
+    Args:
+        first: the items to print.
+        count: how many there are in all.
+        mark: a text to put before the count of the others.
+    """
+    lines = [str(item) for item in first]
     lines += [f"{mark}and {count - len(lines)} more"] if count > len(lines) else []
     return [f"    {line}" for line in lines]
 
 
 def array_text(array: Any) -> str:
-    """Dtype and shape of an array, or of what describes one."""
+    """Prints dtype and shape of an array, or of anything with both."""
     return f"{array.dtype}{list(array.shape)}"
 
 
 def class_text(value: Any) -> str:
-    """A value by its class."""
+    """Prints the class of a value."""
     return f"a `{printable(type(value).__name__)}`"
 
 
 def described(value: Any, otherwise: Callable[[Any], str] = shown) -> str:
-    """A value in a few words: an array by dtype and shape, whatever else as another function has it."""
+    """Prints a value in a few words: dtype and shape for an array, the text of `otherwise` for anything else."""
     return array_text(value) if carries_identity(value) else otherwise(value)

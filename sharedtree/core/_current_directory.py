@@ -1,9 +1,9 @@
-"""Takes the current directory off the path of `python -m sharedtree`, before anything is imported that it could hold.
+"""Removes the current directory from `sys.path` under `python -m sharedtree`, before it can shadow a library.
 
-`python -m` puts that directory first. Who looks at a file with the command line stands beside it, and an `equinox.py`
-that came with the file would be run. Python imports a package before its `__main__`, so the package imports this first
-of all, and nothing here is imported but the standard library. Programs that import the package keep their path. The
-console script `sharedtree` has no such entry.
+`python -m` puts the current directory first. A user inspects a downloaded file in the folder where it lies, and an
+`equinox.py` that came with it would be run. Python imports a package before its `__main__`, so the package imports this
+module first, and this module imports nothing but the standard library. Programs that import the package keep their
+path. The console script `sharedtree` has no such entry.
 """
 
 import os
@@ -11,21 +11,23 @@ import sys
 
 
 def _is_command_line() -> bool:
-    """Whether Python was started with `-m sharedtree`, and has not found the module yet."""
+    """Returns True if Python was started with `-m sharedtree`, and is still looking for the module."""
     arguments = getattr(sys, "argv", [])
+    # Until it has found the module, Python has "-m" in the place of the program's name.
     if arguments[:1] != ["-m"]:
         return False
-    # What came before the arguments: the name of the module, also as the end of an option such as `-Bmsharedtree`.
-    started = sys.orig_argv[-len(arguments)] if len(arguments) < len(sys.orig_argv) else ""
-    module = started.partition("m")[2] if started.startswith("-") else started
+    # Before the program's arguments comes the name of the module, perhaps at the end of an option: `-Bmsharedtree`.
+    word = sys.orig_argv[-len(arguments)] if len(arguments) < len(sys.orig_argv) else ""
+    module = word.partition("m")[2] if word.startswith("-") else word
     package = __name__.partition(".")[0]
     return module in (package, f"{package}.__main__")
 
 
 def _current_directory() -> str | None:
+    """Returns the current directory; None if it was deleted, in which case it is not on the path."""
     try:
         return os.getcwd()
-    except OSError:  # it was deleted, and then it is not on the path
+    except OSError:
         return None
 
 

@@ -1,10 +1,13 @@
-"""Leaves that JAX returned as one object although they are two, and those that are one and no object.
+"""Repairs ties among leaves that JAX or NumPy computed: accidental ones are cut, lost ones are kept.
 
-Eager transforms hand out one array for two results where they can: the gradients of `a + b` with respect to both are
-one object. As leaves of a DAG that would be a tie that nobody made, so the second one becomes a copy.
+    jax.grad of a + b, eagerly     (g, g), one array      →  (g, a copy of g)
+    np.sum of a tied array         a NumPy number         →  an array without dimensions
 
-NumPy makes numbers of what it computes from arrays without dimensions, and a number carries no identity. Where a tie
-was, that would be a tie lost, so it becomes an array.
+Eager transforms return one array for two results where they can: the gradients of `a + b` with respect to both are one
+object. As leaves of a DAG that would be a tie that nobody made, so the second one becomes a copy.
+
+NumPy returns a number, which carries no identity, where it computes from arrays without dimensions. Where the leaf is
+tied, that would lose the tie, so the number becomes an array.
 """
 
 from collections.abc import Sequence
@@ -21,31 +24,41 @@ from ._trees_taken_apart import Walked
 
 
 def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
-    """The leaves, each an object of its own. Copies only what occurs twice; cost otherwise one set of ids."""
+    """Copies each leaf that occurred before, so that all leaves are objects of their own.
+
+    Returns the sequence unchanged if no leaf occurs twice. Cost: one set of ids, and the copies.
+    """
     if len(set(map(id, leaves))) == len(leaves):  # alive in `leaves`
         return leaves
     seen = IdentitySet()
-    return [leaf if seen.add(leaf) or not carries_identity(leaf) else another(leaf) for leaf in leaves]
+    distinct_leaves: list[Any] = []
+    for leaf in leaves:
+        is_first = seen.add(leaf)
+        distinct_leaves.append(leaf if is_first or not carries_identity(leaf) else another(leaf))
+    return distinct_leaves
 
 
 def with_identity(leaves: Sequence[Any], tree: Walked | Structure) -> Sequence[Any]:
-    """The leaves, with arrays for those of NumPy's numbers that are tied. Costs a check of each type if there are none.
+    """Converts NumPy's numbers to arrays at leaves that are tied.
+
+    Returns the sequence unchanged if it has no such numbers. Cost: a check of each type, and of the edges if there are.
 
     Args:
-        leaves: of a tree.
-        tree: without its leaves.
+        leaves: the new leaves of the tree, in order.
+        tree: the tree whose leaves they become.
     """
     if not any(isinstance(leaf, np.generic) for leaf in leaves):
         return leaves
     tied = with_several_edges(tree.records, tree.root)
-    return [
-        np.asarray(leaf) if number in tied and isinstance(leaf, np.generic) else leaf
-        for number, leaf in zip(tree.leaf_numbers, leaves, strict=True)
-    ]
+    new_leaves: list[Any] = []
+    for number, leaf in zip(tree.leaf_numbers, leaves, strict=True):
+        loses_tie = number in tied and isinstance(leaf, np.generic)
+        new_leaves.append(np.asarray(leaf) if loses_tie else leaf)
+    return new_leaves
 
 
 def another(leaf: Any) -> Any:
-    """A new array with the content of `leaf`; of a reference, a new reference to a copy. Copies the buffer."""
+    """Copies a leaf that carries identity, buffer included. A reference becomes a new reference to a copy."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     if isinstance(leaf, jax.ShapeDtypeStruct):

@@ -1,7 +1,7 @@
-"""Every way in which sharedtree can fail, one class each.
+"""The errors and warnings of the package, one class for each way to fail.
 
-An error says what happened in one line, names every path involved, says why, and ends with the fix as code. The
-paths are also attributes, for programs that catch the error.
+The first line of a message says what is wrong and names the paths. Then follow the reason, in a sentence, and the fix,
+as code that runs. The paths are also an attribute, for programs that catch the error.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from ._printing import printable_lines
 
 
 class SharedTreeError(Exception):
-    """Base class of every error that sharedtree raises on purpose.
+    """Base class of all errors of this package.
 
     Attributes:
-        paths: where it happened, each printed as `jax.tree_util.keystr` prints it.
+        paths: The paths involved, each printed as by `jax.tree_util.keystr`.
 
     Example:
         >>> import sharedtree as st
@@ -29,11 +29,11 @@ class SharedTreeError(Exception):
 
 
 class InconsistentSharingError(SharedTreeError, ValueError):
-    """One object sits at several paths that the transform would treat differently.
+    """One object sits at several paths, and the transform would treat it differently at them.
 
     Attributes:
-        paths: those of the object, the first eight under each treatment.
-        treatments: what the transform would do at each of them, in the same order.
+        paths: The paths of the object: the first eight of each treatment.
+        treatments: The treatment at each of the paths, in the same order.
     """
 
     treatments: tuple[str, ...]
@@ -44,52 +44,52 @@ class InconsistentSharingError(SharedTreeError, ValueError):
 
 
 class CycleError(SharedTreeError, ValueError):
-    """An object contains itself. `paths` holds where it starts and where it comes back."""
+    """An object contains itself. `paths` has the first path of the object and the path at which it comes again."""
 
 
 class DepthError(SharedTreeError, RecursionError):
-    """Containers are nested deeper than JAX or Python can walk without crashing."""
+    """Containers are nested more deeply than JAX or Python can walk."""
 
 
 class UntiedError(SharedTreeError, ValueError):
-    """What `UntiedWarning` says, under `Policy(on_untie="error")`."""
+    """A tie was lost, under `Policy(on_untie="error")`. See `UntiedWarning`."""
 
 
 class SharingMismatchError(SharedTreeError, ValueError, TypeError):
-    """Two trees that should have the same shape or the same ties do not.
+    """Two trees should have the same shape or the same ties, and have not.
 
-    JAX raises a `ValueError` for an option or a solution of another shape, and a `TypeError` for a carry, a branch or
-    the result of a rule. Programs that catch either catch this, too.
+    For different shapes of an option or a solution, JAX raises a `ValueError`; for those of a carry, a branch or the
+    result of a rule, a `TypeError`. Programs that catch either one catch this error, too.
 
     Attributes:
-        concerns_modules: False if there are none, so that a transform of JAX's says itself what is wrong.
+        concerns_modules: False if neither tree has modules. Then JAX's own error is clear, and is raised instead.
     """
 
     concerns_modules = True
 
 
 class StaticTracerError(SharedTreeError, TypeError):
-    """A tracer ended up in a static leaf of an output, where it would outlive its trace."""
+    """An output has a tracer in a static leaf, where it would outlive its trace."""
 
 
 class StaticComparisonError(SharedTreeError, TypeError):
-    """A static leaf cannot be compared with `==`, so no call could be recognised as the same as an earlier one."""
+    """A static leaf cannot be compared with `==`, so no call could reuse what was compiled for an earlier one."""
 
 
 class UnregisteredTypeError(SharedTreeError, TypeError):
-    """An object that neither JAX nor sharedtree knows how to take apart was given where a tree is needed."""
+    """A tree was expected, but neither JAX nor sharedtree can take this object apart."""
 
 
 class ContextMismatchError(SharedTreeError, ValueError):
-    """A structure made in one `Context` met one that was made in another, or lacks what came before it."""
+    """A structure was used with one of another `Context`, or without the earlier structures to which it refers."""
 
 
 class UnserialisableError(SharedTreeError, TypeError):
-    """A tree holds objects that cannot be written to a file. All of them are listed; nothing was written.
+    """Objects in a tree cannot be written to a file. The error lists all of them; no file was written.
 
     Attributes:
-        paths: where they are.
-        reasons: why each cannot be written, in the same order.
+        paths: The paths of the objects.
+        reasons: The reason for each, in the same order.
     """
 
     reasons: tuple[str, ...]
@@ -100,11 +100,11 @@ class UnserialisableError(SharedTreeError, TypeError):
 
 
 class UntrustedTypeError(SharedTreeError, TypeError):
-    """A file names classes or functions that nobody allowed it to name. All of them are listed; nothing was imported.
+    """A file names classes or functions that are not trusted. The error lists all of them; nothing was imported.
 
     Attributes:
-        paths: the first place of each.
-        names: the names, `module:qualname`, in the same order.
+        paths: The first path of each.
+        names: The names, as `module:qualname`, in the same order.
     """
 
     names: tuple[str, ...]
@@ -115,21 +115,20 @@ class UntrustedTypeError(SharedTreeError, TypeError):
 
 
 class StructureMismatchError(SharedTreeError, ValueError):
-    """What a file or a state describes does not fit the classes, devices or trees that are there now."""
+    """The contents of a file or a state do not fit the classes, devices or trees of this program."""
 
 
 class FormatError(SharedTreeError, ValueError):
-    """What should be a sharedtree file is none, is malformed, or was written by a newer version."""
+    """A file is no sharedtree file, is malformed, or was written by a newer version."""
 
 
 class CorruptFileError(SharedTreeError, OSError):
-    """A file is not what was written: it was cut short, or its bytes do not have the digests saved with them.
+    """A file was damaged since it was written: it is too short, or its digests do not match.
 
     Attributes:
-        paths: the names of the tensors that are damaged, which are their paths without the leading dot; empty for the
-            header.
-        tensor: the first of them, or None.
-        chunk: which chunk of 4 MiB of that tensor, from 0, or None.
+        paths: The names of the damaged tensors, which are their paths without the leading dot; empty for the header.
+        tensor: The first of these names; None for the header.
+        chunk: The number, from 0, of the damaged chunk of 4 MiB in this tensor; None if it is not known.
     """
 
     tensor: str | None
@@ -142,11 +141,11 @@ class CorruptFileError(SharedTreeError, OSError):
 
 
 class MissingStepError(SharedTreeError, FileNotFoundError):
-    """A folder of checkpoints does not have the step that is to be restored."""
+    """The requested step is missing from a folder of checkpoints."""
 
 
 class _PrintableWarning(UserWarning):
-    """A warning whose text is escaped as those of errors are."""
+    """A warning with an escaped text, like the errors."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable_lines(message))
@@ -155,28 +154,28 @@ class _PrintableWarning(UserWarning):
 class UntiedWarning(_PrintableWarning):
     """A tie was lost: in a transform, between two calls, or on its way to an optimizer.
 
-    The text names the function with file and line, the paths, and the calls that keep ties. There is one warning for
-    one tie, and it comes from where the function is defined, so that Python's filters tell functions apart.
+    The text names the function with file and line, the paths, and the calls that keep ties. Each tie gives one warning.
+    Its location is the definition of the function, so Python's warning filters tell functions apart.
     """
 
 
 class RetraceWarning(_PrintableWarning):
-    """A static value is another one on every call, and each is traced and compiled anew."""
+    """A static value differs on every call, so every call is traced and compiled anew."""
 
 
 class LostChangeWarning(_PrintableWarning):
-    """A function changes state in its arguments, and nothing writes that back.
+    """A function changes state in its arguments, and the change is lost.
 
-    Said when a function is traced under a transform that was not told `in_place=True` or `in_place=False`, neither by
-    the option nor by a `Policy`, of objects whose library writes changes back: Flax NNX's, treex's, and
-    `sharedtree.Module`. Of objects of other classes only where a transform further out is in place. Not said of what
-    the function returns, and of `jax.eval_shape` and others that run nothing.
+    It is given at trace time, if neither the option `in_place` of the transform nor a `Policy` says whether to write
+    changes back, and the changed object's library writes them back: Flax NNX, treex, `sharedtree.Module`. For objects
+    of other classes it is given only inside a transform with `in_place=True`. There is no warning for an object that
+    the function returns, nor under `jax.eval_shape` and other functions that run nothing.
     """
 
 
 class UnsaidVariableWarning(_PrintableWarning):
-    """An optimizer trains a variable of Flax NNX whose class does not say whether it is a parameter or state."""
+    """An optimizer trains a variable of Flax NNX of a class that is known neither as parameter nor as state."""
 
 
 class CompatibilityError(SharedTreeError, ImportError):
-    """A library that `sharedtree.compat` imports is absent, of another release, or lacks something that it needs."""
+    """A library needed by `sharedtree.compat` is absent, is another release, or lacks a name."""

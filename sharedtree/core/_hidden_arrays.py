@@ -1,13 +1,16 @@
-"""Objects that hold arrays where nobody looks: of classes that are not registered, alone or in plain containers.
+"""Finds arrays in objects of unregistered classes, where flattening would not see them.
 
-Where a tree is asked about (its ties, its leaves, its size), such an object would be one static leaf, and the answer
-would be that of an empty model. So it is an error there, whether the object can be called or not. In the field of a
-module, in a `Partial` and as an argument of a transform it stays what the library says, a static value: normalisers
-with arrays and `__call__` are ordinary. A plain function is a leaf for JAX, whatever its closure holds, and stays one.
+    st.count_parameters({"a": Layer(weight)})      # `Layer` is no pytree node: an error, instead of 0
+
+Some functions are asked about a tree: its ties, its leaves, its size. To them an unregistered object is one static
+leaf, so they would answer as if the model were empty. An object that holds arrays is therefore an error there, callable
+or not, if it stands alone or in plain containers. In a field of a module, in a `Partial` and as an argument of a
+transform it remains a static value, as its library says: normalisers with arrays and a `__call__` are ordinary. JAX
+takes a plain function for a leaf, whatever its closure holds, and so does this module.
 """
 
+import contextlib
 import functools
-import itertools
 import types
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -24,115 +27,128 @@ from ._static_values import Static
 from ._structure import Node, Path, Record, Structure
 
 _ARRAYS = (jax.Array, np.ndarray, jax.Ref)
-_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, np.ufunc, np.generic, np.dtype)
-_PLACES = (jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec)  # a mesh has an array of devices
 _NUMBERS_AND_TEXTS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _CONTAINERS = (tuple, list, deque, set, frozenset)
 
-MAX_OBJECTS = 1_000
-"""How many objects are looked at for arrays. What holds more, and no array among these, is taken for no model."""
+_NEVER_ENTERED = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, np.ufunc, np.generic, np.dtype),
+    # A mesh holds an array of devices, which is no parameter.
+    *(jax.sharding.Mesh, jax.sharding.Sharding, jax.sharding.PartitionSpec),
+)
+
+_ALL_SEEN = "all arrays outside modules are seen"
+"""The key in `Structure.plans` of a structure without hidden arrays."""
+
+MAX_SEARCHED = 1_000
+"""The number of objects that are searched for arrays. An object that has more, all without arrays, is no model."""
 
 
 def require_all_seen(structure: Structure) -> None:
-    """Raises if an object that holds arrays stands in a tree, outside modules, and cannot be taken apart.
+    """Raises an error if an unregistered object that holds arrays stands outside modules.
 
-    The answer is kept with the structure, so that a tree of a known structure costs one look into a dict.
+    The result is stored with the structure, so a second tree of the same structure costs one dictionary lookup.
 
     Raises:
-        UnregisteredTypeError: naming the class, the path, and what would mend it.
+        UnregisteredTypeError: It names the class and the path, and how to register the class.
     """
-    if _SEEN not in structure.plans:
+    if _ALL_SEEN not in structure.plans:
         require_all_seen_in(structure.records, structure.root, structure.base)
-        structure.plans[_SEEN] = True
-
-
-_SEEN = "all arrays outside modules are seen"
+        structure.plans[_ALL_SEEN] = True
 
 
 def require_all_seen_in(records: Sequence[Record], root: int, base: int = 0) -> None:
-    """As `require_all_seen`, of records of which the first has the number `base`."""
+    """Does the work of `require_all_seen` for records, without storing the result.
+
+    Args:
+        records: The records of a tree.
+        root: The number of the root's record.
+        base: The number of the first record. Lower numbers belong to earlier trees of the same `Context`, which were
+            searched when they were flattened.
+    """
     stack: list[tuple[int, Path]] = [(root, ())]
     visited: set[int] = set()
     while stack:
         number, path = stack.pop()
-        if number < base or number in visited:  # an earlier tree of a `Context` was looked at when it was flattened
+        if number < base or number in visited:
             continue
         visited.add(number)
         op, children = records[number - base]
         if type(op) is Static and holds_array(op.peek()):
             _raise_hidden(op.peek(), jtu.keystr(path))
         if type(op) is Node and op.type.is_plain:
-            steps = zip(op.keys, children, strict=True)
-            stack.extend([(child, (*path, key)) for key, child in reversed(list(steps))])
+            steps = list(zip(op.keys, children, strict=True))
+            stack.extend([(child, (*path, key)) for key, child in reversed(steps)])
 
 
 def holds_array(obj: Any) -> bool:
-    """Whether an object holds an array: in its attributes and slots, and what these hold; in the parts of a partial.
+    """Searches an object for an array, breadth first: its attributes, slots and parts, and theirs in turn.
 
-    Nothing of the object's class is called, so properties are not looked at.
+    Nothing of the object's class is called. So properties are not searched.
     """
-    if type(obj) in _NUMBERS_AND_TEXTS or isinstance(obj, (*_CODE, *_PLACES)) or _wraps_function(obj):
+    # A function wrapped by `jax.jit` or a decorator has caches for attributes.
+    if _is_opaque(obj) or "__wrapped__" in (_attributes_of(obj) or {}):
         return False
-    seen = IdentitySet([obj])
-    waiting = deque([obj])
-    num_objects = 0
-    while waiting and num_objects < MAX_OBJECTS:
-        num_objects += 1
-        for part in _parts_of(waiting.popleft()):
+    queue = deque([obj])
+    queued = IdentitySet([obj])
+    num_searched = 0
+    while queue and num_searched < MAX_SEARCHED:
+        num_searched += 1
+        for part in _parts_of(queue.popleft()):
             if isinstance(part, _ARRAYS):
                 return True
-            if type(part) not in _NUMBERS_AND_TEXTS and not isinstance(part, (*_CODE, *_PLACES)) and seen.add(part):
-                waiting.append(part)
+            if not _is_opaque(part) and queued.add(part):
+                queue.append(part)
     return False
 
 
-def _wraps_function(obj: Any) -> bool:
-    """Whether it is a function that was wrapped, as `jax.jit` and decorators do. What else it has are caches."""
-    return "__wrapped__" in (_attributes_of(obj) or {})
-
-
-def _attributes_of(obj: Any) -> dict[str, Any] | None:
-    try:
-        found = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return None
-    return found if type(found) is dict else None
+def _is_opaque(obj: Any) -> bool:
+    """Returns True for numbers, texts, code and meshes, which are not searched."""
+    return type(obj) in _NUMBERS_AND_TEXTS or isinstance(obj, _NEVER_ENTERED)
 
 
 def _parts_of(obj: Any) -> Iterable[Any]:
+    """Lists the objects directly in an object: elements, values, attributes and slots."""
     if isinstance(obj, types.MethodType):
         return (obj.__self__,)
     if isinstance(obj, functools.partial):
         return (obj.func, *obj.args, *obj.keywords.values())
+    # Lists, since another thread may change the container meanwhile.
     if isinstance(obj, _CONTAINERS):
         return list(obj)
     if isinstance(obj, dict):
         return list(dict.values(obj))
-    slots = [
-        member.__get__(obj)
-        for base in type(obj).__mro__
-        for member in vars(base).values()
-        if type(member) is types.MemberDescriptorType and _is_set(member, obj)
-    ]
-    return itertools.chain(list((_attributes_of(obj) or {}).values()), slots)
+    return [*list((_attributes_of(obj) or {}).values()), *_slot_values(obj)]
 
 
-def _is_set(slot: Any, obj: Any) -> bool:
+def _attributes_of(obj: Any) -> dict[str, Any] | None:
+    """Returns an object's `__dict__`, read past its class; None if it has none."""
     try:
-        slot.__get__(obj)
+        attributes = object.__getattribute__(obj, "__dict__")
     except AttributeError:
-        return False
-    return True
+        return None
+    return attributes if type(attributes) is dict else None
 
 
-def _raise_hidden(obj: Any, text: str) -> None:
-    place = f" at `{text}`" if text else ""
+def _slot_values(obj: Any) -> list[Any]:
+    """Returns the values of the slots that are set, those of the bases included."""
+    values: list[Any] = []
+    for base in type(obj).__mro__:
+        for member in vars(base).values():
+            if type(member) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # never set
+                    values.append(member.__get__(obj))
+    return values
+
+
+def _raise_hidden(obj: Any, path: str) -> None:
+    """Raises the error for an object that holds arrays, with the fix for its kind."""
+    place = f" at `{path}`" if path else ""
     if isinstance(obj, functools.partial):
         raise UnregisteredTypeError(
             f"A `functools.partial`{place} holds arrays, but it is no pytree node, so they cannot be seen.\n"
             "JAX has a partial that is one:\n"
             "    jax.tree_util.Partial(partial.func, *partial.args, **partial.keywords)",
-            (text,),
+            (path,),
         )
     owner = obj.__self__ if isinstance(obj, types.MethodType) else obj
     if owner is not obj and node_type_of(owner) is not None:
@@ -141,11 +157,11 @@ def _raise_hidden(obj: Any, text: str) -> None:
             "is no pytree node, so they cannot be seen.\n"
             "Give that object, or a partial that is a node:\n"
             "    jax.tree_util.Partial(method.__func__, method.__self__)",
-            (text,),
+            (path,),
         )
     name = type(owner).__name__
     raise UnregisteredTypeError(
         f"`{name}`{place} holds arrays, but it is not a registered pytree node, so they cannot be seen.\n"
         f"{how_to_register(name)}",
-        (text,),
+        (path,),
     )

@@ -1,28 +1,28 @@
-"""The one file that touches names which JAX does not promise to keep, and why each is needed.
+"""Private names of JAX. No other file uses any; for each it is said here why, and what happens without it.
 
-- `trace_ctx`: a tracer that leaks into a static leaf can only be told from one that legitimately belongs to an
-  enclosing transform by the trace it was made in. JAX's public API offers no way to ask.
-- `PyTreeDef.from_node_data_and_children`: the only way to rebuild a node from its type and aux data without holding
-  on to an instance of it.
-- `ArrayImpl`, the type of every concrete array: asking an array for it at import would start a backend. It is also
-  the only way to a weakly typed array of given data for which nothing is compiled.
-- `_convert_element_type`: the only way to a weakly typed tracer of any dtype but Python's own. It is imported when such
-  an array is loaded under a trace, so nothing else needs it.
-- `_registry` and the closures of `register_dataclass`: which fields of such a class are children and which are static.
-  Its unflatten function is C++ that reads past the end of too few. Also whether a class has the functions that its
-  library gives to all its classes. Where the names are gone, the answer is that nobody knows, and a test fails.
-- `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
-- `_deprecations` of `jax.experimental.shard_map`: whoever asks for the function there by its name is warned, but those
-  who have it should be served. Where it is gone, so is the function.
-- `typed_scalar_types`: a rule is given objects of these classes for Python numbers. Where the name is gone, numbers are
-  expected to stay what they are, and a test fails if they do not.
-- `_line_info` of a tracer: where the operation that made it was called. Without it, warnings name no line.
-- `parent` of a tracer and `in_tracers` of the operation that made it: whether a result was computed from a value.
-  Without them nobody knows, and a test fails.
-- `batch_dim` of a tracer, and `manual_axis_type` of its type: whether a value differs between the elements of a `vmap`
-  or the devices of a `shard_map`. Without them, nothing does, and a test fails.
-- `traceback_util`: JAX takes its own frames out of the traceback of an error that leaves it, and those of what was
-  registered there. Where its names are gone, the frames show.
+- `trace_ctx`: the trace in which a tracer was made tells a leaked tracer from one of an enclosing transform. JAX's
+  public API has nothing for this.
+- `PyTreeDef.from_node_data_and_children`: rebuilds a node from its type and aux data. Public functions need an
+  instance of the node.
+- `ArrayImpl`, the class of concrete arrays: `type(jnp.zeros(()))` at import would start a backend. It is also the only
+  way to make a weakly typed array of given data without compiling anything.
+- `_convert_element_type`: the only way to a weakly typed tracer of a dtype other than Python's own. It is imported only
+  when such an array is loaded under a trace.
+- `_registry` and the closures of `register_dataclass`: the children and static fields of such a class, whose unflatten
+  function in C++ reads past the end of too few children. Also the functions of a class, to compare them with those that
+  its library gives to all classes. Without these names the answers are None, and a test fails.
+- `dce_jaxpr`: the function by which `jax.jit` drops unused inputs.
+- `_deprecations` of `jax.experimental.shard_map`: the function there, without the warning for asking by its name. When
+  it is gone, so is the function.
+- `typed_scalar_types`: the classes that JAX puts in the place of Python numbers in derivative rules. Without the name,
+  numbers are expected to stay Python numbers, and a test fails if they do not.
+- `_line_info` of a tracer: the line that made it. Without it, warnings name no line.
+- `parent` of a tracer and `in_tracers` of an operation: the dependence of a result on a value. Without them it is not
+  known, and a test fails.
+- `batch_dim` of a tracer, and `manual_axis_type` of its type: tell whether a value differs between the elements of a
+  `vmap` or the devices of a `shard_map`. Without them nothing seems to, and a test fails.
+- `traceback_util`: removes JAX's frames, and those of registered packages, from the traceback of an error. Without it
+  the frames show.
 """
 
 import functools
@@ -58,29 +58,32 @@ _LEAF = jtu.tree_structure(0)
 ConcreteArray: type = ArrayImpl
 
 REGISTRY: dict[type, Any] | None = getattr(_tree_util, "_registry", None)
-"""The classes that are registered as nodes: it grows when one is. None where JAX does not say."""
+"""JAX's own table of registered classes, which grows with each registration. None if JAX has no such name."""
 
 TYPED_NUMBERS: frozenset[type] = frozenset(_typed_scalar_types)
-"""The classes of Python numbers whose dtype JAX has settled."""
-
+"""The subclasses of Python's numbers that JAX makes to fix a dtype."""
 
 _holder = getattr(_core, "trace_state_strong_ref", None)
+
 TRACE = (_holder, "value") if getattr(_holder, "value", None) is trace_ctx.trace else (trace_ctx, "trace")
-"""An object, and as which attribute it has the trace that is active now."""
+"""The object and its attribute from which the native call reads the active trace."""
 
 
 def current_trace() -> Any:
-    """The trace that is active now."""
+    """Returns the active trace."""
     return trace_ctx.trace
 
 
 def current_traces() -> tuple[Any, ...]:
-    """The trace that is active now and those that enclose it, innermost first. Held, so that `is` on them is sound."""
+    """Returns the active trace and its enclosing ones, innermost first.
+
+    A caller that keeps the tuple keeps the traces alive, so it may compare them by `is` later.
+    """
     return with_enclosing(trace_ctx.trace)
 
 
 def with_enclosing(trace: Any) -> tuple[Any, ...]:
-    """A trace and those that enclose it, innermost first."""
+    """Returns a trace and its enclosing ones, innermost first."""
     traces: list[Any] = []
     while trace is not None:
         traces.append(trace)
@@ -89,7 +92,7 @@ def with_enclosing(trace: Any) -> tuple[Any, ...]:
 
 
 class Frame(NamedTuple):
-    """A call on the way to an operation."""
+    """One level of the call stack at an operation."""
 
     filename: str
     function: str
@@ -97,54 +100,56 @@ class Frame(NamedTuple):
 
 
 def frames_of(leaf: Any) -> list[Frame]:
-    """The calls on the way to the operation that made a tracer, the innermost first; none where JAX does not say."""
+    """Returns the call stack at the operation that made a tracer, innermost first; empty if it is not known."""
     while isinstance(leaf, Tracer):
         traceback = getattr(getattr(leaf, "_line_info", None), "traceback", None)
         if traceback is not None:
-            return [Frame(each.file_name, each.function_name, each.line_num) for each in traceback.frames]
-        leaf = getattr(leaf, "primal", None)  # what is differentiated stands around what was computed
+            return [Frame(frame.file_name, frame.function_name, frame.line_num) for frame in traceback.frames]
+        # A tracer of differentiation has no line; the tracer in it may have one.
+        leaf = getattr(leaf, "primal", None)
     return []
 
 
 def program_tracer(leaf: Any) -> Any:
-    """The tracer of a program below those of differentiation and batching; None where the values are concrete."""
+    """Returns the jaxpr's tracer inside tracers of differentiation and batching; None for a concrete value."""
     while isinstance(leaf, Tracer) and not isinstance(leaf, DynamicJaxprTracer):
         leaf = getattr(leaf, "primal", getattr(leaf, "val", None))
     return leaf if isinstance(leaf, DynamicJaxprTracer) and hasattr(leaf, "parent") else None
 
 
 def is_batched(leaf: Any) -> bool:
-    """Whether a leaf has a value for each element of the `jax.vmap` under which it is asked."""
+    """Returns True if a leaf has one value per element of the innermost active `jax.vmap`."""
     return getattr(leaf, "_trace", None) is trace_ctx.trace and getattr(leaf, "batch_dim", None) is not None
 
 
 def varying_axes(leaf: Any) -> frozenset[str]:
-    """The axes of a mesh along which devices may have different values of a leaf, under `jax.shard_map`."""
+    """Returns the mesh axes along which a leaf may differ between devices, under `jax.shard_map`."""
     aval = jax.typeof(leaf)
-    own = getattr(aval, "manual_axis_type", None)
-    return frozenset(getattr(aval, "vma", ()) if own is None else own.varying)
+    # Other releases have the names in `vma`.
+    axis_type = getattr(aval, "manual_axis_type", None)
+    return frozenset(getattr(aval, "vma", ()) if axis_type is None else axis_type.varying)
 
 
 def operation_of(tracer: Any) -> Any:
-    """The operation of a program that made a tracer; None for an input or a constant."""
+    """Returns the operation of a jaxpr that made a tracer; None for an input or a constant."""
     return tracer.parent
 
 
 def operands_of(operation: Any) -> Sequence[Any]:
-    """The tracers of the operands of an operation."""
+    """Returns the operands of an operation, as tracers."""
     return operation.in_tracers
 
 
 def are_of_one_program(tracers: Iterable[Any]) -> bool:
-    """Whether all tracers belong to one program."""
+    """Returns True if all tracers belong to one jaxpr."""
     traces = [tracer._trace for tracer in tracers]  # noqa: SLF001 -- see the module's docstring
     return all(trace is traces[0] for trace in traces)
 
 
 def belongs_to(tracer: Tracer, traces: Iterable[Any]) -> bool:
-    """Whether `tracer` was made by one of `traces`."""
-    made_by = tracer._trace  # noqa: SLF001 -- see the module's docstring
-    return any(made_by is trace for trace in traces)
+    """Returns True if `tracer` was made by one of `traces`."""
+    origin = tracer._trace  # noqa: SLF001 -- see the module's docstring
+    return any(origin is trace for trace in traces)
 
 
 def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
@@ -153,41 +158,49 @@ def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
 
 
 def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...]], Any]:
-    """The unflatten function that JAX's registry holds for `cls`, as a function of the children alone."""
-    own = registered_functions(cls)[1]
-    if isinstance(own, (types.FunctionType, types.MethodType)) and registered_fields(cls) is None:
-        return functools.partial(own, aux)  # three times faster than by way of a `PyTreeDef`
+    """Returns the unflatten function that JAX's registry holds for `cls`, as a function of the children alone."""
+    _, unflatten = registered_functions(cls)
+    # A partial is three times faster than a `PyTreeDef`.
+    if isinstance(unflatten, (types.FunctionType, types.MethodType)) and registered_fields(cls) is None:
+        return functools.partial(unflatten, aux)
     registry = jtu.default_registry
     return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
 
 
 def registered_functions(cls: type) -> tuple[Any, Any]:
-    """The flatten and the unflatten function that a class was registered with; None where JAX does not say."""
+    """Returns the flatten and the unflatten function of a registered class; None for each one not known."""
     entry = getattr(_tree_util, "_registry", {}).get(cls)
     return getattr(entry, "to_iter", None), getattr(entry, "from_iter", None)
 
 
 def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The fields of a class that came by `register_dataclass`: the children, and the static ones; else None."""
-    unflatten = registered_functions(cls)[1]
+    """Returns the names of the children and of the static fields that `register_dataclass` was called with.
+
+    Returns None for a class that was registered by another function.
+    """
+    _, unflatten = registered_functions(cls)
     if getattr(unflatten, "__module__", None) != _tree_util.__name__:
         return None
-    held = inspect.getclosurevars(unflatten).nonlocals
-    if not {"data_fields", "meta_fields"} <= held.keys():
+    variables = inspect.getclosurevars(unflatten).nonlocals
+    if not {"data_fields", "meta_fields"} <= variables.keys():
         return None
-    return tuple(held["data_fields"]), tuple(held["meta_fields"])
+    return tuple(variables["data_fields"]), tuple(variables["meta_fields"])
 
 
 @functools.lru_cache(256)
 def registered_counts(cls: type) -> tuple[int, int] | None:
-    """How many children and static values an instance of a class has that came by `register_dataclass`; else None."""
+    """Returns the numbers of children and of static fields, as `registered_fields` does the names."""
     fields = registered_fields(cls)
-    return None if fields is None else (len(fields[0]), len(fields[1]))
+    if fields is None:
+        return None
+    children, static = fields
+    return len(children), len(static)
 
 
 def weakly_typed(array: Any) -> Any:
-    """A JAX array over the same memory, but of weak type; of a tracer, such a tracer."""
-    if isinstance(array, Tracer):  # as JAX makes of any array under a trace
+    """Makes a weakly typed array that aliases the memory of a given one; for a tracer, a weakly typed tracer."""
+    # Under a trace, JAX makes tracers of all arrays.
+    if isinstance(array, Tracer):
         from jax._src.lax.lax import _convert_element_type  # noqa: PLC0415
 
         return _convert_element_type(array, weak_type=True)
@@ -197,41 +210,47 @@ def weakly_typed(array: Any) -> Any:
 
 
 def deprecated_shard_map() -> Callable[..., Any]:
-    """`jax.experimental.shard_map.shard_map`; where it is gone, that which took its place."""
+    """Returns `jax.experimental.shard_map.shard_map` without a warning, or `jax.shard_map` if JAX has it no more."""
     try:
-        known = vars(importlib.import_module("jax.experimental.shard_map"))
+        names = vars(importlib.import_module("jax.experimental.shard_map"))
     except ImportError:
         return jax.shard_map
-    return known.get("_deprecations", {}).get("shard_map", (None, None))[1] or known.get("shard_map", jax.shard_map)
+    # A deprecated name is no attribute of the module: it is in this table, with the text of the warning.
+    _, function = names.get("_deprecations", {}).get("shard_map", (None, None))
+    return function or names.get("shard_map", jax.shard_map)
 
 
 def used_inputs(jaxpr: Any) -> Sequence[bool]:
-    """Which inputs of a closed jaxpr `jax.jit` keeps."""
-    plain = jaxpr.jaxpr
-    return dce_jaxpr(plain, used_outputs=[True] * len(plain.outvars))[1]
+    """Returns one flag per input of a closed jaxpr: True if `jax.jit` keeps it."""
+    open_jaxpr = jaxpr.jaxpr
+    _, is_used = dce_jaxpr(open_jaxpr, used_outputs=[True] * len(open_jaxpr.outvars))
+    return is_used
 
 
+# From now on, JAX hides the frames of this package as it does its own.
 getattr(_traceback_util, "register_exclusion", lambda _: None)(str(pathlib.Path(__file__).parents[1]))
 
 
 def api_boundary(function: C) -> C:
-    """A function such that the tracebacks of errors which leave it have neither JAX's frames nor the library's."""
-    return getattr(_traceback_util, "api_boundary", lambda inside: inside)(function)
+    """Wraps a function so that errors leave it without the frames of JAX and of this package in their traceback."""
+    return getattr(_traceback_util, "api_boundary", lambda unchanged: unchanged)(function)
 
 
 def hide_frames(error: Exception) -> None:
-    """Does to an error that is being handled what `api_boundary` does, where its frame would cost every call.
+    """Removes frames from an error in an `except` block, like `api_boundary` but without its cost per call.
 
-    An error that is raised again by `raise` does not get the frame which does so a second time.
+    A bare `raise` after it does not add this function's frame again.
     """
     util: Any = _traceback_util
     try:
+        # The three modes and the test for an outer boundary are those of `api_boundary` itself.
         mode = util._filtering_mode()  # noqa: SLF001 -- see the module's docstring
-        if mode == "off" or util._is_under_reraiser(error):  # noqa: SLF001 -- as above
+        if mode == "off" or util._is_under_reraiser(error):  # noqa: SLF001 -- see the module's docstring
             return
         if mode == "tracebackhide":
-            util._add_tracebackhide_to_hidden_frames(error.__traceback__)  # noqa: SLF001 -- as above
+            util._add_tracebackhide_to_hidden_frames(error.__traceback__)  # noqa: SLF001 -- see the module's docstring
         else:
             error.__traceback__ = util.filter_traceback(error.__traceback__)
     except AttributeError:
+        # JAX has other names by now, so the frames stay.
         return

@@ -1,15 +1,15 @@
-"""The public names that are imported when they are first used: files, pictures, plain data.
+"""Public names that are imported at their first use: files, pictures, plain data.
 
-A program that only trains does not pay for them: they are two of five modules of the package. Whatever is wrong with
-such a module is raised by the first use of its names as it would have been by `import sharedtree`.
+    st.save  →  `__getattr__("save")`  →  `sharedtree.serialise.save`, and from then on an ordinary attribute
 
-A program that runs for days, and must save with the version that it began with whatever is installed meanwhile, imports
-`sharedtree.serialise` when it begins.
+A program that only trains does not import these rooms, which are two fifths of the package's modules. An error in such
+a room is raised at the first use of one of its names, as `import sharedtree` would have raised it.
 
-    st.save  →  `__getattr__("save")`  →  `sharedtree.serialise.save`, and from then on an attribute like any other
+A program that runs for days should import `sharedtree.serialise` at its start. Otherwise, if the package is updated
+meanwhile, it saves with another version than it began with.
 """
 
-# Python lets nobody import this while it ends, when a program may save its model for the first time.
+# Imported early: Python refuses to import this at the end of a program, when a model may be saved for the first time.
 import concurrent.futures.thread as _thread  # noqa: F401
 import importlib
 import sys
@@ -24,15 +24,15 @@ _ROOMS = {
     "tree._plain_data": ("StateReport", "load_state", "register_state", "state"),
 }
 
-# Modules that import another library. `dir` does not list them, for `help` uses all that it lists, and the library may
-# not be installed.
+# Modules that import another library, which may not be installed. `dir` does not list them, because `help` imports all
+# that it lists.
 _NEEDING_OTHERS = ("linen",)
 
 _NAME = __name__.partition(".")[0]
 _PACKAGE = sys.modules[_NAME]
 
 ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
-"""Public name → the room that it is in."""
+"""Public name → its room."""
 
 _RECIPES = {
     "convert": (
@@ -40,14 +40,14 @@ _RECIPES = {
         "docs/file_contents.md, “Files of Equinox and Flax”."
     ),
 }
-"""Name that readers look for → how it is done without, and the page of the documentation that shows it."""
+"""A name that the package does not have, but that users look for → what to do instead, and the page with the code."""
 
 
 def later(name: str) -> Any:
-    """What a name of the package stands for that nobody has used yet. It is an attribute of the package from then on.
+    """Imports the object of a public name, and makes it an attribute of the package.
 
     Raises:
-        AttributeError: if there is no such name. Of one that a recipe replaces, it says where that is.
+        AttributeError: If there is no such name. For a name in `_RECIPES` the message has the recipe.
     """
     if name in _ROOMS or name in _NEEDING_OTHERS:
         return importlib.import_module(f"{_NAME}.{name}")
@@ -56,11 +56,11 @@ def later(name: str) -> Any:
         raise AttributeError(message, name=name, obj=_PACKAGE)
     if name not in ROOM_OF:
         raise AttributeError(f"module {_NAME!r} has no attribute {name!r}", name=name, obj=_PACKAGE)
-    found = getattr(importlib.import_module(f"{_NAME}.{ROOM_OF[name]}"), name)
-    setattr(_PACKAGE, name, found)
-    return found
+    obj = getattr(importlib.import_module(f"{_NAME}.{ROOM_OF[name]}"), name)
+    setattr(_PACKAGE, name, obj)
+    return obj
 
 
 def names() -> list[str]:
-    """Those that `dir` lists: what has been used and what has not."""
+    """Returns the names for `dir`, imported or not."""
     return sorted({*vars(_PACKAGE), *ROOM_OF, *(room for room in _ROOMS if "." not in room)})

@@ -1,9 +1,13 @@
-"""What is asked of libraries, which nothing here knows: a row for each, entered by the files of `libraries/`.
+"""Rows of libraries: the questions about their classes that JAX's registry does not answer.
 
-The walk asks how instances come apart, `Module.parameters` which leaves train, `state` what stands for an instance in
-plain data, and files what is written of one and what they may name. A row answers for its own classes and says None of
-all others. A class is asked of once, when it is first met, and what can be changed in a class is asked again whenever a
-structure with its instances is new.
+    node_type_by_library(eqx.nn.Linear)  →  asks each row in LIBRARIES for `node_type_of`; Equinox's answers
+
+Nothing here knows any library. Each file of `libraries/` enters a row, a `Library`. A row answers for classes of its
+library and returns None for all others.
+
+The walk asks how instances come apart, `Module.parameters` which leaves train, `state` what represents an instance in
+plain data, and files how an instance is written and what a file may name. The walk asks once for each class, when the
+first instance comes. What a user may change in a class is asked again for each new structure with its instances.
 """
 
 import dataclasses
@@ -16,14 +20,14 @@ from ._plain_containers import Convention, NodeType, RolesBelow, is_namedtuple
 
 
 class NativeLayout(NamedTuple):
-    """How the native walk reads and makes the instances of a class, past the functions in JAX's registry.
+    """Directions for the native walk to read and make instances itself, without the functions in JAX's registry.
 
     Attributes:
-        shape: the name that the native walk has for classes of this kind.
-        fields: all names in their order, which of them are static, of each its place among the traced or the static
-            ones, the traced names, and the static ones; as far as the shape asks for them.
-        slots: what is written of an instance beside its dictionary, by name or by the descriptor of the slot.
-        facts: whatever else has to go on holding of the class.
+        shape: the native walk's name for classes of this kind, such as `"FIELDS"`.
+        fields: (all names in order; a byte for each, 1 if it is static; a byte for each, its place among the traced or
+            the static ones; the traced names; the static names). Those needed by the shape; the others are empty.
+        slots: the slots to write besides the instance's dictionary, by name or by descriptor.
+        facts: anything else about the class. If it changes, the layout is dropped.
     """
 
     shape: str
@@ -32,30 +36,31 @@ class NativeLayout(NamedTuple):
     facts: Any = None
 
     @property
-    def described(self) -> tuple[Any, ...]:
-        """The fields and slots as C has them: all names, how many are children, and whether they are in that order."""
+    def native_arguments(self) -> tuple[Any, ...]:
+        """The last arguments of `new_kind` in `_native.c`, from `order` on."""
         order, are_static, places, traced, statics = self.fields
-        marked = list(zip(order, are_static, strict=True))
-        sorts = [[name for name, is_static in marked if is_static == sort] for sort in (0, 1)]
-        is_in_order = sorts == [[*traced], [*statics[: len(sorts[1])]]]
+        traced_in_order = [name for name, is_static in zip(order, are_static, strict=True) if not is_static]
+        statics_in_order = [name for name, is_static in zip(order, are_static, strict=True) if is_static]
+        # `statics` may go on after the names in `order`, with attributes that are no fields.
+        is_in_order = traced_in_order == [*traced] and statics_in_order == [*statics[: len(statics_in_order)]]
         return order, are_static, places, (*traced, *statics), len(traced), is_in_order, self.slots
 
 
 Trained = Literal["never", "if marked", "always", "if inexact"]
-"""Which leaves below an attribute train: none, those that an inner module marks, all, or all that are inexact."""
+"""The leaves below an attribute that train: none, those that an inner module marks, all, or the inexact ones."""
 
 
 class PlainForm(NamedTuple):
-    """What stands for an instance in a state, which is plain data.
+    """Representation of an instance in a state: plain data.
 
     Attributes:
-        kind: what holds the states of its parts: a dictionary by name, a list, or nothing, where the state of the only
-            part is that of the instance.
-        names: of a dictionary, the name of each child.
-        children: those that count.
-        statics: of a dictionary, the static attributes by name.
-        make: new children and new static attributes → a new instance.
-        keys: of what is no dictionary, the key entry of each child in paths.
+        kind: the holder of the states of the children. `"dict"`: a dictionary by name. `"list"`: a list. `"whole"`:
+            nothing, because the instance has one child, and the state of this represents it.
+        names: for a dictionary, the name of each child.
+        children: the children to put into a state.
+        statics: for a dictionary, the static attributes by name.
+        make: (new children, new static attributes) → a new instance.
+        keys: for a list or `"whole"`, the key entry of each child in paths.
     """
 
     kind: Literal["dict", "list", "whole"]
@@ -69,13 +74,21 @@ class PlainForm(NamedTuple):
 # --- in files ---------------------------------------------------------------------------------------------------------
 
 ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]
-"""How the instances of a class are written: those of the first two and of namedtuples field by field, those of the
-fourth by all attributes that they have; a placeholder is only there; a member of an enum by its name; and what was
-registered by what its functions make of it."""
+"""How the instances of a class are written into a file.
+
+`"module"`, `"dataclass"`, `"namedtuple"`: field by field. `"attributes"`: by all attributes that they have.
+`"placeholder"`: without any content. `"enum"`: by the name of the member. `"registered"`: by the children and the
+auxiliary data that the registered flatten function returns.
+"""
 
 
 class RefusalError(Exception):
-    """An object cannot be written. The text says why, the fix says what to do."""
+    """Refusal to write an object into a file.
+
+    Args:
+        reason: why, for the user.
+        fix: advice, as text or code.
+    """
 
     def __init__(self, reason: str, fix: str) -> None:
         super().__init__(reason)
@@ -84,11 +97,11 @@ class RefusalError(Exception):
 
 
 class Naming(NamedTuple):
-    """What those who write an instance can ask of names in files.
+    """Questions about names in files, for the rules of a library.
 
     Attributes:
-        why_nameless: object → why no name leads back to it; None if one does.
-        may_be_value: class → whether a file may name it as a value.
+        why_nameless: object → the reason why no name leads back to it; None if a name does.
+        may_be_value: class → whether a file may name the class itself as a value.
     """
 
     why_nameless: Callable[[Any], str | None]
@@ -96,13 +109,13 @@ class Naming(NamedTuple):
 
 
 class AttributeRules:
-    """How instances that are written attribute by attribute are written and completed; here, as those of a dataclass.
+    """Rules for writing instances attribute by attribute. The base class has the rules for dataclasses.
 
     Attributes:
-        is_open: whether the attributes are nowhere declared, so that one that is unknown is no mistake.
-        own_entries: the names under which a file has what the library itself keeps in each instance: kinds, marks,
-            metadata. They stand among the names of attributes, but those who write classes know nothing of them.
-        is_assigned: whether `reassign` gives an instance what a migration made; else it is set as a file's values are.
+        is_open: whether classes declare no attributes. An unknown one in a file is no mistake then.
+        own_entries: the names of the library's bookkeeping in each instance: kinds, marks, metadata. A file
+            has them among the attributes, but the authors of classes do not know them.
+        is_assigned: whether `reassign` sets the result of a migration. Otherwise it is set as values of a file are.
     """
 
     is_open: bool = False
@@ -110,68 +123,89 @@ class AttributeRules:
     is_assigned: bool = False
 
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
-        """The attributes that a class declares; what JAX traces comes first, as in JAX's order."""
+        """Names of the declared attributes of a class, the traced ones first, each group in JAX's order."""
         declared = sorted(dataclass_fields(cls), key=lambda field: bool(field.metadata.get("static", False)))
         return tuple([field.name for field in declared])
 
     def may_have(self, cls: Any, name: str) -> bool | None:
-        """Whether an attribute that is not declared may have a name; None if there is no rule but Python's."""
+        """Tells whether an undeclared attribute may have this name. None leaves it to Python's own rules."""
 
     def may_stay_unset(self, cls: Any, name: str) -> bool:
-        """Whether instances need not have a field."""
+        """Tells whether an instance may lack a field."""
         return False
 
     def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
-        """What makes the default of a field that a file lacks; None if it has none."""
+        """Finds a function to make the default of a field, for a file without it. None if the field has no default."""
         field = dataclass_entries(cls).get(name)
         if field is not None and field.default_factory is not dataclasses.MISSING:
             return field.default_factory
-        of_namedtuple = cls._field_defaults if is_namedtuple(cls) else {}
-        default = of_namedtuple.get(name, dataclasses.MISSING) if field is None else field.default
+        if field is not None:
+            default = field.default
+        else:
+            namedtuple_defaults = cls._field_defaults if is_namedtuple(cls) else {}
+            default = namedtuple_defaults.get(name, dataclasses.MISSING)
         return None if default is dataclasses.MISSING else lambda: default
 
     def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
-        """The attributes as they are written: those that JAX traces come first. Raises `RefusalError`."""
+        """Converts the attributes of an instance for a file. The traced ones come first.
+
+        Args:
+            obj: the instance.
+            attributes: all of its attributes by name.
+            naming: answers questions about names.
+
+        Raises:
+            RefusalError: if the instance cannot be written.
+        """
         return attributes
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
-        """The attributes that JAX does not trace, of the auxiliary data that the flatten function gives."""
+        """Reads the static attributes by name from the auxiliary data that the flatten function returns."""
         return dict(aux)
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        """An instance whose attributes are as a file has them, checked and completed, or one that is equal to it.
+        """Checks and completes an instance, right after it was loaded.
 
-        `new_names` has each name in the file, and the one that the attribute has now, or None if it was dropped. Raises
-        `FormatError`.
+        Args:
+            obj: the instance. Its attributes are set as the file has them.
+            attributes: these attributes by name.
+            new_names: name in the file → name of the attribute now; None if a migration dropped it.
+
+        Returns:
+            The instance, or an equal one.
+
+        Raises:
+            FormatError: if the attributes do not fit together.
         """
         return obj
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
-        """Gives an instance these attributes and no others, as assignments would. None of the class's code runs."""
+        """Replaces all attributes of an instance, as assignments would, but without running the class's code."""
 
 
 class NamesInFiles(NamedTuple):
-    """What of a library files may name, as `module:qualname`.
+    """Allow-list of a library: the names for files, as `module:qualname`.
 
-    A file that names a function hands it to the model, and the model will call it. So functions are listed one by one:
-    those that compute arrays from arrays. Classes are listed, too, where others of the library evaluate or call what
-    they hold. A name that the installed version lacks is no harm. Each text is a table: a module, with a colon, stands
-    before what it holds.
+    If a file names a function, it gets into the model, and the model will call it. So functions are listed one by one,
+    and only if they compute arrays from arrays. Classes are listed one by one, too, if other classes of the library
+    evaluate or call their contents. A name missing from the installed version does no harm.
+
+    Each text is a table: a module and a colon, then the names in it.
 
     Attributes:
         packages: the top-level packages of the library.
-        imported_from: the package of which these are to be imported, if it is another one.
-        kinds: the kinds of classes of which all may be named.
-        has_methods: whether public methods of its modules may be.
-        only_names: whether only single names are allowed, also if the package is trusted.
+        imported_from: the package to import for these, if it is another one.
+        kinds: the kinds of classes whose members may all be named.
+        has_methods: whether public methods of the library's modules may be named.
+        only_names: whether a user who trusts the package allows no more than the names in this list.
         instances: classes whose instances a model or the state of a training may hold.
-        classes: classes that are no nodes, but may be named as values.
-        functions: those that compute arrays from arrays and do nothing else; and a few objects that mark a choice.
-        tokens: objects that stand for a choice, each of a class of its own to which no name leads.
-        if_trusted: classes that a file may name if the user trusts their package.
-        state: classes that hold state, which nobody trains, for tables of files, of which no class is looked up.
-        state_entry: the entry of an instance that says which of its attributes are state, as a dictionary of texts.
-        kept_back: modules, with all below them, and names, of which no class may be named otherwise.
+        classes: classes that may be named as values. They are no nodes.
+        functions: functions that compute arrays from arrays and do nothing else, and a few objects that mark a choice.
+        tokens: objects that mark a choice, and whose classes have no name.
+        if_trusted: classes to allow if the user trusts their package.
+        state: classes of state, as opposed to parameters. Tables of files use these names, since they look up no class.
+        state_entry: the entry of an instance with the names of its attributes of state, as a dictionary of texts.
+        kept_back: modules, with all below them, and names. Their classes may not be named unless listed above.
     """
 
     packages: str = ""
@@ -193,36 +227,35 @@ class NamesInFiles(NamedTuple):
 
 
 def _nothing(*_: Any) -> None:
-    return None
+    """The answer of a row without this hook."""
 
 
 class Library(NamedTuple):
-    """What one library says of its classes.
+    """Row of one library: its answers about its classes. Each function returns None for classes of other libraries.
 
     Attributes:
-        name: as users know it.
-        node_type_of: class → how its instances come apart, where that is not what JAX's registry says.
-        convention_of: class in JAX's registry → which leaves its instances trace, where that is not JAX's own.
-        native_layout_of: class → how the native walk reads its instances; None leaves it to the registered functions.
-        introduce: tells the native walk of the library, before it is told of the first of its classes.
-        parts_of_frozen: static value that nobody changes → what it holds.
-        marker: the class of what stands for an attribute that was never set, of one library at most.
-        held_anyway: classes of which keeping an instance keeps nothing else alive.
+        name: the name known to users.
+        node_type_of: class → its node type, if its instances come apart otherwise than JAX's registry says.
+        convention_of: class in JAX's registry → which leaves its instances trace, if not all that JAX can.
+        native_layout_of: class → how the native walk reads its instances. None leaves it to the registered functions.
+        introduce: prepares the native walk (its argument) for the library, before the first class.
+        parts_of_frozen: immutable static value → the values in it.
+        marker: the class of the mark for an attribute without a value. At most one library has one.
+        held_anyway: classes whose instances keep nothing else alive.
         writes_back: class in JAX's registry → whether the library writes what a function changes in an instance back
-            into the caller's; False if what is in instances is never missed, None of classes that are not its own.
-        role_of: class → the role of all leaves below its instances; or, where each child has its own, a function of the
-            auxiliary data, with None for those of which nothing is said; None if nothing is said of any.
-        trained_below: class, auxiliary data and number of children → which leaves train below each child.
-        argument_and_filter: what was given as a position of an argument, but is a filter of the library's → the
-            position, and a filter as code.
-        plain_form_of: instance and node type → what stands for it in a state, if its children by their keys do not.
-        kind_in_files: class → how its instances are written, if not as its registered functions have it.
-        attributes: how they are written attribute by attribute, where that is the kind.
-        fault_of_aux: class and auxiliary data → why no file may have an instance of the class with that.
-        answers_as_told: class → whether its instances answer, to whoever asks for an attribute, what a file says.
-        compared_by_parts: classes whose `==` is equality of all attributes. It is that of subclasses that inherit it.
-        choices: classes of which those below have no instances, but stand themselves for a choice that a file may name.
-        names: what of the library files may name.
+            into the caller's. False if nobody would miss the change.
+        role_of: class → the roles of the leaves below its instances, see `RolesBelow`.
+        trained_below: (class, auxiliary data, number of children) → which leaves train below each child.
+        argument_and_filter: value of `argnums` that is a filter of the library → (position of the argument, the filter
+            as code).
+        plain_form_of: (instance, node type) → its representation in a state, if not its children by key.
+        kind_in_files: class → how its instances are written, if not by the registered functions.
+        attributes: the rules for writing instances attribute by attribute.
+        fault_of_aux: (class, auxiliary data) → the reason why no file may contain it.
+        answers_as_told: class → whether reading an attribute of an instance may return whatever a file put there.
+        compared_by_parts: classes whose `==` compares all attributes. Subclasses count if they inherit it.
+        choices: base classes whose subclasses have no instances. Each subclass is itself a value for a file to name.
+        names: the allow-list for files.
     """
 
     name: str
@@ -248,99 +281,92 @@ class Library(NamedTuple):
 
 
 LIBRARIES: list[Library] = []
-"""In the order in which they are asked."""
+"""All rows, in the order in which they are asked. The first answer other than None counts."""
 
 
 def node_type_by_library(cls: Any) -> NodeType | None:
-    """How the instances of a class come apart, if a library says so."""
-    return next((found for library in LIBRARIES if (found := library.node_type_of(cls)) is not None), None)
+    """Asks the libraries for the node type of a class. None leaves it to JAX's registry."""
+    for library in LIBRARIES:
+        node_type = library.node_type_of(cls)
+        if node_type is not None:
+            return node_type
+    return None
 
 
 def convention_by_library(cls: Any) -> Convention | None:
-    """Which leaves the instances of a class trace, if a library says so."""
-    return next((found for library in LIBRARIES if (found := library.convention_of(cls)) is not None), None)
+    """Asks the libraries which leaves the instances of a class trace. None if no library says."""
+    for library in LIBRARIES:
+        convention = library.convention_of(cls)
+        if convention is not None:
+            return convention
+    return None
 
 
 def writes_back_by_library(cls: Any) -> bool | None:
-    """Whether a library writes changes of instances back into the caller's objects; None if no library says."""
-    return next((found for library in LIBRARIES if (found := library.writes_back(cls)) is not None), None)
-
-
-def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
-    """How the native walk reads the instances of a class, and who says so."""
-    found = ((library, library.native_layout_of(cls)) for library in LIBRARIES)
-    return next(((library, layout) for library, layout in found if layout is not None), None)
-
-
-def parts_of_frozen(value: Any) -> Iterable[Any] | None:
-    """What a static value holds, if a library says that nobody changes it."""
-    return next((parts for library in LIBRARIES if (parts := library.parts_of_frozen(value)) is not None), None)
-
-
-# What follows is asked so often that asking each library would take long.
-
-
-@functools.cache
-def markers() -> frozenset[type]:
-    """Classes of what stands for attributes that were never set."""
-    return frozenset([library.marker for library in LIBRARIES if library.marker is not None])
-
-
-def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of an instance that were set: the very dictionary if that is all of them. Looks at each type."""
-    if markers().isdisjoint(map(type, attributes.values())):
-        return attributes
-    return {name: value for name, value in attributes.items() if type(value) not in markers()}
-
-
-@functools.cache
-def _compared_by_parts() -> tuple[type, ...]:
-    return tuple([cls for library in LIBRARIES for cls in library.compared_by_parts])
+    """Asks whether changes of an instance are written back into the caller's objects. None if no library says."""
+    for library in LIBRARIES:
+        writes_back = library.writes_back(cls)
+        if writes_back is not None:
+            return writes_back
+    return None
 
 
 def role_by_library(cls: Any) -> RolesBelow | None:
-    """What the leaves below the instances of a class are to an optimizer, if a library says so (see `Library`)."""
-    return next((found for library in LIBRARIES if (found := library.role_of(cls)) is not None), None)
+    """Asks for the roles of the leaves below the instances of a class. None if no library says."""
+    for library in LIBRARIES:
+        roles = library.role_of(cls)
+        if roles is not None:
+            return roles
+    return None
+
+
+def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
+    """Asks how the native walk reads the instances of a class. Returns the first answer, with its library."""
+    for library in LIBRARIES:
+        layout = library.native_layout_of(cls)
+        if layout is not None:
+            return library, layout
+    return None
 
 
 def trained_below(cls: Any, aux: Any, num_children: int) -> Sequence[Trained]:
-    """Which leaves train below each child of a module: those that are inexact, unless a library says otherwise."""
+    """Asks which leaves train below each child of a module. The inexact ones, unless a library says otherwise."""
     for library in LIBRARIES:
-        found = library.trained_below(cls, aux, num_children)
-        if found is not None:
-            return found
+        trained = library.trained_below(cls, aux, num_children)
+        if trained is not None:
+            return trained
     return ["if inexact" for _ in range(num_children)]
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """What stands for a module in a state, if a library says so."""
+    """Asks what represents a module in a state. None for its children by key."""
     for library in LIBRARIES:
-        form = library.plain_form_of(obj, node_type)
-        if form is not None:
-            return form
+        plain_form = library.plain_form_of(obj, node_type)
+        if plain_form is not None:
+            return plain_form
     return None
 
 
 def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
-    """The position and the code of a filter, if what was given as a position is a library's filter."""
-    return next((each for library in LIBRARIES if (each := library.argument_and_filter(argnums)) is not None), None)
+    """Asks whether a value of `argnums` is a library's filter. Returns the position and the filter as code."""
+    for library in LIBRARIES:
+        answer = library.argument_and_filter(argnums)
+        if answer is not None:
+            return answer
+    return None
 
 
-def compares_by_parts(cls: Any) -> bool:
-    """Tells from a library's row whether instances of a class are equal if all of their attributes are."""
-    for base in _compared_by_parts():  # noqa: SIM110 -- a generator takes longer
-        if issubclass(cls, base) and cls.__eq__ is base.__eq__:
-            return True
-    return False
-
-
-def is_choice(cls: Any) -> bool:
-    """Tells whether a class has no instances, but is itself what a file may name."""
-    return any(issubclass(cls, library.choices) for library in LIBRARIES)
+def parts_of_frozen(value: Any) -> Iterable[Any] | None:
+    """Asks for the values in a static value, if a library says it is immutable."""
+    for library in LIBRARIES:
+        parts = library.parts_of_frozen(value)
+        if parts is not None:
+            return parts
+    return None
 
 
 def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
-    """The library that says how the instances of a class are written, and which kind it says."""
+    """Asks how the instances of a class are written. Returns the first answer, with its library."""
     for library in LIBRARIES:
         kind = library.kind_in_files(cls)
         if kind is not None:
@@ -349,8 +375,48 @@ def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
 
 
 def fault_of_aux(cls: Any, aux: Any) -> str | None:
-    """Why no file may have an instance of a class with this auxiliary data; None if it may.
+    """Asks why no file may contain an instance of a class with this auxiliary data. None if a file may.
 
-    Asked when a file is written, too: what is not read is not written.
+    Writing asks this, too, because the file could not be read.
     """
-    return next((fault for library in LIBRARIES if (fault := library.fault_of_aux(cls, aux)) is not None), None)
+    for library in LIBRARIES:
+        fault = library.fault_of_aux(cls, aux)
+        if fault is not None:
+            return fault
+    return None
+
+
+def is_choice(cls: Any) -> bool:
+    """Tells whether a class has no instances, but is itself a value for a file to name."""
+    return any(issubclass(cls, library.choices) for library in LIBRARIES)
+
+
+# --- what is asked for each value -------------------------------------------------------------------------------------
+
+# These questions come for each attribute of each instance, so the answers of all rows are collected once.
+
+
+@functools.cache
+def markers() -> frozenset[type]:
+    """Classes of the marks for attributes without a value."""
+    return frozenset([library.marker for library in LIBRARIES if library.marker is not None])
+
+
+def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Drops the attributes without a value. Returns the very dictionary if all have one. Looks at each type."""
+    if markers().isdisjoint(map(type, attributes.values())):
+        return attributes
+    return {name: value for name, value in attributes.items() if type(value) not in markers()}
+
+
+def compares_by_parts(cls: Any) -> bool:
+    """Tells whether, by its library, two instances of a class are equal exactly if all of their attributes are."""
+    for base in _compared_by_parts():  # noqa: SIM110 -- a generator takes longer
+        if issubclass(cls, base) and cls.__eq__ is base.__eq__:
+            return True
+    return False
+
+
+@functools.cache
+def _compared_by_parts() -> tuple[type, ...]:
+    return tuple([cls for library in LIBRARIES for cls in library.compared_by_parts])

@@ -1,9 +1,11 @@
 """Locks that are free in the child of a fork.
 
-The child has one thread. A lock that another thread held when the process was forked would stay taken in it for ever,
-since nobody is there to give it back. So every lock of the package is made anew in the child. What it guards is then as
-that thread left it. Hence two rules for whoever holds one: no code of a user runs meanwhile, since it may wait for
-anything; and what is guarded is fit to be seen after each step.
+The child has one thread. If another thread of the parent held a lock at the fork, the lock would stay taken in the
+child for ever, since that thread is not there to release it. So each lock of the package is renewed in the child. The
+guarded data is then as the other thread left it, perhaps between two steps. Hence two rules for code that holds a lock:
+
+- it runs no code of users, which may wait for anything;
+- after each step the guarded data is valid.
 """
 
 import os
@@ -11,20 +13,20 @@ import threading
 import weakref
 from typing import Any
 
-_every: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_all_locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 class Lock:
-    """A lock for `with`. The thread that has it may take it again, as a finalizer does that runs while it is held."""
+    """A lock for `with`. A thread may take it twice, as happens if a finalizer runs while the thread holds it."""
 
     __slots__ = ("__weakref__", "_lock")
 
     def __init__(self) -> None:
         self.renew()
-        _every.add(self)
+        _all_locks.add(self)
 
     def renew(self) -> None:
-        """Makes it free, whoever has it."""
+        """Makes the lock free, whichever thread holds it."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -34,12 +36,14 @@ class Lock:
         try:
             self._lock.release()
         except RuntimeError:
-            # A finalizer has forked the process while this was held, and this is the child, where nobody holds it.
+            # A finalizer forked the process while this thread held the lock. In the child it was renewed, so nobody
+            # holds it.
             return
 
 
 def _renew_all() -> None:
-    for lock in list(_every):
+    """Renews all locks, in the child of a fork."""
+    for lock in list(_all_locks):
         lock.renew()
 
 

@@ -1,41 +1,48 @@
-/* The walk over a DAG, and the way back, in C. `_walk.py` is the reference: this gives the same or nothing.
+/* The walk over a DAG and its inverse, in C. `_walk.py` is the reference: for each tree, this gives the same result or none.
 
-`walk` takes a tree apart and describes what it met by a text of bytes, the *key*. A tree with the same key has the same
-structure, so a dictionary leads from the key to the structure, and no record is made. For
-    Pair(w, [w, 3])     with an Equinox module `Pair`, under Equinox's convention
-the key is, after a header:  F <Pair> 0   L   N <list> 2   R <number of w>   S i 3.
+THE KEY. `walk` takes a tree apart and describes it by a string of bytes, the *key*. Trees with equal keys have the same
+structure, so a dictionary from keys to structures replaces the making of records. An example, with an Equinox module
+`Pair` under Equinox's convention:
 
-    F kind statics          a node that is read field by field          R number   an object that was seen before
-    A kind there statics    the same, with some fields absent           L          a traced leaf
-    N kind n                a plain container; for dicts, its keys, and whatever else a container has beside its items
-                                                                        S value    a static leaf
-    O kind form statics     an NNX object
-    M kind kinds statics    a `sharedtree.Module`
-    G kind n aux            any other node
+    Pair(w, [w, 3])     →     header   F <Pair> 0   L   N <list> 2   R <number of w>   S i 3
 
-The children of a node follow it. A static value is written out if it is made of what nobody can confuse (N T F i d s, and
-( [ { for containers); any other is its address and that of its class, P, and is pinned: whoever keeps the key has to keep
-the pins alive. What need not be the same value for ever has a token in its place, V, one for each value, which Python gives.
+    F kind statics            a node that is read field by field
+    A kind presence statics   the same, with some fields absent
+    N kind n                  a plain container. The keys of a dict follow, and whatever else a container has beside its items
+    O kind form statics       an NNX object
+    M kind kinds statics      a `sharedtree.Module`
+    G kind n aux              any other node
+    L                         a traced leaf
+    S value                   a static leaf
+    R number                  an object that was visited before
 
-What stands for a node follows from its children and its auxiliary data, however it was read. So the reference, which reads
-a tree for which no structure is known, has the same key written from what it read (`key_of`), and no object is read twice.
+The children of a node follow it. Static values of built-in classes are written out: N T F i d s for None, True, False, int,
+float, str, and ( [ { for containers. Any other value is written as its address and that of its class (P), and is pinned:
+whoever keeps the key must keep the pins alive. A value that may change has a token in its place (V). Python makes the
+tokens, equal ones for equal values.
 
-A call is such a tree: the root is an `Arguments`. `call` walks over it, deals its leaves in hands by the plan that the
-structure has, calls what is transformed with these, gathers the leaves of the result from its hands, and builds it.
-Whatever it does not know it leaves to Python before anything was called.
+The bytes of a node depend only on its children and its auxiliary data, not on how it was read. So when no structure is
+known for a tree, the reference reads it, and `key_of` writes the same key from the reference's notes. No object is read
+twice.
 
-Rules of this file. Nothing recurses but over static values, to a fixed depth.
-Whatever a call into Python could free is held by a strong reference before: children on a stack of their own, objects
-in the tags, and what a function has made or holds for itself in an `OWNED` variable, which gives it up on each way out.
-No borrowed reference is used after such a call. All that is uncommon, and each error, ends the walk, and the caller asks
-the reference: `TRY` and `NEED` end a function with that of its parts.
+A CALL is the walk of a tree whose root is an `Arguments`. `call` walks it, splits the leaves into leaf groups (`LeafGroup`s) by
+the structure's plan, calls the transformed function with them, collects the leaves of the result from its groups, and builds
+the result. What it cannot do it leaves to Python before the function is called.
 
-What C knows of a class is a `Kind`, by the address of the class. How its instances are opened, written from auxiliary data,
-built, and written back follows from the shape of the kind: one row of `SHAPES`, with one function for each of these.
+KINDS AND SHAPES. What C knows of a class is a `Kind`, found by the address of the class. A kind has a shape. For each shape
+the table `SHAPES` has one function each to open an instance, to write its bytes from auxiliary data, to build one, and to
+write content back into one.
 
-Only the limited API is used, and no `Py_RETURN_NONE` and the like: those of Python 3.12 and 3.13 count no reference, and
-what was compiled with them is loaded by 3.11, too, where None is counted. The interpreter's lock is needed: free-threaded
-Python does not load this. */
+RULES OF THIS FILE.
+- Nothing recurses, except over static values, to a fixed depth.
+- Any call into Python may free objects. So whatever is used after such a call is held by a strong reference: children on
+  a stack of their own, visited objects in the tags, and a function's own objects in an `OWNED` variable, which is released
+  on each way out. A borrowed reference is never used after such a call.
+- Uncommon cases and errors end the walk, and the caller runs the reference, which then succeeds or raises the error with
+  its paths. `TRY` and `NEED` return from a function when a part of it fails.
+- Only the limited API is used, and no `Py_RETURN_NONE` or the like: the macros of Python 3.12 and 3.13 do not count a
+  reference to None, but code compiled with them is also loaded by 3.11, where None is counted.
+- The interpreter's lock is required: free-threaded Python does not load this module. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -45,30 +52,35 @@ Python does not load this. */
 #include <string.h>
 #include <structmember.h>
 
+/* Beyond these limits the reference does the work. */
 #define MAX_DEPTH 100000
 #define MAX_STATIC_DEPTH 16
 #define MAX_STATIC_PARTS 100000
 #define MAX_TEXT 4096
-#define MAX_LAYOUTS 4096 /* that are asked for of a class; of a list each length is one */
+#define MAX_LAYOUTS 4096 /* the layouts of one class; for an `nnx.List` each length is one */
 
+/* The rules of a walk, see `flags_of` in `_native_walk.py`. */
 enum { CONTAINERS = 1, ARRAYS = 2, VALUES = 4, FILTERED = 8, EXACT = 16 };
+
+/* The conventions, which decide the leaves to trace, see `_traced_leaves_and_identity.py`. */
 enum { JAX, EQUINOX, ANY, INHERITED, IN_VARIABLE, OUTSIDE };
 
-/* How a function ends that gives a number. What is LEFT is not for this function, and whoever called it takes back what it
-   did. */
-enum { FAILED = -1, DONE = 0, LEFT = 1 };
+/* The outcome of a function. FAILED: an error, or a case for the reference. UNHANDLED: this function does not handle the
+   case, but another one may; the caller undoes what the function has written so far. */
+enum { FAILED = -1, DONE = 0, UNHANDLED = 1 };
 
 /* --- references, errors, memory ---------------------------------------------------------------------------------- */
 
-static void give_up(PyObject **place)
+static void release_reference(PyObject **place)
 {
     Py_XDECREF(*place);
 }
 
-/* A strong reference that is given up where its scope ends, on each way out, the last one first. GCC and Clang have this. */
-#define OWNED __attribute__((cleanup(give_up))) PyObject
+/* A strong reference that is released at the end of its scope, on each way out, in reverse order of declaration. An extension
+   of GCC and Clang. */
+#define OWNED __attribute__((cleanup(release_reference))) PyObject
 
-/* Ends a function if a part of it fails, or is left to others. */
+/* Returns from a function if a part of it does not end with DONE. */
 #define TRY(part)              \
     do {                       \
         int outcome_ = (part); \
@@ -76,28 +88,29 @@ static void give_up(PyObject **place)
             return outcome_;   \
     } while (0)
 
-/* Ends a function where an object is missing: after an error it has failed, otherwise it is left to others. */
+/* Returns from a function if an object is NULL: with FAILED after an error, otherwise with UNHANDLED. */
 #define NEED(object)                                 \
     do {                                             \
         if ((object) == NULL)                        \
-            return PyErr_Occurred() ? FAILED : LEFT; \
+            return PyErr_Occurred() ? FAILED : UNHANDLED; \
     } while (0)
 
-/* Puts another reference, or NULL, in the place of one, which may run finalisers. */
+/* Replaces a reference by another one, which it takes over, or by NULL. The old one is released last, since this may run
+   finalisers. */
 static void replace(PyObject **place, PyObject *object)
 {
-    PyObject *before = *place;
+    PyObject *old = *place;
     *place = object;
-    Py_XDECREF(before);
+    Py_XDECREF(old);
 }
 
-static void *refuse(PyObject *error, const char *why)
+static void *raise_null(PyObject *error, const char *why)
 {
     PyErr_SetString(error, why);
     return NULL;
 }
 
-static int refused(PyObject *error, const char *why)
+static int raise_failed(PyObject *error, const char *why)
 {
     PyErr_SetString(error, why);
     return FAILED;
@@ -109,8 +122,8 @@ static int no_memory(void)
     return FAILED;
 }
 
-/* Drops an error of this class; 0 if there is another. */
-static int is_dropped(PyObject *error)
+/* Clears an error of this class. Returns 0 if an error of another class remains. */
+static int drop_error(PyObject *error)
 {
     if (PyErr_Occurred() == NULL || !PyErr_ExceptionMatches(error))
         return PyErr_Occurred() == NULL;
@@ -118,13 +131,13 @@ static int is_dropped(PyObject *error)
     return 1;
 }
 
-/* What a weak reference refers to; NULL if that is gone, or on an error. */
+/* Returns the object of a weak reference; NULL if it is dead, or on an error. */
 static PyObject *referent(PyObject *reference)
 {
-    PyObject *found = reference == NULL ? NULL : PyObject_CallNoArgs(reference);
-    if (found == Py_None)
-        replace(&found, NULL);
-    return found;
+    PyObject *object = reference == NULL ? NULL : PyObject_CallNoArgs(reference);
+    if (object == Py_None)
+        replace(&object, NULL);
+    return object;
 }
 
 static PyObject *none(void)
@@ -132,7 +145,7 @@ static PyObject *none(void)
     return Py_NewRef(Py_None);
 }
 
-/* Appends a reference that is taken over. */
+/* Appends an object and takes over the reference to it. */
 static int append_new(PyObject *list, PyObject *item)
 {
     int outcome = item == NULL ? FAILED : PyList_Append(list, item);
@@ -140,18 +153,19 @@ static int append_new(PyObject *list, PyObject *item)
     return outcome;
 }
 
+/* Gives an array room for at least `needed` items, by doubling it. */
 static int grow(void *items, size_t *room, size_t needed, size_t item_size)
 {
     if (needed <= *room)
         return 0;
-    size_t more = *room ? *room : 512 / item_size + 1;
-    while (more < needed)
-        more *= 2;
-    void *grown = more > SIZE_MAX / item_size ? NULL : PyMem_Realloc(*(void **)items, more * item_size);
-    if (grown == NULL)
+    size_t new_room = *room ? *room : 512 / item_size + 1;
+    while (new_room < needed)
+        new_room *= 2;
+    void *new_items = new_room > SIZE_MAX / item_size ? NULL : PyMem_Realloc(*(void **)items, new_room * item_size);
+    if (new_items == NULL)
         return no_memory();
-    *(void **)items = grown;
-    *room = more;
+    *(void **)items = new_items;
+    *room = new_room;
     return 0;
 }
 
@@ -172,14 +186,19 @@ static int is_text(PyObject *object, PyObject *text)
 
 /* --- tables by address ------------------------------------------------------------------------------------------- */
 
-enum { OPEN = -1, NONE = -2 };
+/* A hash table from addresses to numbers or pointers, with open addressing. No function of it runs Python.
+
+       value = get_value(&table, object)        →  3, OPEN or NO_VALUE
+
+   A slot is never freed: a removed key keeps its slot, with NO_VALUE, until the table is rebuilt. So removal cannot fail. */
+
+enum { OPEN = -1, NO_VALUE = -2 };
 
 typedef struct {
-    const void *key; /* NULL in a free slot; else alive as long as there is a value, of which others take care */
-    intptr_t value;  /* a number, or a pointer; NONE if there is none any more */
+    const void *key; /* NULL in a free slot. The code that sets a value keeps the object alive as long as the value is there. */
+    intptr_t value;  /* a number or a pointer; NO_VALUE for a removed key */
 } Slot;
 
-/* Open addressing. Runs no Python. */
 typedef struct {
     Slot *slots;
     size_t size, used;
@@ -187,7 +206,8 @@ typedef struct {
 
 #define FIRST_SIZE 256
 
-static Slot *spare_slots; /* FIRST_SIZE empty ones, or NULL: malloc takes longer for them than it takes to empty them */
+/* FIRST_SIZE empty slots for the next table, or NULL. Allocating them takes longer than clearing them. */
+static Slot *spare_slots;
 
 static Slot *new_slots(size_t size)
 {
@@ -208,7 +228,8 @@ static void free_slots(Slot *slots, size_t size)
     }
 }
 
-static size_t mixed(const void *pointer)
+/* Spreads the bits of an address, whose lowest ones are always 0, as MurmurHash3 does in its last step. */
+static size_t hash_address(const void *pointer)
 {
     uint64_t x = (uint64_t)(uintptr_t)pointer;
     x ^= x >> 33;
@@ -216,28 +237,29 @@ static size_t mixed(const void *pointer)
     return (size_t)(x ^ (x >> 29));
 }
 
-static Slot *slot_of(Slot *slots, size_t size, const void *key)
+/* Returns the slot of a key, or the free one where it would be entered. */
+static Slot *find_slot(Slot *slots, size_t size, const void *key)
 {
-    size_t i = mixed(key) & (size - 1);
+    size_t i = hash_address(key) & (size - 1);
     while (slots[i].key != NULL && slots[i].key != key)
         i = (i + 1) & (size - 1);
     return &slots[i];
 }
 
-static intptr_t value_of(const Table *table, const void *key)
+static intptr_t get_value(const Table *table, const void *key)
 {
-    const Slot *slot = table->size == 0 ? NULL : slot_of(table->slots, table->size, key);
-    return slot == NULL || slot->key == NULL ? NONE : slot->value;
+    const Slot *slot = table->size == 0 ? NULL : find_slot(table->slots, table->size, key);
+    return slot == NULL || slot->key == NULL ? NO_VALUE : slot->value;
 }
 
-/* Where the values are pointers. */
-static void *pointer_at(const Table *table, const void *key)
+/* Returns the value of a key in a table of pointers; NULL if there is none. */
+static void *get_pointer(const Table *table, const void *key)
 {
-    intptr_t value = value_of(table, key);
-    return value == NONE ? NULL : (void *)value;
+    intptr_t value = get_value(table, key);
+    return value == NO_VALUE ? NULL : (void *)value;
 }
 
-/* Makes the table anew, without those that have no value. */
+/* Moves the keys that have a value into a new array of slots. */
 static int rehash(Table *table, size_t size)
 {
     Slot *slots = new_slots(size);
@@ -246,8 +268,8 @@ static int rehash(Table *table, size_t size)
     size_t used = 0;
     for (size_t i = 0; i < table->size; i++) {
         Slot old = table->slots[i];
-        if (old.key != NULL && old.value != NONE) {
-            *slot_of(slots, size, old.key) = old;
+        if (old.key != NULL && old.value != NO_VALUE) {
+            *find_slot(slots, size, old.key) = old;
             used++;
         }
     }
@@ -258,24 +280,26 @@ static int rehash(Table *table, size_t size)
 
 static int set_value(Table *table, const void *key, intptr_t value)
 {
+    /* At most half full, so that searches are short. */
     if (2 * (table->used + 1) > table->size)
         TRY(rehash(table, table->size ? 4 * table->size : FIRST_SIZE));
-    Slot *slot = slot_of(table->slots, table->size, key);
+    Slot *slot = find_slot(table->slots, table->size, key);
     table->used += slot->key == NULL;
     *slot = (Slot){key, value};
     return 0;
 }
 
-/* Of a key that has a slot, so that it cannot fail. */
+/* Sets the value of a key that has a slot already. So this cannot fail. */
 static void reset_value(Table *table, const void *key, intptr_t value)
 {
-    slot_of(table->slots, table->size, key)->value = value;
+    find_slot(table->slots, table->size, key)->value = value;
 }
 
 /* --- objects of this file ---------------------------------------------------------------------------------------- */
 
-/* What each of them begins with: up to three references, all that the garbage collector has to see of it. The bases of
-   classes in Python are no more than that. These have a `tp_clear`; the others need none, see there. */
+/* The beginning of every object that is defined in this file: three references, the only ones that the garbage collector
+   visits. An example is `Arguments`, with `parts[AUX_OF]`, `parts[ARGS_OF]` and `parts[KWARGS_OF]`. Base classes of Python
+   classes are no more than that, and have a `tp_clear`. The others need none; a comment at each says why. */
 typedef struct {
     PyObject_HEAD
     PyObject *parts[3];
@@ -286,15 +310,15 @@ static PyObject **parts_of(PyObject *object)
     return ((Parts *)object)->parts;
 }
 
-static PyObject *new_parts(PyTypeObject *type, PyObject *one, PyObject *two, PyObject *three)
+static PyObject *new_parts(PyTypeObject *type, PyObject *first, PyObject *second, PyObject *third)
 {
-    PyObject *made = PyType_GenericAlloc(type, 0), *given[3] = {one, two, three};
-    for (int i = 0; made != NULL && i < 3; i++)
-        parts_of(made)[i] = Py_XNewRef(given[i]);
-    return made;
+    PyObject *object = PyType_GenericAlloc(type, 0), *values[3] = {first, second, third};
+    for (int i = 0; object != NULL && i < 3; i++)
+        parts_of(object)[i] = Py_XNewRef(values[i]);
+    return object;
 }
 
-/* Its parts are set by `__init__`. */
+/* Makes an object without parts, which its `__init__` sets. */
 static PyObject *parts_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
     return new_parts(type, NULL, NULL, NULL);
@@ -315,7 +339,7 @@ static int parts_clear(PyObject *self)
     return 0;
 }
 
-/* Whoever has more than the parts untracks the object, frees that, and goes on here. */
+/* Frees an object. A class with more than the parts untracks the object, frees the rest, and then calls this. */
 static void parts_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
@@ -326,87 +350,93 @@ static void parts_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* By its place; the second has to be there, and stays. */
-#define PART(name, which, doc) {name, T_OBJECT_EX, (Py_ssize_t)offsetof(Parts, parts[which]), 0, doc}
-#define FIXED_PART(name, which, doc) {name, T_OBJECT_EX, (Py_ssize_t)offsetof(Parts, parts[which]), READONLY, doc}
+/* A part as an attribute in Python, by its index. A FIXED_PART is read-only. */
+#define PART(name, index, doc) {name, T_OBJECT_EX, (Py_ssize_t)offsetof(Parts, parts[index]), 0, doc}
+#define FIXED_PART(name, index, doc) {name, T_OBJECT_EX, (Py_ssize_t)offsetof(Parts, parts[index]), READONLY, doc}
 
 #define MEMBERS(...) {Py_tp_members, (PyMemberDef[]){__VA_ARGS__, {NULL, 0, 0, 0, NULL}}}
 
 #define PARTS {Py_tp_dealloc, parts_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_clear, parts_clear}
 
-/* The names that C asks for: `name_aux` is "aux". */
+/* Interned names of attributes and methods: `name_clear` is "clear". */
 #define NAMES(X)                                                                                                          \
     X(unflatten) X(program) X(plans) X(num_leaves) X(dtype) X(committed) X(maxlen) X(default_factory) X(go_on) X(clear)   \
     X(extend) X(copy) X(is_interchangeable)
 #define DECLARED(name) static PyObject *name_##name;
 NAMES(DECLARED)
 
-/* --- values that are known by address, and are not kept alive ----------------------------------------------------- */
+/* --- facts: values that are recognised by their address ------------------------------------------------------------ */
 
-/* What is known of a value, or of all instances of a class, as long as that lives. */
+/* A static value of a user's class is replaced in keys by a token that Python makes. For a value that never changes, the token
+   is remembered here by the value's address, so Python is asked once:
+
+       config = Config(3)   →   facts[config] = {type: Config, token: weak reference to the token of `Config(3)`}
+       jax.nn.relu          →   facts[type(relu)] = {type: type, token: NULL}: no instance of this class ever changes
+
+   A fact does not keep its value alive. It is forgotten when the value dies, or with the last `Held` that keeps the value. */
+
 typedef struct {
-    PyTypeObject *type; /* that it had */
-    PyObject *token;    /* a weak reference to what stands for it in keys, which may lead back to it; NULL for a class whose
-                           instances are the same for ever */
+    PyTypeObject *type;     /* the value's class when the fact was entered */
+    PyObject *token;        /* a weak reference, since the token may refer to the value; NULL for a class as in the example */
     int is_interchangeable; /* whether any equal value is as good, so that the token serves exact walks, too */
-    Py_ssize_t holders; /* a weak reference, and each `Held` */
+    Py_ssize_t holders;     /* the number of reasons for it: the weak reference of `watch`, and each `Held` */
 } Fact;
 
-static Table facts; /* by value */
+static Table facts; /* value -> Fact */
 
-/* What is known of an object, if it is still of the class that it was of. */
+/* Returns the fact of an object, unless its class has changed. */
 static Fact *fact_of(PyObject *value, PyTypeObject *type)
 {
-    Fact *fact = pointer_at(&facts, value);
+    Fact *fact = get_pointer(&facts, value);
     return fact == NULL || fact->type != type ? NULL : fact;
 }
 
-/* One who keeps a value, or is told when it goes, is no more. Runs finalisers of tokens last. */
-static void let_go_of(void *value)
+/* Removes one holder of a fact, and the fact with the last one. Finalisers of tokens run last. */
+static void drop_holder(void *value)
 {
-    Fact *fact = pointer_at(&facts, value);
+    Fact *fact = get_pointer(&facts, value);
     if (fact == NULL || --fact->holders > 0)
         return;
     PyObject *token = fact->token;
-    reset_value(&facts, value, NONE);
+    reset_value(&facts, value, NO_VALUE);
     PyMem_Free(fact);
     Py_XDECREF(token);
 }
 
-static PyObject *references; /* address -> a weak reference with `gone` */
+static PyObject *references; /* address -> a weak reference that calls `forget_dead` */
 
 static void retire_kind(void *type);
 
-/* What has this address goes. */
-static PyObject *gone(PyObject *address, PyObject *reference)
+/* Forgets the kind and the fact of a dead object. Weak references call it. */
+static PyObject *forget_dead(PyObject *address, PyObject *reference)
 {
     retire_kind(PyLong_AsVoidPtr(address));
-    let_go_of(PyLong_AsVoidPtr(address));
+    drop_holder(PyLong_AsVoidPtr(address));
     if (PyDict_GetItemWithError(references, address) == reference && PyDict_DelItem(references, address) < 0)
         return NULL;
     return none();
 }
 
-static PyMethodDef gone_method = {"gone", gone, METH_O, "What was known of an object is forgotten."};
+static PyMethodDef forget_dead_method = {"forget_dead", forget_dead, METH_O, "Forgets what was known of an object."};
 
-/* Forgets what is known of a class or a value when it goes. It runs no Python then. */
+/* Registers an object for `forget_dead`. When the object dies, no Python runs. */
 static int watch(PyObject *object)
 {
     OWNED *address = PyLong_FromVoidPtr(object), *callback = NULL, *reference = NULL;
     NEED(address);
-    callback = PyCFunction_New(&gone_method, address);
+    callback = PyCFunction_New(&forget_dead_method, address);
     NEED(callback);
     reference = PyWeakref_NewRef(object, callback);
     NEED(reference);
     return PyDict_SetItem(references, address, reference);
 }
 
-/* Remembers something of a value, of whose end the caller takes care. */
+/* Enters a fact, or adds a holder to it. The caller sees to it that the holder is removed when the value may die. */
 static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
 {
     PyObject *token = of_token == NULL ? NULL : PyWeakref_NewRef(of_token, NULL);
     OWNED *answer = token == NULL ? NULL : PyObject_GetAttr(of_token, name_is_interchangeable);
-    Fact *fact = pointer_at(&facts, value);
+    Fact *fact = get_pointer(&facts, value);
     if (of_token != NULL && answer == NULL) {
         Py_XDECREF(token);
         return FAILED;
@@ -422,23 +452,23 @@ static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
     }
     fact->holders++;
     fact->is_interchangeable = answer == Py_True;
-    replace(&fact->token, token); /* which may be another, if the first one is gone */
+    replace(&fact->token, token); /* a new one, if the first token has died */
     return 0;
 }
 
-/* Remembers something of a value as long as it lives. 0 without it if that cannot be told. */
+/* Enters a fact for as long as the value lives. Does nothing if the value cannot be referred to weakly. */
 static int add_fact_weakly(PyObject *value, PyTypeObject *type, PyObject *token)
 {
-    if (pointer_at(&facts, value) == NULL) {
+    if (get_pointer(&facts, value) == NULL) {
         if (watch(value) < 0)
-            return is_dropped(PyExc_TypeError) ? 0 : FAILED;
+            return drop_error(PyExc_TypeError) ? 0 : FAILED;
         return add_fact(value, type, token);
     }
-    /* Its token may have been another, which is gone. */
+    /* The fact is there already, but its token may have died. */
     PyObject *reference = token == NULL ? NULL : PyWeakref_NewRef(token, NULL);
-    Fact *known = pointer_at(&facts, value);
-    if (reference != NULL && known != NULL && known->token != NULL)
-        replace(&known->token, reference);
+    Fact *fact = get_pointer(&facts, value);
+    if (reference != NULL && fact != NULL && fact->token != NULL)
+        replace(&fact->token, reference);
     else
         Py_XDECREF(reference);
     return PyErr_Occurred() ? FAILED : 0;
@@ -446,14 +476,14 @@ static int add_fact_weakly(PyObject *value, PyTypeObject *type, PyObject *token)
 
 static PyTypeObject *held_type;
 
-/* Values that are kept, and what stands for each in keys, so that they are known again by address. There is no `tp_clear`:
+/* A `Held` keeps values and their tokens alive, so that the values are recognised by address meanwhile. It has no `tp_clear`:
    the values cannot change, so no cycle leads through them alone. */
 static void held_dealloc(PyObject *self)
 {
     PyObject *pairs = parts_of(self)[0];
     PyObject_GC_UnTrack(self);
     for (Py_ssize_t i = 0; i + 1 < PyTuple_Size(pairs); i += 2)
-        let_go_of(PyTuple_GetItem(pairs, i));
+        drop_holder(PyTuple_GetItem(pairs, i));
     parts_dealloc(self);
 }
 
@@ -464,55 +494,67 @@ static PyType_Slot held_slots[] = {
     {0, NULL},
 };
 
-/* (value, token, value, token, ...) -> what keeps them. */
+/* (value, token, value, token, ...) -> a `Held`. */
 static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
 {
-    Py_ssize_t done = 0;
+    Py_ssize_t num_held = 0;
     if (!PyTuple_CheckExact(pairs) || PyTuple_Size(pairs) % 2)
-        return refuse(PyExc_TypeError, "values and tokens, in turn");
-    OWNED *nothing = PyTuple_GetSlice(pairs, 0, 0);
-    PyObject *held = nothing == NULL ? NULL : new_parts(held_type, nothing, NULL, NULL);
+        return raise_null(PyExc_TypeError, "values and tokens, in turn");
+    OWNED *empty = PyTuple_GetSlice(pairs, 0, 0);
+    PyObject *held = empty == NULL ? NULL : new_parts(held_type, empty, NULL, NULL);
     if (held == NULL)
         return NULL;
-    /* As far as it gets: what is not held is asked for again. */
-    for (; done < PyTuple_Size(pairs); done += 2) {
-        PyObject *value = PyTuple_GetItem(pairs, done);
-        if (add_fact(value, Py_TYPE(value), PyTuple_GetItem(pairs, done + 1)) < 0)
+    /* If memory runs out, the rest is not held, and Python is asked for those tokens again. */
+    for (; num_held < PyTuple_Size(pairs); num_held += 2) {
+        PyObject *value = PyTuple_GetItem(pairs, num_held);
+        if (add_fact(value, Py_TYPE(value), PyTuple_GetItem(pairs, num_held + 1)) < 0)
             break;
     }
-    PyObject *kept = PyTuple_GetSlice(pairs, 0, done);
-    while (kept == NULL && done > 0)
-        let_go_of(PyTuple_GetItem(pairs, done -= 2));
-    if (kept != NULL)
-        replace(&parts_of(held)[0], kept);
+    PyObject *kept_marker = PyTuple_GetSlice(pairs, 0, num_held);
+    while (kept_marker == NULL && num_held > 0)
+        drop_holder(PyTuple_GetItem(pairs, num_held -= 2));
+    if (kept_marker != NULL)
+        replace(&parts_of(held)[0], kept_marker);
     PyErr_Clear();
     return held;
 }
 
-/* --- kinds: what is known of a class, as long as it lives -------------------------------------------------------- */
+/* --- kinds: what is known of a class ------------------------------------------------------------------------------- */
 
-/* The names of what can be met; what C knows of each is a row of `SHAPES`, below. */
+/* A kind describes a class. It is made from a `Description` of `_classes_in_native_walk.py`. For
+
+       class Pair(eqx.Module):                     shape = FIELDS, order = ("a", "b", "name"), is_static = 0 0 1,
+           a: jax.Array                            names = ("a", "b", "name"), num_traced = 2
+           b: list
+           name: str = eqx.field(static=True)
+
+   An instance is opened by reading these names from its `__dict__`: `a` and `b` are pushed as children, `name` is written into
+   the key. */
+
+/* The shapes. What C can do with each is a row of `SHAPES`, below. */
 enum {
-    /* Leaves: numbers that JAX traces and Equinox does not, what is static for both, arrays. */
+    /* Leaves: numbers that JAX traces and Equinox does not, leaves that are static for both, arrays. */
     NUMBER, STATIC, NUMPY_ARRAY, NUMPY_NUMBER, JAX_ARRAY,
     /* Nodes. */
     NOTHING, TUPLE, LIST, DICT, ORDERED_DICT, DEFAULT_DICT, DEQUE, NAMEDTUPLE, ARGUMENTS, FIELDS, DATACLASS, SLOTS,
     NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE, OTHER,
-    /* What no object is, but a program says: the next leaf, an object of the other side. */
+    /* Steps of a program that are no shapes of objects: the next leaf, an object of the other side of a call. */
     LEAF, GIVEN, NUM_SHAPES
 };
 
-/* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `libraries/_nnx_layouts.py`. */
+/* The attributes of an NNX object, in the order of its `__dict__`, and the place of each in the result of its flatten. Objects of
+   one NNX class may have different attributes, so a class has several layouts. An NNX object has a mapping from names to flags
+   (True: a child) in one of its attributes. See `libraries/_nnx_layouts.py`. */
 typedef struct Layout {
-    struct Layout *next;      /* with names of the same hash */
-    uint32_t number;          /* of the form, which layouts share that differ in the order of the names */
+    struct Layout *next;      /* the next layout with the same hash of names */
+    uint32_t number;          /* the number of the form in keys. Layouts that differ only in the order of names share it. */
     Py_ssize_t num_traced;
-    PyObject *form;           /* the names of the children, of what is static, and the mapping's content */
-    PyObject *names;
+    PyObject *form;           /* (names of the children, names of the static attributes, content of the mapping) */
+    PyObject *names;          /* all names */
     PyObject *marked;         /* the names in the mapping, in order */
-    PyObject *marks;          /* bytes, whether each of these is a child */
-    int places[];             /* of each name among the children and then the static ones; -1 for the mapping, which is in the
-                                 form */
+    PyObject *marks;          /* bytes: for each of these, whether it is a child */
+    int places[];             /* for each name, its index among the children followed by the static attributes; -1 for the
+                                 mapping, which is part of the form */
 } Layout;
 
 typedef struct {
@@ -520,74 +562,85 @@ typedef struct {
     int shape;
     uint32_t number;
     int is_plain, is_mutable, is_known_to_jax, convention;
-    int is_guess;             /* of a leaf whose class may yet be registered as a node's */
-    Py_ssize_t epoch;         /* of a guess: when it was made */
+    int is_guess;             /* whether this is a leaf only because its class is not registered, which may still happen */
+    Py_ssize_t epoch;         /* the time of a guess, see `epoch` */
     PyObject *node_type;      /* the NodeType; NULL for leaves */
     PyObject *take_apart;     /* OTHER: instance -> (children, aux) */
-    PyObject *order;          /* what is read by name: all names that are declared, in order */
-    PyObject *is_static;      /* bytes, one for each name in `order` */
-    PyObject *places;         /* bytes, where each name is among the children or the static ones; none for FIELDS */
-    PyObject *names;          /* of the children, then of what is static; of FIELDS also those that no field declares */
-    Py_ssize_t num_traced;    /* of these */
-    int is_in_order;          /* whether the children, and what is static, are as in `order` */
-    PyObject *slots;          /* that are written to */
-    Table layouts;            /* NNX_OBJECT: lists, by the hash of the names */
-    uint32_t num_layouts;     /* that were asked for, found or not */
+    PyObject *order;          /* the declared names, in order */
+    PyObject *is_static;      /* bytes: for each name in `order`, whether it is static */
+    PyObject *places;         /* bytes: for each name in `order`, its index among the children or the static names; not FIELDS */
+    PyObject *names;          /* the names of the children, then the static ones. FIELDS: also those that no field declares. */
+    Py_ssize_t num_traced;    /* the number of children in `names` */
+    int is_in_order;          /* whether `order` has the children, and the static names, in the order of `names` */
+    PyObject *slots;          /* the slots that are written */
+    Table layouts;            /* NNX_OBJECT: hash of the names -> a chain of layouts */
+    uint32_t num_layouts;     /* the number of questions to Python about layouts, answered or not */
 } Kind;
 
-/* By type, which each kind keeps alive but that of a namedtuple or of a guess. They are never freed. */
+/* Class -> Kind. A kind keeps its class alive, except for namedtuples and guesses. Kinds are never freed. */
 static Table kinds;
 static uint32_t num_kinds;
 
-static Py_ssize_t epoch_of_nodes; /* how often a node type was registered with the package; JAX counts its own */
+static Py_ssize_t epoch_of_nodes; /* the number of registrations with this package */
 
-/* What is taken over of the walk. */
-static PyObject *entries;  /* key -> reference to its structure */
-static PyObject *meet;     /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
-static PyObject *describe; /* NodeType -> what its class is */
-static PyObject *settle;   /* static values -> for each what `settle_pin` says */
-static PyObject *compile;  /* structure -> its program */
-static PyObject *missing_type; /* of the marker for attributes that were never set, or None */
-static PyObject *dtypes;   /* those that JAX traces, of which there is one object each */
-static PyObject *registry; /* of JAX's node types, or an empty one in its place; NULL before */
+/* Functions and tables of Python, see `native_take_over`. */
+static PyObject *entries;      /* key -> weak reference to its structure */
+static PyObject *classify;     /* (object, convention) -> description of its class; 0 for a static leaf, 1 for a traced one, 2 for
+                                  a traced one with identity */
+static PyObject *describe;     /* NodeType -> description of its class */
+static PyObject *settle;       /* static values -> for each an answer that `settle_pin` explains */
+static PyObject *compile;      /* structure -> Program */
+static PyObject *missing_type; /* the class of the marker for attributes that were never set, or None */
+static PyObject *dtypes;       /* the NumPy dtypes that JAX traces, each the only object of its dtype */
+static PyObject *registry;     /* JAX's table of registered classes, or an empty dict; NULL until `take_over` */
 
-/* What calls are made of: parts by position, see `transforms._hands`, `_call_arguments` and `transforms._repeated_calls`. */
-enum { STRUCTURE_OF, NUMBERS_OF, CALL_OF }; /* a deal */
-enum { LEAVES_OF, DEAL_OF };                /* a hand */
-enum { AUX_OF, ARGS_OF, KWARGS_OF };        /* arguments */
-enum { POLICY_OF, WAY_OF };                 /* a wrapper */
-enum { OWN_POLICY, FLAGS, FORMS, IN_PLACE, FINISHES, WRITE, NUM_OF_WAY };     /* how it is called */
-enum { NAMES_OF, BOUND, PLAN_KEY, ASKS, DONATES, LATEST, MADE, NUM_OF_FORM }; /* by a number of arguments and these keywords */
-enum { STRUCTURE_IN, ORIGINS, LABELS, DEALS, SOURCES, CUTS, NUM_OF_PLAN };    /* how its leaves are dealt */
+/* Indices of parts and of tuples, see `transforms._leaf_groups`, `_call_arguments` and `transforms._repeated_calls`. A `LeafGroup`
+   has the leaves of one label; its `LeafSelection` says which leaves of the whole tree these are. */
+enum { STRUCTURE_OF, NUMBERS_OF, CALL_OF }; /* of a LeafSelection */
+enum { LEAVES_OF, SELECTION_OF };           /* of a LeafGroup */
+enum { AUX_OF, ARGS_OF, KWARGS_OF };        /* of an Arguments */
+enum { POLICY_OF, WAY_OF };                 /* of a Caller */
+enum { OWN_POLICY, FLAGS, FORMS, IN_PLACE, FINISHES, WRITE, NUM_OF_WAY };     /* a way: how a wrapper is called under a policy */
+enum { NAMES_OF, BOUND, PLAN_KEY, ASKS, DONATES, LATEST, MADE, NUM_OF_FORM }; /* a form: for a number of arguments and keywords */
+enum { STRUCTURE_IN, ORIGINS, LABELS, SELECTIONS, SOURCES, CUTS, NUM_OF_PLAN }; /* a plan: how leaves are split into groups */
 
-static PyTypeObject *tags_type, *program_type, *latest_type, *deal_base, *hand_base, *arguments_base, *caller_base;
+/* A way has: the policy, the rules of the walk, the forms by number of arguments and keywords (None: Python does every call),
+   whether changes are written back, whether the result is the function's own (no gradient), and a Python function that writes.
+   A form has: the auxiliary data of the arguments; how they are bound, or None; a part of the key of plans; a function from leaves
+   to the rest of this key, or None; whether buffers are donated; a `Latest`; and labels -> transformed function.
+   A plan has: the structure of the groups; its records among those of the walked tree, None if it is the same; a label for each
+   group; a selection for each; for each the numbers of its leaves among the walked ones, None for all; and the ties that
+   are cut. */
 
-/* Of calls. */
-static PyObject *concrete_array;                                      /* the class of JAX's arrays that are no tracers */
-static PyObject *hand_type, *deal_type, *arguments_type, *hands_type; /* the classes in Python */
-static PyObject *hands_parts;                                         /* a slot */
-static PyObject *trace_holder, *name_trace; /* what has the trace that is active, and as which attribute */
-static PyObject *policy_type, *default_policy; /* the second where there is no `Context` */
-static PyObject *current_policy;               /* (what was given) -> that of this thread */
+static PyTypeObject *tags_type, *program_type, *latest_type, *selection_base, *group_base, *arguments_base, *caller_base;
 
-/* Of NNX, once one of its classes was met. See `libraries/_nnx_layouts.py`. */
+/* For calls. */
+static PyObject *concrete_array;                                      /* the class of JAX's arrays other than tracers */
+static PyObject *group_type, *selection_type, *arguments_type, *groups_type; /* the classes in Python */
+static PyObject *groups_parts;                                         /* a slot */
+static PyObject *trace_holder, *name_trace;    /* the object with the active trace, and the attribute's name */
+static PyObject *policy_type, *default_policy; /* the default holds outside of any `Context` */
+static PyObject *current_policy;               /* (policy of the wrapper) -> policy in force in this thread */
+
+/* For NNX, set when one of its classes first comes. See `libraries/_nnx_layouts.py`. */
 static PyObject *layout_of, *mapping_type, *trace_type, *current_trace, *name_nodes, *name_mapping;
 static PyObject *raw_value, *variable_trace, *metadata_of, *state_trace, *jax_trace; /* slots */
 
-/* Of modules: the class of what says of which kinds attributes are, and slots. See `libraries/_sharedtree_module.py`. */
+/* For `sharedtree.Module`: the class of the object that lists the kinds of an instance's attributes, and slots. See
+   `libraries/_sharedtree_module.py`. */
 static PyObject *attribute_kinds_type, *kinds_of_attributes, *names_in_kinds, *statics_in_kinds;
 
 static PyObject *empty_tuple;
 static newfunc new_object;
-static descrgetfunc get_slot; /* of the descriptors of slots */
+static descrgetfunc get_slot; /* reads a slot by its descriptor */
 static descrsetfunc set_slot;
 
-static int is_a(PyObject *object, PyObject *type)
+static int is_instance(PyObject *object, PyObject *type)
 {
     return (PyObject *)Py_TYPE(object) == type;
 }
 
-/* By its name, which a class looks up, or by the descriptor of a slot. No hook is run. */
+/* Reads an attribute by name or by the descriptor of a slot, past any `__getattr__` and `__getattribute__`. */
 static PyObject *get_attribute(PyObject *object, PyObject *name)
 {
     return Py_TYPE(name) == &PyMemberDescr_Type ? get_slot(name, object, NULL) : PyObject_GenericGetAttr(object, name);
@@ -598,7 +651,7 @@ static int set_attribute(PyObject *object, PyObject *name, PyObject *value)
     return Py_TYPE(name) == &PyMemberDescr_Type ? set_slot(name, object, value) : PyObject_GenericSetAttr(object, name, value);
 }
 
-/* Before which registration everything that is known now was found out. */
+/* Counts registrations, with JAX and with this package. A guess is valid as long as this number stays the same. */
 static Py_ssize_t epoch(void)
 {
     return registry == NULL ? -1 : epoch_of_nodes + PyDict_Size(registry);
@@ -606,79 +659,87 @@ static Py_ssize_t epoch(void)
 
 static Kind *kind_of(PyTypeObject *type)
 {
-    return pointer_at(&kinds, type);
+    return get_pointer(&kinds, type);
 }
 
 static void retire_kind(void *type)
 {
     if (kind_of(type) != NULL)
-        reset_value(&kinds, type, NONE);
+        reset_value(&kinds, type, NO_VALUE);
 }
 
-/* Makes a kind of what Python says of a class, unless another thread was first. */
-static Kind *new_kind(PyObject *described)
+/* Makes a kind from Python's description of a class, or returns the one that another thread has made meanwhile. A guess is
+   renewed, and replaced once its class is registered. */
+static Kind *new_kind(PyObject *description)
 {
     PyObject *node_type;
-    Kind kind = {.epoch = epoch()}, *made;
-    if (!PyTuple_Check(described))
-        return refuse(PyExc_TypeError, "a class is described by a tuple");
-    if (!PyArg_ParseTuple(described, "O!iiiiiiOOO!SSO!niO!", &PyType_Type, &kind.type, &kind.shape, &kind.is_plain,
+    Kind kind = {.epoch = epoch()}, *new;
+    if (!PyTuple_Check(description))
+        return raise_null(PyExc_TypeError, "a class is described by a tuple");
+    if (!PyArg_ParseTuple(description, "O!iiiiiiOOO!SSO!niO!", &PyType_Type, &kind.type, &kind.shape, &kind.is_plain,
                           &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_guess, &node_type,
                           &kind.take_apart, &PyTuple_Type, &kind.order, &kind.is_static, &kind.places, &PyTuple_Type,
                           &kind.names, &kind.num_traced, &kind.is_in_order, &PyTuple_Type, &kind.slots))
         return NULL;
     PyTypeObject *type = kind.type;
-    Kind *known = kind_of(type);
+    Kind *existing = kind_of(type);
     if (kind.shape < 0 || kind.shape >= NUM_SHAPES)
-        return refuse(PyExc_ValueError, "no such shape");
-    if (known != NULL && known->is_guess && kind.is_guess) {
-        known->epoch = kind.epoch;
-        known->shape = kind.shape;
+        return raise_null(PyExc_ValueError, "no such shape");
+    if (existing != NULL && existing->is_guess && kind.is_guess) {
+        existing->epoch = kind.epoch;
+        existing->shape = kind.shape;
     }
-    if (known != NULL && (!known->is_guess || kind.is_guess))
-        return known;
-    retire_kind(type); /* it has been registered meanwhile */
+    if (existing != NULL && (!existing->is_guess || kind.is_guess))
+        return existing;
+    retire_kind(type); /* the class has been registered since the guess */
     if (PyTuple_Size(kind.order) != PyBytes_Size(kind.is_static))
-        return refuse(PyExc_ValueError, "one byte for each name");
+        return raise_null(PyExc_ValueError, "one byte for each name");
     kind.node_type = node_type == Py_None ? NULL : node_type;
     kind.number = num_kinds;
-    made = PyMem_Malloc(sizeof *made);
-    if (made == NULL)
+    new = PyMem_Malloc(sizeof *new);
+    if (new == NULL)
         return (void *)PyErr_NoMemory();
-    *made = kind;
-    /* Classes that nobody registers are kept by nobody else either. */
+    *new = kind;
+    /* A registry keeps registered classes alive in any case. Others must be free to die. */
     int is_kept = kind.shape != NAMEDTUPLE && !kind.is_guess;
-    if ((!is_kept && watch((PyObject *)type) < 0) || set_value(&kinds, type, (intptr_t)made) < 0) {
-        PyMem_Free(made);
+    if ((!is_kept && watch((PyObject *)type) < 0) || set_value(&kinds, type, (intptr_t)new) < 0) {
+        PyMem_Free(new);
         return NULL;
     }
+    /* Nothing can fail any more, so the kind takes its references. */
     num_kinds++;
-    PyObject *held[] = {is_kept ? (PyObject *)type : NULL, kind.node_type, kind.take_apart, kind.order, kind.is_static,
-                        kind.places, kind.names, kind.slots};
-    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
-        Py_XINCREF(held[i]);
-    return made;
+    PyObject *references_held[] = {is_kept ? (PyObject *)type : NULL, kind.node_type, kind.take_apart, kind.order,
+                                   kind.is_static, kind.places, kind.names, kind.slots};
+    for (size_t i = 0; i < sizeof references_held / sizeof *references_held; i++)
+        Py_XINCREF(references_held[i]);
+    return new;
 }
 
-/* --- Tags: which objects were seen, and their numbers ------------------------------------------------------------ */
+/* --- tags: the objects visited so far, and their numbers ----------------------------------------------------------- */
 
-/* What has a number is alive in `objects`; what is OPEN in the walk that has it open. There is no `tp_clear`: each cycle
-   leads through the list, which has one. */
+/* Objects get numbers in the order in which their visits end, and only those with identity can be looked up. For the tree
+   [w, w] inside a module:
+
+       objects = [w, list]        numbers = {w: 0, list: 1}
+
+   While the list is being visited its value is OPEN, by which a cycle is noticed. An object with a number is alive in
+   `objects`; the walk keeps one that is OPEN alive. There is no `tp_clear`: each cycle leads through the list, which has one. */
 typedef struct {
     PyObject_HEAD
-    PyObject *objects, *beside[2];
+    PyObject *objects, *unused[2];
     Table numbers;
 } Tags;
 
+/* Removes every number from `start` on. */
 static int forget(Tags *tags, Py_ssize_t start)
 {
-    /* In place, so that it cannot fail: numbers that are taken back stay as slots without a number. */
+    /* In place, which cannot fail: the slots stay, without a number. */
     for (size_t i = 0; i < tags->numbers.size; i++) {
         Slot *slot = &tags->numbers.slots[i];
         if (slot->value < 0 || slot->value >= start)
-            slot->value = NONE;
+            slot->value = NO_VALUE;
     }
-    /* Last, for this runs finalisers. A list needs memory to let go of many at once, and hardly any to let go of one. */
+    /* Last, since this runs finalisers. Removing many items at once needs memory. If there is none, they go one by one. */
     if (PyList_SetSlice(tags->objects, start, PY_SSIZE_T_MAX, NULL) == 0)
         return 0;
     PyErr_Clear();
@@ -703,7 +764,7 @@ static void tags_dealloc(PyObject *self)
 
 static PyObject *tags_number_of(PyObject *self, PyObject *object)
 {
-    Py_ssize_t number = value_of(&((Tags *)self)->numbers, object);
+    Py_ssize_t number = get_value(&((Tags *)self)->numbers, object);
     return number < 0 ? none() : PyLong_FromSsize_t(number);
 }
 
@@ -732,60 +793,71 @@ static PyObject *tags_forget(PyObject *self, PyObject *arg)
 static PyMethodDef tags_methods[] = {
     {"number_of", tags_number_of, METH_O, "The number of an object that was tagged, or None."},
     {"add", (PyCFunction)(void (*)(void))tags_add, METH_VARARGS | METH_KEYWORDS,
-     "Gives an object the next number, and remembers it if `tag`."},
-    {"forget", tags_forget, METH_O, "Takes back every number from `start` on."},
+     "Gives an object the next number. With `tag`, the object can be looked up."},
+    {"forget", tags_forget, METH_O, "Removes every number from `start` on."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot tags_slots[] = {
     {Py_tp_new, tags_new}, {Py_tp_dealloc, tags_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_methods, tags_methods},
     MEMBERS(FIXED_PART("objects", 0, "All objects, by number.")),
-    {Py_tp_doc, "Which objects a crossing has seen, and their numbers. See `sharedtree.core._walk.Tags`."},
+    {Py_tp_doc, "The objects visited so far, and their numbers. See `sharedtree.core._walk.Tags`."},
     {0, NULL},
 };
 
-/* --- keys: what a walk writes ------------------------------------------------------------------------------------ */
+/* --- the state of a walk, and the writing of keys ------------------------------------------------------------------ */
 
+/* A walk is a loop with a stack of frames, one per open node. While Pair(w, [w, 3]) is walked and `w` in the list comes next:
+
+       frames    Pair    list             children    w  list | w  3
+                                                              ^ next of the list's frame
+       key       header  F <Pair> 0  L  N <list> 2
+
+   The codes of the key are listed at the top of this file. Each code is one byte, followed by numbers of fixed width and texts
+   with their length, so that different descriptions never have the same bytes. */
+
+/* A stack of strong references. */
 typedef struct {
-    PyObject **items; /* strong references */
+    PyObject **items;
     size_t size, room;
 } Pins;
 
 typedef struct {
     PyObject *object; /* alive among its parent's children */
     Kind *kind;
-    size_t next, end; /* its children that were not visited yet, in `children` */
-    size_t start;
-    int convention;
-    int is_open;       /* whether it has a slot in the tags */
-    int is_object;     /* whether it gets a number there */
-    Py_ssize_t before; /* that it had there, if it is none */
+    size_t next, end; /* the range in `children` of its children to be visited */
+    size_t start;     /* the size of `children` before it was opened */
+    int convention;   /* for its children */
+    int is_open;      /* whether its value in the tags is OPEN */
+    int is_object;    /* whether it gets a number at the end */
+    Py_ssize_t old_number; /* its value in the tags before, for an object without a number */
 } Frame;
 
 typedef struct {
     Tags *tags;
     int flags, convention;
-    Py_ssize_t expected; /* how many objects the tags must have, if nobody else used them meanwhile */
+    Py_ssize_t expected; /* the number of objects in the tags, unless somebody else has used them meanwhile */
     PyObject *leaves;
-    Pins children; /* of the frames, those of each side by side */
-    Pins pins;
-    PyObject *settled; /* values that are the same for ever, each followed by its token; NULL if there are none */
-    size_t *places; /* of each pin, where its address is in the key */
+    Pins children;     /* the children of all open nodes, those of one node side by side */
+    Pins pins;         /* the values that are in the key by address */
+    PyObject *settled; /* values that never change, each followed by its token; NULL if there are none */
+    size_t *places;    /* for each pin, the place of its code in the key */
     size_t places_room;
     Frame *frames;
     size_t depth, frames_room;
-    PyObject **names; /* borrowed, of one dictionary; or values, as far as a function says */
+    PyObject **names; /* working memory for opening one node: borrowed names or values, see each function */
     size_t names_room;
     char *key;
     size_t key_size, key_room;
-    int is_outside; /* whether the node that is being opened is in no module */
-    Py_ssize_t parts_left; /* that the static value being written may have, counted by paths */
+    int is_outside;        /* whether the node being opened is outside of all modules */
+    Py_ssize_t parts_left; /* how many more parts, counted by paths, the static value being written may have */
 } Walk;
 
 #define MAX_SPARE 65536 /* bytes */
 
-static Walk spare; /* the memory of a walk that has ended, for the next; a walk within a walk finds none */
+/* The memory of the last walk, for the next one. A walk inside a walk finds none and allocates its own. */
+static Walk spare;
 
-/* The rules are the flags, and beyond eight bits the convention around the root: see `flags_of` in `_native_walk.py`. */
+/* `rules` has the flags in its low eight bits, and above them the convention around the root. */
 static Walk new_walk(Tags *tags, long rules)
 {
     Walk w = spare;
@@ -803,37 +875,37 @@ static int push(Pins *pins, PyObject *object)
     return DONE;
 }
 
-/* Each reference is taken off before it is given up, for finalisers run. */
+/* Each reference leaves the stack before it is released, since a finaliser may run. */
 static void pop_to(Pins *pins, size_t size)
 {
     while (pins->size > size)
         Py_XDECREF(pins->items[--pins->size]);
 }
 
-/* Room for so many names. */
+/* Makes room for `size` names. */
 static int make_room(Walk *w, Py_ssize_t size)
 {
     return grow(&w->names, &w->names_room, (size_t)size, sizeof *w->names);
 }
 
-/* Where a walk is, to go back there from what comes to nothing. */
+/* The sizes of a walk's stacks, to return to after an attempt that ends with UNHANDLED. */
 typedef struct {
     size_t children, pins, key_size;
-} Mark;
+} Position;
 
-static Mark mark_of(const Walk *w)
+static Position position_of(const Walk *w)
 {
-    return (Mark){w->children.size, w->pins.size, w->key_size};
+    return (Position){w->children.size, w->pins.size, w->key_size};
 }
 
-static void go_back(Walk *w, Mark mark)
+static void rewind(Walk *w, Position position)
 {
-    pop_to(&w->children, mark.children);
-    pop_to(&w->pins, mark.pins);
-    w->key_size = mark.key_size;
+    pop_to(&w->children, position.children);
+    pop_to(&w->pins, position.pins);
+    w->key_size = position.key_size;
 }
 
-/* A code and what belongs to it. */
+/* Writes a code and its bytes. */
 static int emit(Walk *w, char code, const void *bytes, size_t size)
 {
     if (w->key_size + size >= w->key_room)
@@ -861,6 +933,7 @@ static int emit_kind(Walk *w, char code, const Kind *kind, Py_ssize_t count)
     return count > UINT32_MAX ? FAILED : emit(w, code, numbers, sizeof numbers);
 }
 
+/* Writes a value as its address and its class's, and pins it. `settle_pins` may put a token in the place of the address. */
 static int emit_address(Walk *w, PyObject *value)
 {
     const void *addresses[2] = {value, Py_TYPE(value)};
@@ -870,8 +943,8 @@ static int emit_address(Walk *w, PyObject *value)
     return emit(w, 'P', addresses, sizeof addresses);
 }
 
-/* Runs no Python unless it fails. For half of a surrogate pair it does: until Python 3.12 the mere making of an exception
-   may collect garbage. So whoever calls this touches nothing borrowed when it has failed. */
+/* Writes a text as UTF-8. Runs no Python, unless it fails, as for half of a surrogate pair: until Python 3.12, making an
+   exception may collect garbage. So after a failure callers must not use borrowed references. */
 static int emit_text(Walk *w, PyObject *text)
 {
     Py_ssize_t size;
@@ -886,7 +959,8 @@ static int emit_text(Walk *w, PyObject *text)
     return DONE;
 }
 
-/* Whether a container of so many parts is to be written out. One that holds another twice, and so on, has no end. */
+/* Returns 1 if a container of `size` parts may be written out. Without a limit on the parts, a list that holds one list twice,
+   and so on 60 levels deep, would take 2^60 bytes. */
 static int has_room(Walk *w, Py_ssize_t size, int depth)
 {
     if (depth == 0)
@@ -897,7 +971,7 @@ static int has_room(Walk *w, Py_ssize_t size, int depth)
     return 1;
 }
 
-/* Of a list, or of a tuple of whichever class. */
+/* The length of a list, or of a tuple of any class. */
 static Py_ssize_t length_of(PyObject *sequence)
 {
     return PyList_CheckExact(sequence) ? PyList_Size(sequence) : PyTuple_Size(sequence);
@@ -908,7 +982,8 @@ static PyObject *item_at(PyObject *sequence, Py_ssize_t i)
     return PyList_CheckExact(sequence) ? PyList_GetItem(sequence, i) : PyTuple_GetItem(sequence, i);
 }
 
-/* Writes a static value. Runs no Python, so what a container holds needs no pins meanwhile. */
+/* Writes a static value: built-in ones by content, others by address. Runs no Python, so the parts of a container need not be
+   held meanwhile. */
 static int emit_static(Walk *w, PyObject *value, int depth)
 {
     PyTypeObject *type = Py_TYPE(value);
@@ -925,20 +1000,20 @@ static int emit_static(Walk *w, PyObject *value, int depth)
         double number = PyFloat_AsDouble(value);
         return emit(w, 'd', &number, sizeof number);
     }
-    /* A list or a dictionary is one of the user's own, and an exact walk tells it from another with the same content. */
-    int is_own = w->flags & EXACT && (type == &PyList_Type || type == &PyDict_Type);
-    if (!is_own && (type == &PyTuple_Type || type == &PyList_Type) && has_room(w, length_of(value), depth)) {
+    /* An exact walk tells a list or a dictionary of the user from another one with the same content. */
+    int is_users_object = w->flags & EXACT && (type == &PyList_Type || type == &PyDict_Type);
+    if (!is_users_object && (type == &PyTuple_Type || type == &PyList_Type) && has_room(w, length_of(value), depth)) {
         Py_ssize_t size = length_of(value);
         TRY(emit_count(w, type == &PyTuple_Type ? '(' : '[', size));
         for (Py_ssize_t i = 0; i < size; i++)
             TRY(emit_static(w, item_at(value, i), depth + 1));
         return DONE;
     }
-    if (!is_own && type == &PyDict_Type && has_room(w, PyDict_Size(value), depth)) {
+    if (!is_users_object && type == &PyDict_Type && has_room(w, PyDict_Size(value), depth)) {
         PyObject *key, *item;
-        Py_ssize_t at = 0;
+        Py_ssize_t cursor = 0;
         TRY(emit_count(w, '{', PyDict_Size(value)));
-        while (PyDict_Next(value, &at, &key, &item)) {
+        while (PyDict_Next(value, &cursor, &key, &item)) {
             TRY(emit_static(w, key, depth + 1));
             TRY(emit_static(w, item, depth + 1));
         }
@@ -947,7 +1022,7 @@ static int emit_static(Walk *w, PyObject *value, int depth)
     return emit_address(w, value);
 }
 
-/* The static values in a tuple, from one on. */
+/* Writes each static value in a tuple. */
 static int emit_statics(Walk *w, PyObject *values)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(values); i++)
@@ -955,12 +1030,17 @@ static int emit_statics(Walk *w, PyObject *values)
     return DONE;
 }
 
-/* --- shapes: how a node is read, and how the same is written from its auxiliary data ------------------------------ */
+/* --- shapes: opening a node, and writing the same bytes from its auxiliary data ------------------------------------- */
 
-/* Each `open_` function writes what stands for an object, and pushes its children. Each `emit_` function writes the same from
-   the auxiliary data that the flatten of such an object gives. What is LEFT is taken apart by what is registered for its
-   class, and stands in keys with all its auxiliary data. Each `fits_` function says whether auxiliary data is as the kind
-   says; what does not fit is neither written nor built in C. */
+/* `open_` functions write the bytes of a node and push its children. `emit_` functions write the same bytes, given the auxiliary
+   data that the registered flatten function returns. For a dict outside of exact walks:
+
+       open_dict(w, kind, {"b": x, "a": y})             writes   N <dict> 2  s "a"  s "b"     and pushes y, x
+       emit_dict(w, kind, 2, ("a", "b"))                writes   N <dict> 2  s "a"  s "b"
+
+   A node that they leave UNHANDLED is flattened by its registered function, and its key has all of its auxiliary data (code G).
+   `fits_` functions check that auxiliary data has the form that the kind promises. If not, the node is neither written nor
+   built by the functions of its shape. */
 
 static int emit_items(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *Py_UNUSED(aux))
 {
@@ -973,7 +1053,7 @@ static int emit_items_and_aux(Walk *w, Kind *kind, Py_ssize_t num_children, PyOb
     return emit_static(w, aux, 0);
 }
 
-static int fits_none(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t Py_UNUSED(size))
+static int is_aux_none(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t Py_UNUSED(size))
 {
     return aux == Py_None;
 }
@@ -999,13 +1079,13 @@ static int open_sequence(Walk *w, Kind *kind, PyObject *object)
 
 static int open_deque(Walk *w, Kind *kind, PyObject *object)
 {
-    OWNED *items = PySequence_Tuple(object), *most = items == NULL ? NULL : PyObject_GetAttr(object, name_maxlen);
-    NEED(most);
-    TRY(emit_items_and_aux(w, kind, PyTuple_Size(items), most));
+    OWNED *items = PySequence_Tuple(object), *maxlen = items == NULL ? NULL : PyObject_GetAttr(object, name_maxlen);
+    NEED(maxlen);
+    TRY(emit_items_and_aux(w, kind, PyTuple_Size(items), maxlen));
     return push_items(w, items);
 }
 
-/* The arguments of a call that are not static, by position and by keyword. */
+/* Pushes the arguments that are not static, first the positional ones. See `_call_arguments.py`. */
 static int open_arguments(Walk *w, Kind *kind, PyObject *object)
 {
     PyObject *aux = parts_of(object)[AUX_OF], *args = parts_of(object)[ARGS_OF], *kwargs = parts_of(object)[KWARGS_OF];
@@ -1013,13 +1093,13 @@ static int open_arguments(Walk *w, Kind *kind, PyObject *object)
         !PyDict_CheckExact(kwargs))
         return FAILED;
     PyObject *names = PyTuple_GetItem(aux, 0), *keywords = PyTuple_GetItem(aux, 1);
-    Py_ssize_t given = PyTuple_Size(args), count = 0;
-    if (PyTuple_Size(names) != given)
+    Py_ssize_t num_args = PyTuple_Size(args), num_traced = 0;
+    if (PyTuple_Size(names) != num_args)
         return FAILED;
-    for (Py_ssize_t i = 0; i < given; i++)
-        count += PyTuple_GetItem(names, i) != Py_None;
-    TRY(emit_items_and_aux(w, kind, count + PyTuple_Size(keywords), aux));
-    for (Py_ssize_t i = 0; i < given; i++) {
+    for (Py_ssize_t i = 0; i < num_args; i++)
+        num_traced += PyTuple_GetItem(names, i) != Py_None;
+    TRY(emit_items_and_aux(w, kind, num_traced + PyTuple_Size(keywords), aux));
+    for (Py_ssize_t i = 0; i < num_args; i++) {
         if (PyTuple_GetItem(names, i) != Py_None)
             TRY(push(&w->children, PyTuple_GetItem(args, i)));
     }
@@ -1031,17 +1111,17 @@ static int open_arguments(Walk *w, Kind *kind, PyObject *object)
     return DONE;
 }
 
-/* Pushes the items of a dictionary in the order of its keys, which are in `w->names` then, as long as few have to be moved
-   for that; else they are LEFT, and so they are for a key that is no text or of a subclass. Runs no Python, so that keys need
-   no references. */
+/* Pushes the values of a dictionary in the order of its sorted keys, and leaves these in `w->names`. An insertion sort, which is
+   fast for small and for nearly sorted dictionaries. UNHANDLED if too many moves are needed, or if a key is not exactly a `str`.
+   Runs no Python, so the keys need no references. */
 static int push_in_order(Walk *w, PyObject *dict)
 {
     PyObject *key, *value;
-    Py_ssize_t at = 0, size = 0, moves = 16 * PyDict_Size(dict);
+    Py_ssize_t cursor = 0, size = 0, moves = 16 * PyDict_Size(dict);
     size_t start = w->children.size;
-    while (PyDict_Next(dict, &at, &key, &value)) {
+    while (PyDict_Next(dict, &cursor, &key, &value)) {
         if (Py_TYPE(key) != &PyUnicode_Type || moves < 0)
-            return LEFT;
+            return UNHANDLED;
         TRY(make_room(w, size + 1));
         TRY(push(&w->children, value));
         PyObject **names = w->names, **values = w->children.items + start;
@@ -1056,7 +1136,7 @@ static int push_in_order(Walk *w, PyObject *dict)
     return DONE;
 }
 
-/* Whether comparing such keys runs no Python. */
+/* Returns 1 if comparing such keys runs no Python. */
 static int is_simple_key(PyObject *key)
 {
     PyTypeObject *type = Py_TYPE(key);
@@ -1082,22 +1162,22 @@ static int are_simple_keys(PyObject *keys)
     return 1;
 }
 
-/* The items of a dictionary as the reference orders them: sorted, or as they are if they have no order, which outside modules
-   JAX refuses. LEFT where only Python can tell. */
+/* Writes the keys of a dictionary and pushes its values, in the reference's order: sorted; unsorted if the keys cannot be
+   compared, which outside of modules is an error of JAX and so UNHANDLED here. UNHANDLED too if comparing would run Python. */
 static int push_by_keys(Walk *w, const Kind *kind, PyObject *dict)
 {
     OWNED *keys = kind->shape == ORDERED_DICT ? PyMapping_Keys(dict) : PyDict_Keys(dict), *sorted = NULL;
     NEED(keys);
     if (!are_simple_keys(keys))
-        return LEFT;
+        return UNHANDLED;
     if (kind->shape != ORDERED_DICT) {
         sorted = PySequence_List(keys);
         NEED(sorted);
         if (PyList_Sort(sorted) < 0) {
-            if (!is_dropped(PyExc_TypeError))
+            if (!drop_error(PyExc_TypeError))
                 return FAILED;
             if (w->is_outside)
-                return LEFT;
+                return UNHANDLED;
             replace(&sorted, NULL);
         }
     }
@@ -1111,7 +1191,7 @@ static int push_by_keys(Walk *w, const Kind *kind, PyObject *dict)
     return DONE;
 }
 
-/* The items of a dictionary, and of one with a default what makes that. */
+/* Opens a dictionary of any kind. A `defaultdict` also has its factory in the key. */
 static int open_dict(Walk *w, Kind *kind, PyObject *object)
 {
     Py_ssize_t size = PyDict_Size(object);
@@ -1121,16 +1201,16 @@ static int open_dict(Walk *w, Kind *kind, PyObject *object)
         NEED(factory);
         TRY(emit_static(w, factory, 0));
     }
-    Mark mark = mark_of(w);
-    int outcome = kind->shape == ORDERED_DICT ? LEFT : push_in_order(w, object);
+    Position position = position_of(w);
+    int outcome = kind->shape == ORDERED_DICT ? UNHANDLED : push_in_order(w, object);
     for (Py_ssize_t i = 0; outcome == DONE && i < size; i++)
         outcome = emit_text(w, w->names[i]);
-    if (outcome != LEFT)
+    if (outcome != UNHANDLED)
         return outcome;
-    go_back(w, mark);
+    rewind(w, position);
     TRY(push_by_keys(w, kind, object));
-    /* Meanwhile garbage may have been collected, and a finaliser may have changed the dictionary. */
-    return w->children.size - mark.children == (size_t)size ? DONE : FAILED;
+    /* Sorting may have collected garbage, and a finaliser may have changed the dictionary. */
+    return w->children.size - position.children == (size_t)size ? DONE : FAILED;
 }
 
 static PyObject *keys_in(const Kind *kind, PyObject *aux)
@@ -1146,63 +1226,64 @@ static int fits_dict(const Kind *kind, PyObject *aux, Py_ssize_t size)
 static int emit_dict(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
 {
     if (!are_simple_keys(keys_in(kind, aux)))
-        return LEFT;
+        return UNHANDLED;
     TRY(emit_kind(w, 'N', kind, num_children));
     if (kind->shape == DEFAULT_DICT)
         TRY(emit_static(w, PyTuple_GetItem(aux, 0), 0));
     return emit_statics(w, keys_in(kind, aux));
 }
 
-/* Says of an object that was read by name which fields are there, if these are not all that are declared and no others.
-   `w->names` has an entry for each of all names, NULL where a field is absent. What is said last begins with no code of a
-   static value. */
-static int end_fields(Walk *w, Kind *kind, size_t begin)
+/* If the fields of an object are not exactly the declared ones, turns its code F into A and appends a byte for each name, 1 if
+   present. `w->names` has an entry for each name of the kind, NULL for an absent field. The bytes come after the static values,
+   and 0 and 1 are no codes of static values, so the end of these is clear. */
+static int emit_presence(Walk *w, Kind *kind, size_t start)
 {
-    Py_ssize_t declared = PyTuple_Size(kind->order), size = PyTuple_Size(kind->names);
+    Py_ssize_t num_declared = PyTuple_Size(kind->order), size = PyTuple_Size(kind->names);
     int are_declared = 1;
     for (Py_ssize_t i = 0; i < size; i++)
-        are_declared &= (w->names[i] != NULL) == (i < declared);
+        are_declared &= (w->names[i] != NULL) == (i < num_declared);
     if (are_declared)
         return DONE;
-    w->key[begin] = 'A';
+    w->key[start] = 'A';
     for (Py_ssize_t i = 0; i < size; i++)
         TRY(emit_code(w, w->names[i] != NULL));
     return DONE;
 }
 
-/* The value of a field; a new reference. NULL, without an error if it is absent. A dictionary of attributes may have keys
-   that answer for others. */
+/* Returns the value of a field, a new reference; NULL without an error if it is absent. The lookup may fail with an error, since a
+   key in the dictionary of attributes may have an `__eq__` of a user. */
 static PyObject *field_of(const Kind *kind, PyObject *holder, PyObject *name)
 {
     if (kind->shape == DATACLASS || kind->shape == FIELDS) {
         PyObject *value = PyDict_GetItemWithError(holder, name);
-        return value == NULL || (kind->shape == FIELDS && is_a(value, missing_type)) ? NULL : Py_NewRef(value);
+        return value == NULL || (kind->shape == FIELDS && is_instance(value, missing_type)) ? NULL : Py_NewRef(value);
     }
     PyObject *value = get_attribute(holder, name);
     if (value == NULL)
-        is_dropped(PyExc_AttributeError);
+        drop_error(PyExc_AttributeError);
     return value;
 }
 
-/* The fields of an object, by name, from the dictionary of its attributes or from its slots. Only FIELDS may be absent: else
-   Python's look-up decides. */
+/* Reads the fields of an object by name, from its dictionary or its slots. Only FIELDS may have absent ones. For other shapes
+   Python's own attribute lookup must decide: UNHANDLED. */
 static int open_by_name(Walk *w, Kind *kind, PyObject *holder)
 {
-    size_t begin = w->key_size;
+    size_t start = w->key_size;
     TRY(make_room(w, PyTuple_Size(kind->names)));
     TRY(emit_kind(w, 'F', kind, 0));
     for (Py_ssize_t i = 0; i < PyTuple_Size(kind->names); i++) {
         OWNED *value = field_of(kind, holder, PyTuple_GetItem(kind->names, i));
         if (value == NULL && (kind->shape != FIELDS || PyErr_Occurred()))
-            return PyErr_Occurred() ? FAILED : LEFT;
+            return PyErr_Occurred() ? FAILED : UNHANDLED;
         w->names[i] = value == NULL ? NULL : Py_None;
         if (value != NULL)
             TRY(i < kind->num_traced ? push(&w->children, value) : emit_static(w, value, 0));
     }
-    return end_fields(w, kind, begin);
+    return emit_presence(w, kind, start);
 }
 
-/* Whether a static attribute is no container, or one in which nobody could put anything: else Python looks for arrays. */
+/* Returns 1 if no array can ever get into a static attribute: it is no container, or a tuple of simple values. For others Python
+   searches for arrays at each call. */
 static int is_static_for_ever(PyObject *value)
 {
     if (PyList_Check(value) || PyDict_Check(value))
@@ -1219,25 +1300,26 @@ static int is_static_for_ever(PyObject *value)
     return PyTuple_CheckExact(value);
 }
 
-/* The attributes of an object, if they are exactly these, in this order. Runs no Python. */
+/* Opens an object whose `__dict__` has exactly these names, in this order; otherwise UNHANDLED. This is the fast path: no lookup
+   by name. Runs no Python. */
 static int open_in_order(Walk *w, Kind *kind, PyObject *attributes, PyObject *names, PyObject *are_static)
 {
-    Py_ssize_t size = PyTuple_Size(names), at = 0, i = 0;
+    Py_ssize_t size = PyTuple_Size(names), cursor = 0, i = 0;
     const char *is_static = PyBytes_AsString(are_static);
     PyObject *name, *value;
     if (PyDict_Size(attributes) != size)
-        return LEFT;
-    for (; PyDict_Next(attributes, &at, &name, &value); i++) {
-        if (i >= size || !is_text(name, PyTuple_GetItem(names, i)) || is_a(value, missing_type))
-            return LEFT;
+        return UNHANDLED;
+    for (; PyDict_Next(attributes, &cursor, &name, &value); i++) {
+        if (i >= size || !is_text(name, PyTuple_GetItem(names, i)) || is_instance(value, missing_type))
+            return UNHANDLED;
         if (is_static[i] && kind->shape == MODULE && !is_static_for_ever(value))
-            return LEFT;
+            return UNHANDLED;
         TRY(is_static[i] ? emit_static(w, value, 0) : push(&w->children, value));
     }
     return DONE;
 }
 
-/* The attributes of an object, as it has them; a new reference. NULL without an error if that is no mere dictionary. */
+/* Returns the `__dict__` of an object, a new reference; NULL without an error if it is of a subclass of `dict`. */
 static PyObject *attributes_of(PyObject *object)
 {
     PyObject *attributes = PyObject_GenericGetDict(object, NULL);
@@ -1246,20 +1328,21 @@ static PyObject *attributes_of(PyObject *object)
     return attributes;
 }
 
+/* Opens an object with a `__dict__`: in the order of the dictionary if this is as expected, else name by name. */
 static int open_fields(Walk *w, Kind *kind, PyObject *object)
 {
     OWNED *attributes = attributes_of(object);
-    Mark mark = mark_of(w);
+    Position position = position_of(w);
     NEED(attributes);
     if (kind->is_in_order) {
         TRY(emit_kind(w, 'F', kind, 0));
         int outcome = open_in_order(w, kind, attributes, kind->order, kind->is_static);
-        if (outcome != LEFT)
+        if (outcome != UNHANDLED)
             return outcome;
-        go_back(w, mark);
+        rewind(w, position);
     }
     if (kind->shape == DATACLASS && PyDict_Size(attributes) != PyTuple_Size(kind->order))
-        return LEFT; /* it has company */
+        return UNHANDLED; /* it has attributes that are no fields */
     return open_by_name(w, kind, attributes);
 }
 
@@ -1278,6 +1361,7 @@ static int fits_fields(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t si
            are_pairs(PyTuple_GetItem(aux, 1));
 }
 
+/* Writes a node of FIELDS. Its auxiliary data is (names of the children, (name, value) pairs of the static fields). */
 static int emit_fields(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
 {
     OWNED *attributes = PyDict_New();
@@ -1291,7 +1375,7 @@ static int emit_fields(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *a
     return DONE;
 }
 
-/* What is read by name, none of it absent, has the static values as its auxiliary data. */
+/* For DATACLASS, SLOTS and NNX_STATE, whose auxiliary data is the tuple of static values. */
 static int fits_by_name(const Kind *kind, PyObject *aux, Py_ssize_t size)
 {
     return size == kind->num_traced && is_tuple_of(aux, PyTuple_Size(kind->names) - size);
@@ -1303,36 +1387,38 @@ static int emit_by_name(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children),
     return emit_statics(w, aux);
 }
 
-/* The names of which the kinds are noted, and for each a byte, whether it is static; new references. 0 if there are none. */
-static int read_kinds(PyObject *noted, PyObject **names, PyObject **are_static)
+/* Reads the names of a module's attributes, and for each a byte, 1 if it is static; new references. Returns 0 if the object is not
+   the one that lists them. */
+static int read_attribute_kinds(PyObject *kinds_object, PyObject **names, PyObject **are_static)
 {
     *names = *are_static = NULL;
-    if (!is_a(noted, attribute_kinds_type))
+    if (!is_instance(kinds_object, attribute_kinds_type))
         return 0;
-    *names = get_slot(names_in_kinds, noted, NULL);
-    *are_static = *names == NULL ? NULL : get_slot(statics_in_kinds, noted, NULL);
+    *names = get_slot(names_in_kinds, kinds_object, NULL);
+    *are_static = *names == NULL ? NULL : get_slot(statics_in_kinds, kinds_object, NULL);
     PyErr_Clear();
     return *are_static != NULL && PyBytes_Check(*are_static) && is_tuple_of(*names, PyBytes_Size(*are_static));
 }
 
+/* Opens a `sharedtree.Module`. Its slot lists the names and kinds of its attributes; Python replaces it if these change. */
 static int open_module(Walk *w, Kind *kind, PyObject *object)
 {
-    OWNED *noted = get_slot(kinds_of_attributes, object, NULL), *names = NULL, *are_static = NULL, *attributes = NULL;
-    if (noted == NULL)
-        return is_dropped(PyExc_AttributeError) ? LEFT : FAILED;
-    if (!read_kinds(noted, &names, &are_static))
-        return LEFT;
+    OWNED *kinds_object = get_slot(kinds_of_attributes, object, NULL), *names = NULL, *are_static = NULL, *attributes = NULL;
+    if (kinds_object == NULL)
+        return drop_error(PyExc_AttributeError) ? UNHANDLED : FAILED;
+    if (!read_attribute_kinds(kinds_object, &names, &are_static))
+        return UNHANDLED;
     attributes = attributes_of(object);
     NEED(attributes);
     TRY(emit_kind(w, 'M', kind, 0));
-    TRY(emit_address(w, noted));
+    TRY(emit_address(w, kinds_object));
     return open_in_order(w, kind, attributes, names, are_static);
 }
 
 static int fits_module(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t size)
 {
     OWNED *names = NULL, *are_static = NULL;
-    if (!is_tuple_of(aux, 2) || !read_kinds(PyTuple_GetItem(aux, 0), &names, &are_static))
+    if (!is_tuple_of(aux, 2) || !read_attribute_kinds(PyTuple_GetItem(aux, 0), &names, &are_static))
         return 0;
     Py_ssize_t num_static = 0;
     for (Py_ssize_t i = 0; i < PyBytes_Size(are_static); i++)
@@ -1347,49 +1433,53 @@ static int emit_module(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children), 
     return emit_statics(w, PyTuple_GetItem(aux, 1));
 }
 
+/* Returns 1 if an NNX object's mapping from names to flags is the layout's. */
 static int has_marks(const Layout *layout, PyObject *mapping)
 {
     PyObject *name, *mark;
-    Py_ssize_t at = 0, size = PyTuple_Size(layout->marked);
+    Py_ssize_t cursor = 0, size = PyTuple_Size(layout->marked);
     const char *marks = PyBytes_AsString(layout->marks);
     if (PyDict_Size(mapping) != size)
         return 0;
-    for (Py_ssize_t i = 0; i < size && PyDict_Next(mapping, &at, &name, &mark); i++) {
+    for (Py_ssize_t i = 0; i < size && PyDict_Next(mapping, &cursor, &name, &mark); i++) {
         if (mark != (marks[i] ? Py_True : Py_False) || !is_text(name, PyTuple_GetItem(layout->marked, i)))
             return 0;
     }
     return 1;
 }
 
-/* Of the names of attributes, in order, if these are texts, whose hash runs no Python. Never 0. */
+/* Hashes the names of attributes in order. A name that is no exact `str` counts as 1, since its hash may run Python. The result is
+   never 0, which is no key of a table. */
 static size_t hash_of_names(PyObject *attributes)
 {
     PyObject *name, *value;
-    Py_ssize_t at = 0;
+    Py_ssize_t cursor = 0;
     size_t hash = 0;
-    while (PyDict_Next(attributes, &at, &name, &value))
+    while (PyDict_Next(attributes, &cursor, &name, &value))
         hash = 31 * hash + (Py_TYPE(name) == &PyUnicode_Type ? (size_t)PyObject_Hash(name) : 1);
     return hash | 1;
 }
 
-/* The attributes of an NNX object, if they are of this layout. Runs no Python. */
+/* Opens an NNX object if it has this layout; otherwise UNHANDLED. The layout's places put each attribute where the flatten would,
+   though the `__dict__` has another order. Runs no Python. */
 static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *attributes, PyObject *mapping)
 {
-    Py_ssize_t at = 0, size = PyTuple_Size(layout->names), num_traced = layout->num_traced;
+    Py_ssize_t cursor = 0, size = PyTuple_Size(layout->names), num_traced = layout->num_traced;
     size_t start = w->children.size;
     PyObject *name, *value;
     if (PyDict_Size(attributes) != size || !has_marks(layout, mapping))
-        return LEFT;
+        return UNHANDLED;
     TRY(emit_kind(w, 'O', kind, layout->number));
     TRY(make_room(w, size));
     TRY(grow(&w->children.items, &w->children.room, start + (size_t)num_traced, sizeof value));
     for (Py_ssize_t i = 0; i < size; i++)
         w->names[i] = NULL;
+    /* The children get their places first, since the attributes come in another order. A NULL is released like an object. */
     for (Py_ssize_t i = 0; i < num_traced; i++)
         w->children.items[w->children.size++] = NULL;
-    for (Py_ssize_t i = 0; PyDict_Next(attributes, &at, &name, &value); i++) {
+    for (Py_ssize_t i = 0; PyDict_Next(attributes, &cursor, &name, &value); i++) {
         if (i >= size || !is_text(name, PyTuple_GetItem(layout->names, i)))
-            return LEFT;
+            return UNHANDLED;
         int place = layout->places[i];
         if (place >= num_traced)
             w->names[place] = value;
@@ -1403,83 +1493,84 @@ static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *a
     return DONE;
 }
 
-/* A layout with this form. NULL if there is none, or with an error. */
+/* Returns a layout with this form; NULL if there is none, or on an error. */
 static Layout *layout_with(const Kind *kind, PyObject *form)
 {
     for (size_t i = 0; i < kind->layouts.size; i++) {
         Layout *layout = kind->layouts.slots[i].key == NULL ? NULL : (Layout *)kind->layouts.slots[i].value;
         for (; layout != NULL; layout = layout->next) {
-            int is_it = PyObject_RichCompareBool(layout->form, form, Py_EQ);
-            if (is_it != 0)
-                return is_it < 0 ? NULL : layout;
+            int is_equal = PyObject_RichCompareBool(layout->form, form, Py_EQ);
+            if (is_equal != 0)
+                return is_equal < 0 ? NULL : layout;
         }
     }
     return NULL;
 }
 
-/* Learns the layout of an object from Python. NULL without an error if it has none. */
+/* Asks Python for the layout of an object, and enters it. NULL without an error if there is none. */
 static Layout *new_layout(Kind *kind, PyObject *object, size_t hash)
 {
-    OWNED *found = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
+    OWNED *description = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
     PyObject *form, *names, *places, *marked, *marks;
-    if (found == NULL || found == Py_None) {
+    if (description == NULL || description == Py_None) {
         kind->num_layouts++;
         return NULL;
     }
-    if (!PyArg_ParseTuple(found, "O!O!O!O!S", &PyTuple_Type, &form, &PyTuple_Type, &names, &PyTuple_Type, &places,
+    if (!PyArg_ParseTuple(description, "O!O!O!O!S", &PyTuple_Type, &form, &PyTuple_Type, &names, &PyTuple_Type, &places,
                           &PyTuple_Type, &marked, &marks))
         return NULL;
     Py_ssize_t size = PyTuple_Size(names);
     if (!is_tuple_of(form, 3) || !PyTuple_CheckExact(PyTuple_GetItem(form, 0)) || !is_tuple_of(places, size) ||
         PyBytes_Size(marks) != PyTuple_Size(marked))
-        return refuse(PyExc_ValueError, "no layout");
-    Layout *alike = layout_with(kind, form);
-    if (alike == NULL && PyErr_Occurred())
+        return raise_null(PyExc_ValueError, "no layout");
+    Layout *same_form = layout_with(kind, form);
+    if (same_form == NULL && PyErr_Occurred())
         return NULL;
     Layout *layout = PyMem_Calloc(1, sizeof *layout + 2 * (size_t)size * sizeof *layout->places);
     if (layout == NULL)
         return (void *)PyErr_NoMemory();
     layout->num_traced = PyTuple_Size(PyTuple_GetItem(form, 0));
-    layout->next = pointer_at(&kind->layouts, (void *)hash);
-    int *is_taken = layout->places + size;
+    layout->next = get_pointer(&kind->layouts, (void *)hash);
+    int *num_names_at = layout->places + size;
     Py_ssize_t num_placed = 0;
     for (Py_ssize_t i = 0; i < size && !PyErr_Occurred(); i++) {
         Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GetItem(places, i));
-        if (place >= size || (place >= 0 && is_taken[place]++))
-            refuse(PyExc_ValueError, "no two names have one place, which is one of so many");
+        if (place >= size || (place >= 0 && num_names_at[place]++))
+            raise_null(PyExc_ValueError, "no two names have one place, which is one of so many");
         layout->places[i] = (int)place;
         num_placed += place >= 0 && place < layout->num_traced;
     }
     if (!PyErr_Occurred() && num_placed != layout->num_traced)
-        refuse(PyExc_ValueError, "one place for each child");
+        raise_null(PyExc_ValueError, "one place for each child");
     if (PyErr_Occurred() || set_value(&kind->layouts, (void *)hash, (intptr_t)layout) < 0) {
         PyMem_Free(layout);
         return NULL;
     }
     layout->form = Py_NewRef(form), layout->names = Py_NewRef(names);
     layout->marked = Py_NewRef(marked), layout->marks = Py_NewRef(marks);
-    layout->number = alike == NULL ? kind->num_layouts : alike->number;
+    layout->number = same_form == NULL ? kind->num_layouts : same_form->number;
     kind->num_layouts++;
     return layout;
 }
 
+/* Opens an NNX object by the first layout of its class that fits. If none does, Python is asked for a new one. */
 static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
 {
     OWNED *attributes = attributes_of(object), *nodes = NULL, *mapping = NULL;
     if (attributes != NULL)
         nodes = Py_XNewRef(PyDict_GetItemWithError(attributes, name_nodes));
-    if (nodes != NULL && is_a(nodes, mapping_type))
+    if (nodes != NULL && is_instance(nodes, mapping_type))
         mapping = PyObject_GenericGetAttr(nodes, name_mapping);
     if (mapping == NULL || !PyDict_CheckExact(mapping))
-        return PyErr_Occurred() ? FAILED : LEFT;
+        return PyErr_Occurred() ? FAILED : UNHANDLED;
     size_t hash = hash_of_names(attributes);
-    Mark mark = mark_of(w);
-    Layout *layout = pointer_at(&kind->layouts, (void *)hash);
+    Position position = position_of(w);
+    Layout *layout = get_pointer(&kind->layouts, (void *)hash);
     for (; layout != NULL; layout = layout->next) {
         int outcome = open_by_layout(w, kind, layout, attributes, mapping);
-        if (outcome != LEFT)
+        if (outcome != UNHANDLED)
             return outcome;
-        go_back(w, mark);
+        rewind(w, position);
     }
     if (kind->num_layouts < MAX_LAYOUTS)
         layout = new_layout(kind, object, hash);
@@ -1493,27 +1584,29 @@ static int fits_nnx_object(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_
            is_tuple_of(PyTuple_GetItem(aux, 2), PyTuple_Size(PyTuple_GetItem(aux, 1)));
 }
 
+/* Writes an NNX object. Its auxiliary data is (names of the children, names of the static attributes, their values). */
 static int emit_nnx_object(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children), PyObject *aux)
 {
     PyObject *names = PyTuple_GetItem(aux, 1), *values = PyTuple_GetItem(aux, 2);
-    Py_ssize_t at = 0, size = PyTuple_Size(names);
-    while (at < size && !is_text(PyTuple_GetItem(names, at), name_nodes))
-        at++;
-    if (at == size || !is_a(PyTuple_GetItem(values, at), mapping_type))
-        return LEFT;
-    OWNED *mapping = PyObject_GenericGetAttr(PyTuple_GetItem(values, at), name_mapping);
+    Py_ssize_t mapping_index = 0, size = PyTuple_Size(names);
+    /* The mapping is part of the form, so it is not written like the other static attributes. */
+    while (mapping_index < size && !is_text(PyTuple_GetItem(names, mapping_index), name_nodes))
+        mapping_index++;
+    if (mapping_index == size || !is_instance(PyTuple_GetItem(values, mapping_index), mapping_type))
+        return UNHANDLED;
+    OWNED *mapping = PyObject_GenericGetAttr(PyTuple_GetItem(values, mapping_index), name_mapping);
     OWNED *form = mapping == NULL ? NULL : PyTuple_Pack(3, PyTuple_GetItem(aux, 0), names, mapping);
     Layout *layout = form == NULL ? NULL : layout_with(kind, form);
     NEED(layout);
     TRY(emit_kind(w, 'O', kind, layout->number));
     for (Py_ssize_t i = 0; i < size; i++) {
-        if (i != at)
+        if (i != mapping_index)
             TRY(emit_static(w, PyTuple_GetItem(values, i), 0));
     }
     return DONE;
 }
 
-/* The value of an NNX variable; its metadata is static. No hook is run. */
+/* Writes the metadata of an NNX variable, which is static, sorted by name. */
 static int emit_metadata(Walk *w, Kind *kind, PyObject *metadata)
 {
     size_t start = w->children.size;
@@ -1532,7 +1625,7 @@ static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
     OWNED *value = get_slot(raw_value, object, NULL), *metadata = value == NULL ? NULL : get_slot(metadata_of, object, NULL);
     NEED(metadata);
     if (!PyDict_CheckExact(metadata))
-        return LEFT;
+        return UNHANDLED;
     TRY(emit_metadata(w, kind, metadata));
     return push(&w->children, value);
 }
@@ -1552,30 +1645,40 @@ static int emit_nnx_variable(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_child
 
 /* --- the walk ---------------------------------------------------------------------------------------------------- */
 
+/* `walk_all` is the loop: it visits the next child of the innermost open node, or closes this node if there is none. `visit` looks
+   at one object, its kind, and the convention at its place:
+
+       it has a number                    →  R number
+       a leaf, traced                     →  L, and it joins the leaves
+       a leaf, static                     →  S value
+       a node                             →  its shape's `open`; then its children are visited, and `close_node` numbers it
+
+   After the loop, `settle_pins` replaces addresses of values that may change by tokens. Only then is the key complete. */
+
 typedef struct Step Step;
 typedef struct Run Run;
 typedef struct Writing Writing;
 
-/* What C knows of a shape. NULL where it leaves that to Python, and to what is registered for the class. */
+/* One row of `SHAPES`. A NULL leaves the work to Python and the functions that are registered for the class. */
 typedef struct {
     const char *name;
     int (*open)(Walk *w, Kind *kind, PyObject *object);
-    int (*fits)(const Kind *kind, PyObject *aux, Py_ssize_t num_children); /* NULL where all auxiliary data does */
+    int (*fits)(const Kind *kind, PyObject *aux, Py_ssize_t num_children); /* NULL: any auxiliary data fits */
     int (*emit)(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux);
     PyObject *(*build)(Run *run, const Step *step);
-    PyObject *(*holder)(PyObject *object); /* what has the items that are written back; NULL where these are slots alone */
+    PyObject *(*holder)(PyObject *object); /* returns the list or dict to write into; NULL if there are only slots */
     PyObject *(*copy)(PyObject *items);
-    int (*write)(const Writing *writing, PyObject *items, int is_own);
+    int (*write)(const Writing *writing, PyObject *items, int is_rollback);
 } Shape;
 
 static const Shape SHAPES[NUM_SHAPES];
 
 enum { TARGET, HOLDER, NEW_ITEMS, NEW_VALUES, OLD_ITEMS, OLD_VALUES, NUM_HELD };
 
-/* Something that is to be written. */
+/* One object into which content is written back, see "writing back" below. */
 struct Writing {
     const Kind *kind;
-    const Shape *shape;       /* of the kind, which may become another */
+    const Shape *shape;       /* the kind's shape at the beginning, since a kind may change its shape */
     PyObject *slots;
     PyObject *held[NUM_HELD]; /* strong references */
 };
@@ -1585,78 +1688,83 @@ static const Shape *shape_of(const Kind *kind)
     return &SHAPES[kind->shape];
 }
 
-/* What stands for a node, with one word more for what is LEFT. */
+/* Writes the bytes of a node from its auxiliary data: by its shape, or as a node of code G. */
 static int emit_node(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
 {
     const Shape *shape = shape_of(kind);
-    Mark mark = mark_of(w);
+    Position position = position_of(w);
     int is_fit = shape->emit != NULL && (shape->fits == NULL || shape->fits(kind, aux, num_children));
-    int outcome = is_fit ? shape->emit(w, kind, num_children, aux) : LEFT;
-    if (outcome != LEFT)
+    int outcome = is_fit ? shape->emit(w, kind, num_children, aux) : UNHANDLED;
+    if (outcome != UNHANDLED)
         return outcome;
     if (kind->shape == FIELDS)
-        return FAILED; /* nobody else takes those apart */
-    go_back(w, mark);
+        return FAILED; /* no registered function takes instances of such a class apart */
+    rewind(w, position);
     TRY(emit_kind(w, 'G', kind, num_children));
     return emit_static(w, aux, 0);
 }
 
+/* Opens a node by its registered flatten function. */
 static int open_other(Walk *w, Kind *kind, PyObject *object)
 {
-    OWNED *found = PyObject_CallFunctionObjArgs(kind->take_apart, object, NULL), *children = NULL;
-    if (found == NULL || !is_record(found, 2))
+    OWNED *flattened = PyObject_CallFunctionObjArgs(kind->take_apart, object, NULL), *children = NULL;
+    if (flattened == NULL || !is_record(flattened, 2))
         return FAILED;
-    children = PySequence_Tuple(PyTuple_GetItem(found, 0));
+    children = PySequence_Tuple(PyTuple_GetItem(flattened, 0));
     NEED(children);
-    TRY(emit_node(w, kind, PyTuple_Size(children), PyTuple_GetItem(found, 1)));
-    /* What is neither a child nor pinned may go afterwards: its address is in no key. */
+    TRY(emit_node(w, kind, PyTuple_Size(children), PyTuple_GetItem(flattened, 1)));
+    /* The other objects of the result may die now: their addresses are in no key. */
     return push_items(w, children);
 }
 
+/* Opens a node and pushes its frame. FAILED for a cycle. `outer` is the convention at the place of the node. */
 static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
 {
     int has_identity = kind->is_mutable || !kind->is_plain;
-    Py_ssize_t before = has_identity ? value_of(&w->tags->numbers, object) : NONE;
-    if (w->depth >= MAX_DEPTH || before == OPEN)
+    Py_ssize_t old_number = has_identity ? get_value(&w->tags->numbers, object) : NO_VALUE;
+    if (w->depth >= MAX_DEPTH || old_number == OPEN)
         return FAILED;
-    Mark mark = mark_of(w);
+    Position position = position_of(w);
     w->is_outside = outer == OUTSIDE || outer == ANY;
-    int outcome = shape_of(kind)->open == NULL ? LEFT : shape_of(kind)->open(w, kind, object);
-    if (outcome == LEFT) {
-        go_back(w, mark);
+    int outcome = shape_of(kind)->open == NULL ? UNHANDLED : shape_of(kind)->open(w, kind, object);
+    if (outcome == UNHANDLED) {
+        rewind(w, position);
         outcome = open_other(w, kind, object);
     }
     TRY(outcome);
     TRY(grow(&w->frames, &w->frames_room, w->depth + 1, sizeof *w->frames));
     if (has_identity)
         TRY(set_value(&w->tags->numbers, object, OPEN));
+    /* The convention for the children. Most classes bring their own. Plain containers and `Partial` inherit it. */
     int inner = kind->convention;
     if (inner == INHERITED) {
         inner = outer == IN_VARIABLE || ((outer == ANY || outer == OUTSIDE) && !kind->is_plain) ? JAX : outer;
         if (outer == OUTSIDE && kind->is_plain && kind->is_mutable && w->flags & CONTAINERS)
             inner = ANY;
     }
+    /* Outside of modules, a plain container gets a number only if the policy counts containers. */
     int is_object = has_identity && (outer != OUTSIDE || inner != OUTSIDE);
-    w->frames[w->depth++] = (Frame){.object = object, .kind = kind, .start = mark.children, .next = mark.children,
+    w->frames[w->depth++] = (Frame){.object = object, .kind = kind, .start = position.children, .next = position.children,
                                     .end = w->children.size, .convention = inner, .is_open = has_identity,
-                                    .is_object = is_object, .before = before};
+                                    .is_object = is_object, .old_number = old_number};
     return DONE;
 }
 
-static int record(Walk *w, PyObject *object, int tag)
+/* Gives an object the next number; it can be looked up if `is_tagged`. FAILED if Python code has used the tags meanwhile. */
+static int record(Walk *w, PyObject *object, int is_tagged)
 {
     if (PyList_Size(w->tags->objects) != w->expected)
         return FAILED;
     TRY(PyList_Append(w->tags->objects, object));
     Py_ssize_t number = w->expected++;
-    return tag ? set_value(&w->tags->numbers, object, number) : DONE;
+    return is_tagged ? set_value(&w->tags->numbers, object, number) : DONE;
 }
 
-static int record_leaf(Walk *w, PyObject *object, int tag)
+static int record_leaf(Walk *w, PyObject *object, int is_tagged)
 {
     TRY(emit_code(w, 'L'));
     TRY(PyList_Append(w->leaves, object));
-    return record(w, object, tag);
+    return record(w, object, is_tagged);
 }
 
 static int record_static(Walk *w, PyObject *object)
@@ -1666,17 +1774,17 @@ static int record_static(Walk *w, PyObject *object)
     return record(w, object, 0);
 }
 
-/* Refers to an object that was met before; LEFT if it was not. */
+/* Writes a reference to an object with a number; UNHANDLED if it has none. FAILED for a cycle. */
 static int refer_back(Walk *w, PyObject *object)
 {
-    Py_ssize_t number = value_of(&w->tags->numbers, object);
+    Py_ssize_t number = get_value(&w->tags->numbers, object);
     if (number < 0)
-        return number == OPEN ? FAILED : LEFT;
+        return number == OPEN ? FAILED : UNHANDLED;
     return emit_count(w, 'R', number);
 }
 
-/* Whether JAX traces what a NumPy array or number holds; 0 if only Python can tell. */
-static int is_numeric(PyObject *object)
+/* Returns 1 if JAX traces a NumPy array or number, by its dtype; 0 if not or if only Python knows. */
+static int is_traced_dtype(PyObject *object)
 {
     OWNED *dtype = PyObject_GetAttr(object, name_dtype);
     PyErr_Clear();
@@ -1687,15 +1795,15 @@ static int is_numeric(PyObject *object)
     return 0;
 }
 
-static int visit_uncommon(Walk *w, PyObject *object, int convention);
+static int visit_unknown(Walk *w, PyObject *object, int convention);
 
 static int visit_static(Walk *w, PyObject *object)
 {
     int outcome = refer_back(w, object);
-    return outcome == LEFT ? record_static(w, object) : outcome;
+    return outcome == UNHANDLED ? record_static(w, object) : outcome;
 }
 
-/* A leaf of a class that is known. What is in an NNX variable, or in no module, is a value, also if it was met as an object
+/* Visits a leaf of a known class. In an NNX variable or outside of modules it is a value, even if it is an object with identity
    elsewhere. */
 static int visit_leaf(Walk *w, PyObject *object, const Kind *kind, int convention)
 {
@@ -1707,29 +1815,30 @@ static int visit_leaf(Walk *w, PyObject *object, const Kind *kind, int conventio
         return record_leaf(w, object, 0);
     if (convention == ANY || kind->shape == JAX_ARRAY || (is_array && convention == EQUINOX))
         is_array &= kind->shape != NUMPY_NUMBER;
-    else if (is_array && !is_numeric(object))
-        return visit_uncommon(w, object, convention);
+    else if (is_array && !is_traced_dtype(object))
+        return visit_unknown(w, object, convention);
     else if (kind->shape == STATIC || (kind->shape == NUMBER && convention == EQUINOX))
         return visit_static(w, object);
     int has_identity = is_array && kind->shape != NUMPY_NUMBER && !is_value;
-    int outcome = has_identity ? refer_back(w, object) : LEFT;
-    return outcome == LEFT ? record_leaf(w, object, has_identity && w->flags & ARRAYS) : outcome;
+    int outcome = has_identity ? refer_back(w, object) : UNHANDLED;
+    return outcome == UNHANDLED ? record_leaf(w, object, has_identity && w->flags & ARRAYS) : outcome;
 }
 
+/* Visits one object: writes a reference if it has a number, else records it as a leaf or opens it. */
 static int visit(Walk *w, PyObject *object, int convention)
 {
     Kind *kind = kind_of(Py_TYPE(object));
     if (kind == NULL || (kind->is_guess && kind->epoch != epoch()))
-        return visit_uncommon(w, object, convention);
+        return visit_unknown(w, object, convention);
     if (kind->shape < NOTHING)
         return visit_leaf(w, object, kind, convention);
     int is_outside = convention == OUTSIDE || convention == ANY;
-    int is_leaf = is_outside && !kind->is_known_to_jax; /* a deque */
+    int is_leaf = is_outside && !kind->is_known_to_jax; /* a deque, which is a node only inside modules */
     if (is_leaf && convention == OUTSIDE && !(w->flags & FILTERED))
         return record_leaf(w, object, 0);
     if (is_leaf || convention != OUTSIDE || !kind->is_plain || (w->flags & CONTAINERS && kind->is_mutable)) {
         int outcome = refer_back(w, object);
-        if (outcome != LEFT)
+        if (outcome != UNHANDLED)
             return outcome;
     }
     if (is_leaf)
@@ -1737,40 +1846,41 @@ static int visit(Walk *w, PyObject *object, int convention)
     return open_node(w, object, kind, convention);
 }
 
-/* What to do with an object whose class has no kind yet, or only Python can tell. */
-static int visit_uncommon(Walk *w, PyObject *object, int convention)
+/* Visits an object of a class without a kind, or with a dtype that only Python knows: asks Python first. */
+static int visit_unknown(Walk *w, PyObject *object, int convention)
 {
     OWNED *number = PyLong_FromLong(convention | ((w->flags & FILTERED) != 0) << 8);
-    OWNED *found = number == NULL ? NULL : PyObject_CallFunctionObjArgs(meet, object, number, NULL);
-    NEED(found);
-    if (PyLong_Check(found)) {
-        long role = PyLong_AsLong(found);
+    OWNED *answer = number == NULL ? NULL : PyObject_CallFunctionObjArgs(classify, object, number, NULL);
+    NEED(answer);
+    if (PyLong_Check(answer)) {
+        long role = PyLong_AsLong(answer);
         if (role == -1 && PyErr_Occurred())
             return FAILED;
-        int outcome = role == 1 ? LEFT : refer_back(w, object);
-        if (outcome != LEFT)
+        int outcome = role == 1 ? UNHANDLED : refer_back(w, object);
+        if (outcome != UNHANDLED)
             return outcome;
         return role == 0 ? record_static(w, object) : record_leaf(w, object, role == 2 && w->flags & ARRAYS);
     }
-    Kind *kind = new_kind(found);
-    /* Its class may be another by now. */
+    Kind *kind = new_kind(answer);
+    /* The call may have changed the object's class, or registered it. */
     if (kind == NULL || kind->type != Py_TYPE(object) || kind_of(kind->type) != kind ||
         (kind->is_guess && kind->epoch != epoch()))
         return FAILED;
     return visit(w, object, convention);
 }
 
+/* Ends the visit of the innermost open node, and gives the node its number. */
 static int close_node(Walk *w)
 {
     Frame frame = w->frames[--w->depth];
     if (frame.is_open && !frame.is_object)
-        TRY(set_value(&w->tags->numbers, frame.object, frame.before));
+        TRY(set_value(&w->tags->numbers, frame.object, frame.old_number));
     TRY(record(w, frame.object, frame.is_object || w->flags & VALUES));
     pop_to(&w->children, frame.start);
     return DONE;
 }
 
-/* The class that a pinned value had when it was written. Only to be compared: it may be gone. */
+/* Returns the class that a pinned value had when it was written. Only for comparison: the class may be dead. */
 static PyTypeObject *type_of_pin(const Walk *w, size_t i)
 {
     PyTypeObject *type;
@@ -1778,7 +1888,7 @@ static PyTypeObject *type_of_pin(const Walk *w, size_t i)
     return type;
 }
 
-/* Puts in the place of a pin what stands for its value. */
+/* Replaces the address of a pinned value in the key by that of its token, and pins this instead. */
 static void put_token(Walk *w, size_t i, PyObject *token)
 {
     const void *addresses[2] = {token, NULL};
@@ -1787,16 +1897,20 @@ static void put_token(Walk *w, size_t i, PyObject *token)
     replace(&w->pins.items[i], Py_NewRef(token));
 }
 
-/* What Python says of a pin: (its class,), of which all instances are the same for ever; a token; or (a token, None), of a
-   value that is the same for ever itself. Of such a value, an exact walk writes the token if an equal value is as good, and
-   otherwise leaves the address. */
-static int settle_pin(Walk *w, size_t i, PyObject *found)
+/* Applies Python's answer about a pinned value:
+
+       (class,)         no instance of the class ever changes: the address stays, and a fact about the class is entered
+       (token, None)    this value never changes: the token replaces the address, and a fact about the value is entered
+       token            the value may change: the token, which is for its present content, replaces the address
+
+   In the second case an exact walk keeps the address, unless any equal value is as good. */
+static int settle_pin(Walk *w, size_t i, PyObject *verdict)
 {
-    PyObject *value = w->pins.items[i], *first = PyTuple_CheckExact(found) ? PyTuple_GetItem(found, 0) : found;
+    PyObject *value = w->pins.items[i], *first = PyTuple_CheckExact(verdict) ? PyTuple_GetItem(verdict, 0) : verdict;
     NEED(first);
-    if (first != found && PyTuple_Size(found) == 1)
+    if (first != verdict && PyTuple_Size(verdict) == 1)
         return first != (PyObject *)type_of_pin(w, i) ? FAILED : add_fact_weakly(first, &PyType_Type, NULL);
-    if (first != found) {
+    if (first != verdict) {
         TRY(PyList_Append(w->settled, value));
         TRY(PyList_Append(w->settled, first));
         TRY(add_fact_weakly(value, type_of_pin(w, i), first));
@@ -1809,8 +1923,8 @@ static int settle_pin(Walk *w, size_t i, PyObject *found)
     return DONE;
 }
 
-/* What is already known of a pin. LEFT if Python has to be asked. */
-static int settle_known_pin(Walk *w, size_t i)
+/* Settles a pinned value by the facts; UNHANDLED if Python has to be asked. */
+static int settle_pin_by_facts(Walk *w, size_t i)
 {
     PyTypeObject *type = type_of_pin(w, i);
     const Fact *fact = fact_of((PyObject *)type, &PyType_Type);
@@ -1830,13 +1944,14 @@ static int settle_known_pin(Walk *w, size_t i)
     return DONE;
 }
 
-/* Asks Python about all pins that need not be the same value for ever. After the walk, for this runs Python. */
+/* Replaces addresses in the key by tokens where necessary. Python is asked once, about all pins without facts, and only after the
+   walk, since it may run code of users. */
 static int settle_pins(Walk *w)
 {
-    OWNED *values = NULL, *numbers = NULL, *found = NULL;
+    OWNED *values = NULL, *numbers = NULL, *answers = NULL;
     for (size_t i = 0; i < w->pins.size; i++) {
-        int outcome = settle_known_pin(w, i);
-        if (outcome != LEFT) {
+        int outcome = settle_pin_by_facts(w, i);
+        if (outcome != UNHANDLED) {
             TRY(outcome);
             continue;
         }
@@ -1849,13 +1964,13 @@ static int settle_pins(Walk *w)
         return DONE;
     if (w->settled == NULL && (w->settled = PyList_New(0)) == NULL)
         return FAILED;
-    found = PyObject_CallFunctionObjArgs(settle, values, w->flags & EXACT ? Py_True : Py_False, NULL);
-    for (Py_ssize_t i = 0; found != NULL && i < PyList_Size(numbers); i++) {
-        PyObject *each = PyList_GetItem(found, i);
-        NEED(each);
-        TRY(settle_pin(w, PyLong_AsSize_t(PyList_GetItem(numbers, i)), each));
+    answers = PyObject_CallFunctionObjArgs(settle, values, w->flags & EXACT ? Py_True : Py_False, NULL);
+    for (Py_ssize_t i = 0; answers != NULL && i < PyList_Size(numbers); i++) {
+        PyObject *answer = PyList_GetItem(answers, i);
+        NEED(answer);
+        TRY(settle_pin(w, PyLong_AsSize_t(PyList_GetItem(numbers, i)), answer));
     }
-    return found == NULL ? FAILED : DONE;
+    return answers == NULL ? FAILED : DONE;
 }
 
 static int emit_header(Walk *w, int64_t base)
@@ -1864,6 +1979,7 @@ static int emit_header(Walk *w, int64_t base)
     return emit(w, 'B', header, sizeof header);
 }
 
+/* Walks a whole tree and completes its key. */
 static int walk_all(Walk *w, PyObject *tree)
 {
     TRY(emit_header(w, w->expected));
@@ -1886,14 +2002,15 @@ static void free_memory(Walk *w)
     PyMem_Free(w->key);
 }
 
+/* Releases what a walk holds, and keeps its memory for the next walk unless it is large. */
 static void end_walk(Walk *w)
 {
-    /* Each of these may run finalisers, of which none can reach what is here. */
+    /* Each of these may run finalisers. None can reach this walk. */
     Py_CLEAR(w->leaves);
     Py_CLEAR(w->settled);
     pop_to(&w->children, 0);
     pop_to(&w->pins, 0);
-    /* Each name has a child, and each pin has nine bytes in the key. */
+    /* Only these sizes are checked: there are no more names than children, and a pin has several bytes in the key. */
     if (spare.key == NULL && w->key_room <= MAX_SPARE && w->children.room * sizeof(PyObject *) <= MAX_SPARE &&
         w->frames_room * sizeof(Frame) <= MAX_SPARE) {
         spare = *w;
@@ -1903,17 +2020,17 @@ static void end_walk(Walk *w)
     free_memory(w);
 }
 
-/* Takes back what a walk did that came to nothing. An error of `Exception` is dropped, for Python then walks, and raises
-   it with its paths: LEFT. Any other error goes on. */
-static int take_back(Walk *w, Py_ssize_t base)
+/* Undoes a walk that has failed. An `Exception` is dropped, since the reference walks next, and raises it with its paths:
+   UNHANDLED. Any other error, such as `KeyboardInterrupt`, is passed on. */
+static int undo_walk(Walk *w, Py_ssize_t base)
 {
     PyObject *type, *value, *traceback;
     Tags *tags = w->tags;
-    /* What is open as a value may have had a number as an object. */
+    /* A node that was opened as a value may have had a number as an object. */
     for (; w->depth > 0; w->depth--) {
         Frame *frame = &w->frames[w->depth - 1];
         if (frame->is_open)
-            reset_value(&tags->numbers, frame->object, frame->before);
+            reset_value(&tags->numbers, frame->object, frame->old_number);
     }
     PyErr_Fetch(&type, &value, &traceback);
     if (type != NULL && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
@@ -1922,19 +2039,21 @@ static int take_back(Walk *w, Py_ssize_t base)
         return FAILED;
     }
     Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(traceback);
-    return forget(tags, base) < 0 ? FAILED : LEFT;
+    return forget(tags, base) < 0 ? FAILED : UNHANDLED;
 }
 
-/* Of a form of calls: the key that it had last, the entry to which it led, and what `epoch_of_keys` was then. */
+/* The parts of a `Latest`: the last key of a form of calls, its entry, and the value of `epoch_of_keys` then. A call with the
+   same arguments as the one before finds its structure by one comparison of bytes, without hashing the key. */
 enum { KEY_OF, ENTRY_OF, EPOCH_OF };
 
-static PyObject *epoch_of_keys; /* another object when what is in keys by address may be let go of while a structure lives */
+/* Replaced by a new object when pinned values may die although their structure lives, so that no `Latest` is valid any more. */
+static PyObject *epoch_of_keys;
 
 static PyType_Slot latest_slots[] = {
     {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The key that a form of calls had last."}, {0, NULL},
 };
 
-/* The entry for the key of a walk, if the last one of this form had it. A new reference. */
+/* Returns the entry of the last call of this form, if its key is this walk's; a new reference. */
 static PyObject *entry_of_latest(PyObject *latest, const Walk *w)
 {
     PyObject **parts = latest == NULL ? NULL : parts_of(latest);
@@ -1945,23 +2064,23 @@ static PyObject *entry_of_latest(PyObject *latest, const Walk *w)
 
 static PyObject *native_forget_keys(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    PyObject *another = PyList_New(0);
-    if (another == NULL)
+    PyObject *new_epoch = PyList_New(0);
+    if (new_epoch == NULL)
         return NULL;
-    replace(&epoch_of_keys, another);
+    replace(&epoch_of_keys, new_epoch);
     return none();
 }
 
-/* The structure to which the key of a walk leads; NULL if none is known, or on an error. */
-static PyObject *structure_of_key(const Walk *w, PyObject *known, PyObject *latest)
+/* Looks up the structure of a walk's key, a new reference; NULL if there is none, or on an error. */
+static PyObject *structure_of_key(const Walk *w, PyObject *structures, PyObject *latest)
 {
-    OWNED *before = entry_of_latest(latest, w), *key = NULL, *entry = NULL;
-    PyObject *structure = referent(before);
+    OWNED *latest_entry = entry_of_latest(latest, w), *key = NULL, *entry = NULL;
+    PyObject *structure = referent(latest_entry);
     if (structure != NULL)
         return structure;
     key = PyBytes_FromStringAndSize(w->key, (Py_ssize_t)w->key_size);
-    /* Held, for what follows may collect garbage, and with it what the entry is of. */
-    entry = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(known, key));
+    /* Held, since the next calls may collect garbage, and with it the structure and its entry. */
+    entry = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(structures, key));
     structure = referent(entry);
     PyObject *parts[3] = {key, entry, epoch_of_keys};
     for (int i = 0; structure != NULL && latest != NULL && i < 3; i++)
@@ -1969,50 +2088,57 @@ static PyObject *structure_of_key(const Walk *w, PyObject *known, PyObject *late
     return structure;
 }
 
-/* Walks over a tree, and looks up the structure that its key leads to in `known`. LEFT if Python has to walk; FAILED with an
-   error that is not Python's to explain. */
-static int walk_tree(Walk *w, PyObject *tree, PyObject *known, PyObject *latest, PyObject **structure)
+/* Walks a tree and looks up the structure of its key. UNHANDLED if Python has to walk; FAILED with an error that is no
+   `Exception`. */
+static int walk_tree(Walk *w, PyObject *tree, PyObject *structures, PyObject *latest, PyObject **structure)
 {
     Py_ssize_t base = PyList_Size(w->tags->objects);
     w->expected = base;
     w->leaves = PyList_New(0);
     *structure = NULL;
     if (w->leaves != NULL && walk_all(w, tree) == DONE)
-        *structure = structure_of_key(w, known, latest);
-    return *structure != NULL ? DONE : take_back(w, base);
+        *structure = structure_of_key(w, structures, latest);
+    return *structure != NULL ? DONE : undo_walk(w, base);
 }
 
 static PyObject *native_walk(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *tree, *known, *result = NULL;
+    PyObject *tree, *structures, *result = NULL;
     OWNED *structure = NULL;
     Tags *tags;
     long rules;
-    if (!PyArg_ParseTuple(args, "OO!lO!", &tree, tags_type, &tags, &rules, &PyDict_Type, &known))
+    if (!PyArg_ParseTuple(args, "OO!lO!", &tree, tags_type, &tags, &rules, &PyDict_Type, &structures))
         return NULL;
     Walk w = new_walk(tags, rules);
-    int outcome = walk_tree(&w, tree, known, NULL, &structure);
+    int outcome = walk_tree(&w, tree, structures, NULL, &structure);
     if (outcome != FAILED)
-        result = outcome == LEFT ? none() : PyTuple_Pack(2, w.leaves, structure);
+        result = outcome == UNHANDLED ? none() : PyTuple_Pack(2, w.leaves, structure);
     end_walk(&w);
     return result;
 }
 
-/* --- keys of what Python has read -------------------------------------------------------------------------------- */
+/* --- keys of trees that the reference has read --------------------------------------------------------------------- */
 
-/* The kind of a NodeType, which Python is asked for if no instance was met. NULL on an error. */
+/* The reference notes each visit. For Pair(w, [w, 3]) the notes, and the key that is written from them, are
+
+       (type of Pair, 2, aux)   None   (type of list, 2, None)   0        (None, 0, 3)
+       F <Pair> 0               L      N <list> 2                R 0      S i 3
+
+   A note is None for a traced leaf, a number for an object with that number, (NodeType, number of children, auxiliary data) for a
+   node, and (None, 0, value) for a static leaf. */
+
+/* Returns the kind of a NodeType, and asks Python for it if no instance has come yet. NULL on an error. */
 static Kind *kind_described(PyObject *node_type)
 {
-    PyObject *cls = PyTuple_Check(node_type) ? PyTuple_GetItem(node_type, 0) : refuse(PyExc_TypeError, "not a NodeType");
+    PyObject *cls = PyTuple_Check(node_type) ? PyTuple_GetItem(node_type, 0) : raise_null(PyExc_TypeError, "not a NodeType");
     Kind *kind = cls == NULL ? NULL : kind_of((PyTypeObject *)cls);
     if (kind != NULL || cls == NULL)
         return kind;
-    OWNED *described = PyObject_CallFunctionObjArgs(describe, node_type, NULL);
-    return described == NULL ? NULL : new_kind(described);
+    OWNED *description = PyObject_CallFunctionObjArgs(describe, node_type, NULL);
+    return description == NULL ? NULL : new_kind(description);
 }
 
-/* None for a leaf; the number of an object; or the type of a node, the number of its children, and its auxiliary data, without a
-   type the value of a static leaf. */
+/* Writes the bytes of one note. */
 static int emit_visited(Walk *w, PyObject *visited)
 {
     PyObject *node_type, *value;
@@ -2024,7 +2150,7 @@ static int emit_visited(Walk *w, PyObject *visited)
         return number == -1 && PyErr_Occurred() ? FAILED : emit_count(w, 'R', number);
     }
     if (!PyTuple_CheckExact(visited))
-        return refused(PyExc_TypeError, "nothing that is visited");
+        return raise_failed(PyExc_TypeError, "nothing that is visited");
     if (!PyArg_ParseTuple(visited, "OnO", &node_type, &count, &value))
         return FAILED;
     if (node_type == Py_None) {
@@ -2035,7 +2161,7 @@ static int emit_visited(Walk *w, PyObject *visited)
     return kind == NULL ? FAILED : emit_node(w, kind, count, value);
 }
 
-/* What a key has by address, each followed by the class that it had when it was written. */
+/* Returns the pinned values, each followed by its class; by None if that has changed since the key was written. */
 static PyObject *pins_of(const Walk *w)
 {
     PyObject *pins = PyList_New(0);
@@ -2055,8 +2181,8 @@ static int write_key(Walk *w, PyObject *visited, Py_ssize_t base)
     NEED(w->settled);
     TRY(emit_header(w, base));
     for (Py_ssize_t i = 0; i < PyList_Size(visited); i++) {
-        OWNED *each = Py_NewRef(PyList_GetItem(visited, i));
-        TRY(emit_visited(w, each));
+        OWNED *item = Py_NewRef(PyList_GetItem(visited, i));
+        TRY(emit_visited(w, item));
     }
     return settle_pins(w);
 }
@@ -2079,37 +2205,48 @@ static PyObject *native_key_of(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-/* --- programs: structures, with all looked up that takes no part in how often they are built ------------------------ */
+/* --- programs: building trees from structures ----------------------------------------------------------------------- */
 
-/* Each is one of the tuples that `_classes_in_native_walk.py` makes, to which all its references belong. */
+/* A program is a structure prepared for building: one step per record, children before parents. Each step appends one object
+   to the table, and refers to earlier ones by number. For Pair(w, [w, 3]):
+
+       step   shape     numbers   values          table afterwards
+       0      LEAF                                w
+       1      STATIC              3               w  3
+       2      LIST      0 1                       w  3  [w, 3]
+       3      FIELDS    0 2       static fields   w  3  [w, 3]  Pair
+
+   Names are looked up and auxiliary data is checked once, when the program is made. */
+
+/* Made from one of the tuples that `_classes_in_native_walk.py` makes, which holds all of its references. */
 struct Step {
-    int shape;                /* of what is built */
-    Kind *kind;               /* of a node; its shape may become another, and what is registered is called instead */
+    int shape;
+    Kind *kind;               /* of a node. If its shape has changed since, the registered function builds the node. */
     PyObject *record;         /* of a node: the operation, and the numbers of the children */
-    Py_ssize_t *numbers;      /* of the children; of attributes, NONE for one that is static */
-    Py_ssize_t size;          /* how many */
-    PyObject *names;          /* of attributes, in order; or of a dictionary's items */
-    PyObject *values;         /* those of them that are static; or what is called, or the value itself */
-    PyObject *target;         /* the number of the other side's object that gets what is built as content; or None */
+    Py_ssize_t *numbers;      /* of the children; for attributes, NO_VALUE stands for a static one */
+    Py_ssize_t size;          /* the number of them */
+    PyObject *names;          /* of attributes, in order; or the keys of a dictionary */
+    PyObject *values;         /* the static attributes; or a function to call; or the value itself */
+    PyObject *target;         /* the number of an object of the other side, which gets the built object's content; or None */
 };
 
-/* There is no `tp_clear`: each cycle leads through the Structure that has it, which has one. */
+/* There is no `tp_clear`: each cycle leads through the structure that has the program, which has one. */
 typedef struct {
     PyObject_HEAD
     PyObject *content;        /* the tuples */
-    PyObject *given;          /* as of the structure; None if it has nothing of the other side's */
-    PyObject *beside;
+    PyObject *given;          /* the structure's attribute; None if the structure has no object of the other side */
+    PyObject *unused;
     Step *steps;
     Py_ssize_t num_steps, root;
-    int is_for_python;        /* whether only Python can finish a call whose result this is */
-    int updates;              /* as of the structure */
+    int is_for_python;        /* whether only Python can finish a call with such a result */
+    int updates;              /* the structure's attribute */
 } Program;
 
-/* One build. */
+/* The state of one build. */
 struct Run {
     const Program *program;
     PyObject *leaves, *table, *given, *update;
-    PyObject *trace_state;    /* that all its NNX objects get, once there is one */
+    PyObject *trace_state;    /* for all NNX objects of this build; NULL before the first one */
     Py_ssize_t next, num_leaves;
 };
 
@@ -2121,28 +2258,29 @@ static int read_numbers(Step *step, PyObject *numbers)
         return step->size < 0 ? FAILED : no_memory();
     for (Py_ssize_t i = 0; i < step->size && !PyErr_Occurred(); i++) {
         PyObject *number = PyTuple_GetItem(numbers, i);
-        step->numbers[i] = number == Py_None ? NONE : PyLong_AsSsize_t(number);
+        step->numbers[i] = number == Py_None ? NO_VALUE : PyLong_AsSsize_t(number);
     }
     return PyErr_Occurred() ? FAILED : DONE;
 }
 
-static int read_step(Step *step, PyObject *each)
+/* Reads a step from its tuple, and checks what `run_program` relies on. */
+static int read_step(Step *step, PyObject *content)
 {
     PyObject *type, *numbers;
-    if (!PyTuple_CheckExact(each))
-        return refused(PyExc_TypeError, "not a step");
-    if (!PyArg_ParseTuple(each, "iOOO!O!OO", &step->shape, &type, &step->record, &PyTuple_Type, &numbers, &PyTuple_Type,
+    if (!PyTuple_CheckExact(content))
+        return raise_failed(PyExc_TypeError, "not a step");
+    if (!PyArg_ParseTuple(content, "iOOO!O!OO", &step->shape, &type, &step->record, &PyTuple_Type, &numbers, &PyTuple_Type,
                           &step->names, &step->values, &step->target))
         return FAILED;
     TRY(read_numbers(step, numbers));
     step->kind = kind_of((PyTypeObject *)type);
     const Shape *shape = step->shape < 0 || step->shape >= NUM_SHAPES ? NULL : &SHAPES[step->shape];
     if (shape == NULL || shape->build == NULL || (shape->open != NULL && step->kind == NULL))
-        return refused(PyExc_ValueError, "nothing that can be built");
+        return raise_failed(PyExc_ValueError, "nothing that can be built");
     return DONE;
 }
 
-/* What a program has to know of its structure: (steps, given, root, is_for_python, updates). */
+/* `Program(steps, given, root, is_for_python, updates)` */
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     PyObject *content, *given;
@@ -2150,9 +2288,9 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *Py_UN
     int is_for_python, updates;
     if (!PyArg_ParseTuple(args, "O!Onpp", &PyTuple_Type, &content, &given, &root, &is_for_python, &updates))
         return NULL;
-    PyObject *made = new_parts(type, content, given, NULL);
-    Program *program = (Program *)made;
-    if (made == NULL)
+    PyObject *object = new_parts(type, content, given, NULL);
+    Program *program = (Program *)object;
+    if (object == NULL)
         return NULL;
     program->root = root, program->is_for_python = is_for_python, program->updates = updates;
     program->steps = PyMem_Calloc((size_t)PyTuple_Size(content) + 1, sizeof *program->steps);
@@ -2160,8 +2298,8 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *Py_UN
     for (Py_ssize_t i = 0; outcome == DONE && i < PyTuple_Size(content); i++)
         outcome = read_step(&program->steps[program->num_steps++], PyTuple_GetItem(content, i));
     if (outcome != DONE)
-        replace(&made, NULL);
-    return made;
+        replace(&object, NULL);
+    return object;
 }
 
 static void program_dealloc(PyObject *self)
@@ -2179,8 +2317,8 @@ static PyType_Slot program_slots[] = {
     {Py_tp_doc, "(steps, given, root, is_for_python, updates): a structure, as `build` runs it."}, {0, NULL},
 };
 
-/* How such a node is put together here: (shape, and of what is read by name the names, which are static, and their places). None
-   if it is not, also for auxiliary data that is not as its kind says. */
+/* (NodeType, auxiliary data, number of children) -> (shape, names in order, bytes for the static ones, bytes of places), from which
+   Python makes the step of a node; None if the registered function has to build it. */
 static PyObject *native_recipe(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *node_type, *aux;
@@ -2191,28 +2329,28 @@ static PyObject *native_recipe(PyObject *Py_UNUSED(module), PyObject *args)
     if (kind == NULL)
         return NULL;
     const Shape *shape = shape_of(kind);
-    /* A kind of namedtuples holds no node type, which would keep the class alive. */
+    /* A namedtuple's kind has no node type, which would keep the class alive. */
     int is_known = kind->shape == NAMEDTUPLE || kind->node_type == node_type;
     if (!is_known || shape->build == NULL || (shape->fits != NULL && !shape->fits(kind, aux, size)))
         return none();
     return Py_BuildValue("iOOO", kind->shape, kind->order, kind->is_static, kind->places);
 }
 
-/* The item of a list with this number; a new reference. */
-static PyObject *numbered(PyObject *list, PyObject *number)
+/* Returns the item of a list at a number that is a Python object; a new reference. */
+static PyObject *item_numbered(PyObject *list, PyObject *number)
 {
     Py_ssize_t i = PyLong_AsSsize_t(number);
     return i == -1 && PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(list, i));
 }
 
-/* Those items of a list that have the numbers in a tuple, or without one those of a step, as a list or a tuple. */
+/* Returns the items of a list at the numbers in a tuple, or, if this is NULL, at the step's; as a list or a tuple. */
 static PyObject *items_at(PyObject *list, PyObject *numbers, const Step *step, int as_list)
 {
     Py_ssize_t size = numbers == NULL ? step->size : PyTuple_Size(numbers);
     PyObject *items = as_list ? PyList_New(size) : PyTuple_New(size);
     for (Py_ssize_t i = 0; items != NULL && i < size; i++) {
         PyObject *item = numbers == NULL ? Py_XNewRef(PyList_GetItem(list, step->numbers[i]))
-                                         : numbered(list, PyTuple_GetItem(numbers, i));
+                                         : item_numbered(list, PyTuple_GetItem(numbers, i));
         if (item == NULL)
             replace(&items, NULL);
         else if (as_list)
@@ -2223,14 +2361,14 @@ static PyObject *items_at(PyObject *list, PyObject *numbers, const Step *step, i
     return items;
 }
 
-/* The object that a step has at a place, among those that were built or of its static values; a new reference. */
+/* Returns the i-th part of a step: an object from the table, or a static value; a new reference. */
 static PyObject *object_at(const Run *run, const Step *step, Py_ssize_t i)
 {
-    Py_ssize_t number = i < step->size ? step->numbers[i] : OPEN; /* which is none of the table */
-    return Py_XNewRef(number == NONE ? PyTuple_GetItem(step->values, i) : PyList_GetItem(run->table, number));
+    Py_ssize_t number = i < step->size ? step->numbers[i] : OPEN; /* -1 is no index, so the lookup raises */
+    return Py_XNewRef(number == NO_VALUE ? PyTuple_GetItem(step->values, i) : PyList_GetItem(run->table, number));
 }
 
-/* The next leaf; borrowed, for `run_program` knows it. */
+/* Returns the next leaf: a borrowed reference, unlike all other `build_` functions. `run_program` knows this. */
 static PyObject *build_leaf(Run *run, const Step *Py_UNUSED(step))
 {
     if (run->next < run->num_leaves)
@@ -2244,29 +2382,32 @@ static PyObject *build_constant(Run *Py_UNUSED(run), const Step *step)
     return Py_NewRef(step->values);
 }
 
-/* The object of the other side with a number: of a list, or what a function says. */
-static PyObject *taken(const Run *run, PyObject *number)
+/* Returns the object of the other side of a call with this number, from a list or by calling a function. */
+static PyObject *object_given(const Run *run, PyObject *number)
 {
-    return PyList_CheckExact(run->given) ? numbered(run->given, number) : PyObject_CallFunctionObjArgs(run->given, number, NULL);
+    if (PyList_CheckExact(run->given))
+        return item_numbered(run->given, number);
+    return PyObject_CallFunctionObjArgs(run->given, number, NULL);
 }
 
 static PyObject *build_given(Run *run, const Step *step)
 {
-    return taken(run, step->values);
+    return object_given(run, step->values);
 }
 
-/* The object of the other side that gets this content: at once, or when everything has been built. */
-static PyObject *updated(Run *run, const Step *step, PyObject *content)
+/* Returns the object of the other side that gets this content. A function writes it at once; a list collects both, to be written
+   after the build. */
+static PyObject *update_target(Run *run, const Step *step, PyObject *content)
 {
     if (!PyList_CheckExact(run->update))
         return PyObject_CallFunctionObjArgs(run->update, step->target, content, NULL);
-    PyObject *target = taken(run, step->target);
+    PyObject *target = object_given(run, step->target);
     if (target != NULL && (PyList_Append(run->update, target) < 0 || PyList_Append(run->update, content) < 0))
         replace(&target, NULL);
     return target;
 }
 
-/* Puts a node together by what is registered for its class, which gets a tuple from JAX, too. */
+/* Builds a node by the function registered for its class. It gets a tuple of children, as from JAX. */
 static PyObject *build_registered(Run *run, const Step *step)
 {
     PyObject *node = PyTuple_GetItem(step->record, 0), *numbers = PyTuple_GetItem(step->record, 1);
@@ -2286,7 +2427,7 @@ static PyObject *build_dict(Run *run, const Step *step)
     PyObject *type = (PyObject *)step->kind->type;
     Py_ssize_t size = PyTuple_Size(step->names);
     for (Py_ssize_t i = 0; dict != NULL && i < size; i++) {
-        /* Held, for setting it may run a key's own code. */
+        /* Held, since setting an item may run a key's `__eq__`. */
         OWNED *child = object_at(run, step, i);
         if (child == NULL || PyDict_SetItem(dict, PyTuple_GetItem(step->names, i), child) < 0)
             return NULL;
@@ -2309,8 +2450,7 @@ static PyObject *build_by_call(Run *run, const Step *step)
     return children == NULL ? NULL : PyObject_CallFunctionObjArgs(step->values, children, NULL);
 }
 
-/* Gives an NNX object a `_trace_state` of the trace in which it is built. All objects of one build have the same, since
-   nothing ever writes to one. */
+/* Sets the `_trace_state` of an NNX object to the active trace. All objects of one build share it, since nothing writes to it. */
 static int set_trace_state(Run *run, PyObject *object, PyObject *slot)
 {
     if (run->trace_state == NULL) {
@@ -2323,9 +2463,10 @@ static int set_trace_state(Run *run, PyObject *object, PyObject *slot)
     return set_slot(slot, object, run->trace_state);
 }
 
+/* Sets the attributes of a new object, which has none yet. */
 static int set_attributes(Run *run, const Step *step, PyObject *object)
 {
-    /* NNX asks a class's own descriptors. */
+    /* NNX lets descriptors of the class take part, so its attributes are not written into the dictionary. */
     int is_dict = step->shape == FIELDS || step->shape == DATACLASS || step->shape == MODULE;
     OWNED *attributes = is_dict ? PyObject_GenericGetDict(object, NULL) : NULL;
     Py_ssize_t size = PyTuple_Size(step->names);
@@ -2337,9 +2478,10 @@ static int set_attributes(Run *run, const Step *step, PyObject *object)
         NEED(value);
         TRY(is_dict ? PyDict_SetItem(attributes, name, value) : set_attribute(object, name, value));
     }
-    if (step->shape == MODULE) { /* beyond the names is what is put into the slot */
-        PyObject *noted = PyTuple_GetItem(step->values, size);
-        return noted == NULL ? FAILED : set_slot(kinds_of_attributes, object, noted);
+    /* After the values of the names comes the value of the slot. */
+    if (step->shape == MODULE) {
+        PyObject *kinds_object = PyTuple_GetItem(step->values, size);
+        return kinds_object == NULL ? FAILED : set_slot(kinds_of_attributes, object, kinds_object);
     }
     return step->shape == NNX_STATE ? set_trace_state(run, object, state_trace) : DONE;
 }
@@ -2363,24 +2505,26 @@ static PyObject *build_object(Run *run, const Step *step)
     return object;
 }
 
+/* Runs the steps of a program. Each appends one object to the table. */
 static int run_program(Run *run)
 {
     for (Py_ssize_t i = 0; i < run->program->num_steps; i++) {
         const Step *step = &run->program->steps[i];
         int is_as_known = step->kind == NULL || step->kind->shape == step->shape;
-        PyObject *made = is_as_known ? SHAPES[step->shape].build(run, step) : build_registered(run, step);
-        if (made != NULL && step->shape == LEAF) {
-            TRY(PyList_Append(run->table, made));
+        PyObject *object = is_as_known ? SHAPES[step->shape].build(run, step) : build_registered(run, step);
+        /* A leaf is a borrowed reference, of which the table takes one of its own. */
+        if (object != NULL && step->shape == LEAF) {
+            TRY(PyList_Append(run->table, object));
             continue;
         }
-        if (made != NULL && step->target != Py_None)
-            replace(&made, updated(run, step, made));
-        TRY(append_new(run->table, made));
+        if (object != NULL && step->target != Py_None)
+            replace(&object, update_target(run, step, object));
+        TRY(append_new(run->table, object));
     }
     return DONE;
 }
 
-/* The program of a structure, made when it is first asked for. */
+/* Returns the program of a structure, and makes it at the first build. */
 static PyObject *program_of(PyObject *structure)
 {
     PyObject *program = PyObject_GetAttr(structure, name_program);
@@ -2389,13 +2533,14 @@ static PyObject *program_of(PyObject *structure)
     if (program == NULL || Py_TYPE(program) == program_type)
         return program;
     Py_DECREF(program);
-    return refuse(PyExc_TypeError, "not a structure");
+    return raise_null(PyExc_TypeError, "not a structure");
 }
 
-/* Appends one object for each record to `table`. The caller holds the program, which its structure may lose meanwhile. */
-static int build_onto(PyObject *table, PyObject *program, PyObject *given_leaves, PyObject *given, PyObject *update)
+/* Runs a program, which appends one object per record to `table`. The caller holds the program, since the structure may lose it
+   meanwhile. */
+static int build_onto(PyObject *table, PyObject *program, PyObject *leaf_sequence, PyObject *given, PyObject *update)
 {
-    OWNED *leaves = PySequence_Tuple(given_leaves);
+    OWNED *leaves = PySequence_Tuple(leaf_sequence);
     Run run = {.program = (Program *)program, .leaves = leaves, .table = table, .given = given, .update = update};
     run.num_leaves = leaves == NULL ? 0 : PyTuple_Size(leaves);
     int outcome = leaves == NULL ? FAILED : run_program(&run);
@@ -2414,29 +2559,37 @@ static PyObject *native_build(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* --- writing back ----------------------------------------------------------------------------------------------- */
 
+/* Under `in_place=True` a result has new content for objects of the caller. `write_back` gets pairs:
+
+       [m, new m, items, new items]      m.__dict__ becomes that of `new m`, and the list `items` gets the content of `new items`
+
+   It writes all or nothing. First it reads the old and the new content of every object, and then it writes. If a write fails, it
+   writes the old content of all objects back. All contents are held until the end, so that no finaliser runs in between. */
+
 static PyObject *copy_ordered(PyObject *dict)
 {
     return PyObject_CallMethodObjArgs(dict, name_copy, NULL);
 }
 
-static int write_list(const Writing *writing, PyObject *items, int Py_UNUSED(is_own))
+static int write_list(const Writing *writing, PyObject *items, int Py_UNUSED(is_rollback))
 {
     return PyList_SetSlice(writing->held[HOLDER], 0, PY_SSIZE_T_MAX, items);
 }
 
-static int write_deque(const Writing *writing, PyObject *items, int Py_UNUSED(is_own))
+static int write_deque(const Writing *writing, PyObject *items, int Py_UNUSED(is_rollback))
 {
-    OWNED *cleared = PyObject_CallMethodObjArgs(writing->held[HOLDER], name_clear, NULL), *extended = NULL;
-    NEED(cleared);
-    extended = PyObject_CallMethodObjArgs(writing->held[HOLDER], name_extend, items, NULL);
-    return extended == NULL ? FAILED : DONE;
+    OWNED *outcome_of_clear = PyObject_CallMethodObjArgs(writing->held[HOLDER], name_clear, NULL), *outcome_of_extend = NULL;
+    NEED(outcome_of_clear);
+    outcome_of_extend = PyObject_CallMethodObjArgs(writing->held[HOLDER], name_extend, items, NULL);
+    return outcome_of_extend == NULL ? FAILED : DONE;
 }
 
-static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
+/* Deletes the names that the new items do not have. */
+static int remove_names(PyObject *dict, PyObject *names, PyObject *new_items)
 {
     for (Py_ssize_t i = 0; i < length_of(names); i++) {
         OWNED *name = Py_NewRef(item_at(names, i));
-        int stays = PyDict_Contains(unless, name), is_there = stays ? stays : PyDict_Contains(dict, name);
+        int stays = PyDict_Contains(new_items, name), is_there = stays ? stays : PyDict_Contains(dict, name);
         if (is_there < 0)
             return FAILED;
         if (!stays && is_there)
@@ -2445,13 +2598,13 @@ static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
     return DONE;
 }
 
-/* What stays keeps its place, and of attributes also those that no field declares. A dictionary that has an order of its own
-   is asked. */
-static int write_dict(const Writing *writing, PyObject *items, int is_own)
+/* Writes a dictionary so that keys keep their places, and attributes that no field declares remain. For an OrderedDict, its own
+   methods are called, since it has an order beside the one of `dict`. */
+static int write_dict(const Writing *writing, PyObject *items, int is_rollback)
 {
     PyObject *dict = writing->held[HOLDER];
     int are_fields = writing->shape == &SHAPES[FIELDS] || writing->shape == &SHAPES[DATACLASS];
-    OWNED *names = are_fields && !is_own ? Py_NewRef(writing->kind->names) : PyDict_Keys(dict), *keys = NULL;
+    OWNED *names = are_fields && !is_rollback ? Py_NewRef(writing->kind->names) : PyDict_Keys(dict), *keys = NULL;
     NEED(names);
     TRY(remove_names(dict, names, items));
     if (writing->shape != &SHAPES[ORDERED_DICT])
@@ -2467,49 +2620,50 @@ static int write_dict(const Writing *writing, PyObject *items, int is_own)
     return DONE;
 }
 
-/* What an object holds, to be written into another: what has its items, and the values of its slots. LEFT if only Python can
-   tell. */
+/* Reads the content of an object: its list or dictionary, and the values of its slots. UNHANDLED if only Python can. */
 static int read_content(PyObject *object, const Shape *shape, PyObject *slots, PyObject **items, PyObject **values)
 {
     Py_ssize_t size = PyTuple_Size(slots);
     if (shape->holder == NULL && size == 0)
-        return LEFT;
+        return UNHANDLED;
     *items = shape->holder == NULL ? NULL : shape->holder(object);
     if (*items == NULL && shape->holder != NULL)
-        return PyErr_Occurred() ? FAILED : LEFT;
+        return PyErr_Occurred() ? FAILED : UNHANDLED;
     *values = PyTuple_New(size);
     for (Py_ssize_t i = 0; *values != NULL && i < size; i++) {
         PyObject *value = get_attribute(object, PyTuple_GetItem(slots, i));
         if (value == NULL)
-            return is_dropped(PyExc_AttributeError) ? LEFT : FAILED;
+            return drop_error(PyExc_AttributeError) ? UNHANDLED : FAILED;
         PyTuple_SetItem(*values, i, value);
     }
     return *values == NULL ? FAILED : DONE;
 }
 
-static PyObject *kept; /* stands in new content for a static value that did not change: the object keeps its own */
+/* In new content this takes the place of an unchanged static value: the object keeps its own. `KEPT` in Python. */
+static PyObject *kept_marker;
 
-/* Puts what an object has in the place of each `kept` in its new content. LEFT if it has nothing of that name, for another
-   thread may have taken that away meanwhile. */
+/* Replaces each `kept_marker` in new content by the object's old value. UNHANDLED if there is none, since another thread may have
+   removed it meanwhile. */
 static int keep_values(PyObject **held)
 {
     PyObject *name, *value;
-    Py_ssize_t at = 0;
+    Py_ssize_t cursor = 0;
     for (Py_ssize_t i = 0; i < PyTuple_Size(held[NEW_VALUES]); i++) {
-        if (PyTuple_GetItem(held[NEW_VALUES], i) == kept)
+        if (PyTuple_GetItem(held[NEW_VALUES], i) == kept_marker)
             PyTuple_SetItem(held[NEW_VALUES], i, Py_NewRef(PyTuple_GetItem(held[OLD_VALUES], i)));
     }
-    while (held[NEW_ITEMS] != NULL && PyDict_Check(held[NEW_ITEMS]) && PyDict_Next(held[NEW_ITEMS], &at, &name, &value)) {
-        if (value != kept)
+    while (held[NEW_ITEMS] != NULL && PyDict_Check(held[NEW_ITEMS]) && PyDict_Next(held[NEW_ITEMS], &cursor, &name, &value)) {
+        if (value != kept_marker)
             continue;
-        PyObject *own = PyDict_GetItemWithError(held[OLD_ITEMS], name);
-        NEED(own);
-        /* The new content has the name already, so its dictionary keeps its size while it is iterated over. */
-        TRY(PyDict_SetItem(held[NEW_ITEMS], name, own));
+        PyObject *old_value = PyDict_GetItemWithError(held[OLD_ITEMS], name);
+        NEED(old_value);
+        /* The name is in the dictionary already, so its size does not change during the iteration. */
+        TRY(PyDict_SetItem(held[NEW_ITEMS], name, old_value));
     }
     return DONE;
 }
 
+/* Reads the old and the new content of one object. */
 static int prepare(Writing *writing, PyObject *target, PyObject *source)
 {
     PyObject **held = writing->held;
@@ -2517,29 +2671,29 @@ static int prepare(Writing *writing, PyObject *target, PyObject *source)
     NEED(source);
     writing->kind = Py_TYPE(target) == Py_TYPE(source) ? kind_of(Py_TYPE(target)) : NULL;
     if (writing->kind == NULL)
-        return LEFT;
+        return UNHANDLED;
     writing->shape = shape_of(writing->kind);
     writing->slots = writing->kind->shape == OTHER ? empty_tuple : writing->kind->slots;
     held[TARGET] = Py_NewRef(target);
     TRY(read_content(target, writing->shape, writing->slots, &held[HOLDER], &held[OLD_VALUES]));
     TRY(read_content(source, writing->shape, writing->slots, &held[NEW_ITEMS], &held[NEW_VALUES]));
-    /* It stays as it is when its object is written to. */
+    /* A copy, since the original is written to. */
     if (held[HOLDER] != NULL && (held[OLD_ITEMS] = writing->shape->copy(held[HOLDER])) == NULL)
         return FAILED;
     return keep_values(held);
 }
 
-/* Writes what an object is to hold, or what it held. */
-static int write_content(const Writing *writing, PyObject *items, PyObject *values, int is_own)
+/* Writes the new or the old content of one object. */
+static int write_content(const Writing *writing, PyObject *items, PyObject *values, int is_rollback)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(values); i++) {
         PyObject *slot = PyTuple_GetItem(writing->slots, i);
         TRY(set_attribute(writing->held[TARGET], slot, PyTuple_GetItem(values, i)));
     }
-    return writing->shape->write == NULL ? DONE : writing->shape->write(writing, items, is_own);
+    return writing->shape->write == NULL ? DONE : writing->shape->write(writing, items, is_rollback);
 }
 
-/* Writes one after the other; all back if one cannot be written. */
+/* Writes all objects, one after the other. If one fails, restores all that were written. */
 static int write_all(const Writing *writings, Py_ssize_t size)
 {
     PyObject *type, *value, *traceback;
@@ -2551,15 +2705,15 @@ static int write_all(const Writing *writings, Py_ssize_t size)
         return DONE;
     PyErr_Fetch(&type, &value, &traceback);
     while (written-- > 0) {
-        const Writing *each = &writings[written];
-        if (write_content(each, each->held[OLD_ITEMS], each->held[OLD_VALUES], 1) != DONE)
+        const Writing *writing = &writings[written];
+        if (write_content(writing, writing->held[OLD_ITEMS], writing->held[OLD_VALUES], 1) != DONE)
             PyErr_Clear();
     }
     PyErr_Restore(type, value, traceback);
     return outcome;
 }
 
-/* Writes what is pending: targets and sources, in turn. LEFT if that is for Python. */
+/* Writes into targets: [target, source, target, source, ...]. UNHANDLED, with nothing written, if Python has to. */
 static int write_back(PyObject *pairs)
 {
     Py_ssize_t size = PyList_Size(pairs) / 2;
@@ -2569,7 +2723,7 @@ static int write_back(PyObject *pairs)
         outcome = prepare(&writings[i], PyList_GetItem(pairs, 2 * i), PyList_GetItem(pairs, 2 * i + 1));
     if (outcome == DONE)
         outcome = write_all(writings, size);
-    /* What was in the targets is held until everything is written, so that no finaliser runs in between. */
+    /* Only now the old contents are released, and finalisers may run. */
     for (Py_ssize_t i = 0; writings != NULL && i < size * NUM_HELD; i++)
         Py_XDECREF(writings[i / NUM_HELD].held[i % NUM_HELD]);
     PyMem_Free(writings);
@@ -2579,26 +2733,28 @@ static int write_back(PyObject *pairs)
 static PyObject *native_write_back(PyObject *Py_UNUSED(module), PyObject *pairs)
 {
     if (!PyList_CheckExact(pairs))
-        return refuse(PyExc_TypeError, "not a list");
+        return raise_null(PyExc_TypeError, "not a list");
     int outcome = write_back(pairs);
     return outcome == FAILED ? NULL : Py_NewRef(outcome == DONE ? Py_True : Py_False);
 }
 
 /* --- the row of each shape --------------------------------------------------------------------------------------- */
 
+/* Columns: open, fits, emit, build, and for writing back: holder, copy, write. A row that ends early leaves the rest to Python. */
+
 #define ROW(shape, ...) [shape] = {#shape, __VA_ARGS__}
-#define ITSELF Py_NewRef /* a list or a dictionary has its items itself */
+#define ITSELF Py_NewRef /* as `holder`: a list or a dictionary holds its own items */
 
 static const Shape SHAPES[NUM_SHAPES] = {
     ROW(NUMBER, NULL), ROW(STATIC, .build = build_constant), ROW(NUMPY_ARRAY, NULL), ROW(NUMPY_NUMBER, NULL), ROW(JAX_ARRAY, NULL),
-    ROW(NOTHING, open_nothing, fits_none, emit_items, build_constant),
+    ROW(NOTHING, open_nothing, is_aux_none, emit_items, build_constant),
     ROW(TUPLE, open_sequence, NULL, emit_items, build_sequence),
     ROW(LIST, open_sequence, NULL, emit_items, build_sequence, ITSELF, PySequence_List, write_list),
     ROW(DICT, open_dict, fits_dict, emit_dict, build_dict, ITSELF, PyDict_Copy, write_dict),
     ROW(ORDERED_DICT, open_dict, fits_dict, emit_dict, build_dict, ITSELF, copy_ordered, write_dict),
     ROW(DEFAULT_DICT, open_dict, fits_dict, emit_dict, build_dict, ITSELF, PyDict_Copy, write_dict),
     ROW(DEQUE, open_deque, NULL, emit_items_and_aux, build_deque, ITSELF, PySequence_List, write_deque),
-    ROW(NAMEDTUPLE, open_sequence, fits_none, emit_items, build_by_call),
+    ROW(NAMEDTUPLE, open_sequence, is_aux_none, emit_items, build_by_call),
     ROW(ARGUMENTS, open_arguments, NULL, emit_items_and_aux),
     ROW(FIELDS, open_fields, fits_fields, emit_fields, build_object, attributes_of, PyDict_Copy, write_dict),
     ROW(DATACLASS, open_fields, fits_by_name, emit_by_name, build_object, attributes_of, PyDict_Copy, write_dict),
@@ -2613,10 +2769,17 @@ static const Shape SHAPES[NUM_SHAPES] = {
     ROW(GIVEN, .build = build_given),
 };
 
-/* --- what calls are made of -------------------------------------------------------------------------------------- */
+/* --- leaf groups and arguments ------------------------------------------------------------------------------------ */
 
-/* Which leaves of a structure a hand has: the aux data that JAX compares. */
-static PyObject *deal_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+/* A `LeafGroup` is a pytree node for JAX. Its children are the leaves of one label, and its auxiliary data is a
+   `LeafSelection`. For `vmap` with axis 0 for `w` and `b`, and None for `x`, of a structure with the leaves w, x, b:
+
+       LeafGroup(leaves=[w, b], selection=LeafSelection(structure, numbers=(0, 2)))
+       LeafGroup(leaves=[x], selection=LeafSelection(structure, numbers=(1,)))
+
+   JAX compares and hashes selections in each call, so these are in C. Equal structures are one object, so their address
+   suffices. */
+static PyObject *selection_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"structure", "numbers", "call", NULL};
     PyObject *structure, *numbers = Py_None, *call = Py_None;
@@ -2625,185 +2788,206 @@ static PyObject *deal_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return new_parts(type, structure, numbers, call);
 }
 
-static Py_hash_t deal_hash(PyObject *self)
+static Py_hash_t selection_hash(PyObject *self)
 {
-    PyObject **own = parts_of(self);
-    size_t hash = mixed(own[STRUCTURE_OF]);
-    if (own[NUMBERS_OF] != NULL && own[NUMBERS_OF] != Py_None)
-        hash ^= (size_t)PyObject_Size(own[NUMBERS_OF]) + 1;
+    PyObject **parts = parts_of(self);
+    size_t hash = hash_address(parts[STRUCTURE_OF]);
+    if (parts[NUMBERS_OF] != NULL && parts[NUMBERS_OF] != Py_None)
+        hash ^= (size_t)PyObject_Size(parts[NUMBERS_OF]) + 1;
     PyErr_Clear();
     return (Py_hash_t)hash == -1 ? -2 : (Py_hash_t)hash;
 }
 
-static PyObject *deal_compare(PyObject *self, PyObject *other, int op)
+static PyObject *selection_compare(PyObject *self, PyObject *other, int op)
 {
     if ((op != Py_EQ && op != Py_NE) || Py_TYPE(self) != Py_TYPE(other))
         return Py_NewRef(Py_NotImplemented);
-    PyObject **one = parts_of(self), **two = parts_of(other);
-    int are_equal = one[STRUCTURE_OF] == two[STRUCTURE_OF];
-    if (are_equal && one[NUMBERS_OF] != two[NUMBERS_OF])
-        are_equal = one[NUMBERS_OF] != NULL && two[NUMBERS_OF] != NULL
-                        ? PyObject_RichCompareBool(one[NUMBERS_OF], two[NUMBERS_OF], Py_EQ)
+    PyObject **left = parts_of(self), **right = parts_of(other);
+    int are_equal = left[STRUCTURE_OF] == right[STRUCTURE_OF];
+    if (are_equal && left[NUMBERS_OF] != right[NUMBERS_OF])
+        are_equal = left[NUMBERS_OF] != NULL && right[NUMBERS_OF] != NULL
+                        ? PyObject_RichCompareBool(left[NUMBERS_OF], right[NUMBERS_OF], Py_EQ)
                         : 0;
     return are_equal < 0 ? NULL : Py_NewRef(are_equal == (op == Py_EQ) ? Py_True : Py_False);
 }
 
-static PyType_Slot deal_slots[] = {
-    {Py_tp_new, deal_new}, PARTS, {Py_tp_hash, deal_hash}, {Py_tp_richcompare, deal_compare},
-    {Py_tp_doc, "Which leaves of a structure a hand has."},
-    MEMBERS(FIXED_PART("structure", STRUCTURE_OF, "Of the whole tree."),
-            FIXED_PART("numbers", NUMBERS_OF, "Which of its leaves; None for all."),
-            PART("call", CALL_OF, "The caller's side of the call that is under way. Not compared.")),
+static PyType_Slot selection_slots[] = {
+    {Py_tp_new, selection_new}, PARTS, {Py_tp_hash, selection_hash}, {Py_tp_richcompare, selection_compare},
+    {Py_tp_doc, "The leaves of a structure that are in one group."},
+    MEMBERS(FIXED_PART("structure", STRUCTURE_OF, "The structure of the whole tree."),
+            FIXED_PART("numbers", NUMBERS_OF, "The numbers of these leaves; None for all."),
+            PART("call", CALL_OF, "The caller's side of the call in progress. Not compared.")),
     {0, NULL},
 };
 
-static PyType_Slot hand_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The leaves that are dealt together."},
-    MEMBERS(PART("leaves", LEAVES_OF, "In order."), PART("selection", DEAL_OF, "Which they are.")), {0, NULL},
+static PyType_Slot group_slots[] = {
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The leaves of one label, as one argument."},
+    MEMBERS(PART("leaves", LEAVES_OF, "The leaves, in order."),
+            PART("selection", SELECTION_OF, "Their numbers in the whole tree.")),
+    {0, NULL},
 };
 
 static PyType_Slot arguments_slots[] = {
     {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The arguments of a call."},
-    MEMBERS(PART("aux", AUX_OF, "What all of them are called."), PART("args", ARGS_OF, "By position."),
-            PART("kwargs", KWARGS_OF, "By keyword.")), {0, NULL},
+    MEMBERS(PART("aux", AUX_OF, "The names of all arguments."), PART("args", ARGS_OF, "The positional arguments."),
+            PART("kwargs", KWARGS_OF, "The keyword arguments.")), {0, NULL},
 };
 
-/* How JAX takes a hand apart. */
-static PyObject *native_hand_parts(PyObject *Py_UNUSED(module), PyObject *hand)
+/* The flatten function of groups in JAX's registry. */
+static PyObject *native_group_parts(PyObject *Py_UNUSED(module), PyObject *group)
 {
-    int is_hand = PyObject_TypeCheck(hand, hand_base);
-    PyObject *leaves = is_hand ? parts_of(hand)[LEAVES_OF] : NULL, *deal = is_hand ? parts_of(hand)[DEAL_OF] : NULL;
-    if (leaves == NULL || deal == NULL)
-        return refuse(is_hand ? PyExc_AttributeError : PyExc_TypeError, "not a whole hand");
-    return PyTuple_Pack(2, leaves, deal);
+    int is_group = PyObject_TypeCheck(group, group_base);
+    PyObject *leaves = is_group ? parts_of(group)[LEAVES_OF] : NULL, *selection = is_group ? parts_of(group)[SELECTION_OF] : NULL;
+    if (leaves == NULL || selection == NULL)
+        return raise_null(is_group ? PyExc_AttributeError : PyExc_TypeError, "not a whole group");
+    return PyTuple_Pack(2, leaves, selection);
 }
 
-/* How JAX puts it together. */
-static PyObject *native_hand_of(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t count)
+/* The unflatten function of groups. */
+static PyObject *native_group_of(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 2 || hand_type == NULL)
-        return refuse(PyExc_TypeError, "a deal and leaves");
-    OWNED *leaves = PySequence_Tuple(given[1]);
-    return leaves == NULL ? NULL : new_parts((PyTypeObject *)hand_type, leaves, given[0], NULL);
+    if (count != 2 || group_type == NULL)
+        return raise_null(PyExc_TypeError, "a selection and leaves");
+    OWNED *leaves = PySequence_Tuple(args[1]);
+    return leaves == NULL ? NULL : new_parts((PyTypeObject *)group_type, leaves, args[0], NULL);
 }
 
 /* --- the whole call ---------------------------------------------------------------------------------------------- */
 
-static PyTypeObject *deferred_type; /* a tuple that nobody else can return: empty, or the result and the call to be finished */
-static PyObject *deferred;          /* the empty one */
+/* A warm call f(m, x) of a wrapped function, whose leaves are all in one group:
+
+       form        from the way's dictionary, by (number of arguments, keywords)
+       walk        Arguments(m, x)  →  key  →  structure S, leaves [w, x]
+       plan        from S.plans, by the form's PLAN_KEY: one group, with all leaves
+       function    from the form's dictionary, by the plan's labels: `jax.jit` of the function on groups
+       result      LeafGroup([y], LeafSelection(T, None))  →  the program of T builds the result from [y]
+
+   At each step something may be missing: a call like this never came before, or only Python can do it. Until the function is
+   called, `deferred` is returned, and Python does the whole call. After that, the function must not run again: Python gets the
+   result and finishes the call. */
+
+/* The class of answers for Python: the empty one asks for a whole call, (result, call) asks to finish one. A class of its own, so
+   that no result of a user is taken for one. */
+static PyTypeObject *deferred_type;
+static PyObject *deferred; /* the empty one */
 static PyType_Slot deferred_slots[] = {
-    {Py_tp_doc, "What Python has to do: a whole call, or to finish one, of which this has the result."},
+    {Py_tp_doc, "Work for Python: a whole call if empty; else to finish a call, with its result and the call."},
     {0, NULL},
 };
 static PyType_Spec deferred_spec = {"sharedtree._native.Deferred", 0, 0, Py_TPFLAGS_DEFAULT, deferred_slots};
 
-/* A call: how it is done, and what was found out meanwhile. Borrowed. */
+/* The state of a call. All references are borrowed. */
 typedef struct {
     PyObject *way, *form;
     Tags *tags;
     PyObject *arguments, *structure, *leaves, *plan;
 } Call;
 
-static int is_set(PyObject *record, Py_ssize_t i)
+static int is_true(PyObject *record, Py_ssize_t i)
 {
     return PyTuple_GetItem(record, i) == Py_True;
 }
 
-/* The number of positional arguments and the names of the others. */
+/* Makes the key of a form: the number of positional arguments, with keywords a pair of this and their names. */
 static PyObject *form_key(PyObject *args, PyObject *kwargs)
 {
     OWNED *count = PyLong_FromSsize_t(PyTuple_Size(args)), *names = NULL;
     PyObject *name, *value;
-    Py_ssize_t at = 0, i = 0;
+    Py_ssize_t cursor = 0, i = 0;
     if (count == NULL || PyDict_Size(kwargs) == 0)
         return Py_XNewRef(count);
     names = PyTuple_New(PyDict_Size(kwargs));
-    while (names != NULL && PyDict_Next(kwargs, &at, &name, &value))
+    while (names != NULL && PyDict_Next(kwargs, &cursor, &name, &value))
         PyTuple_SetItem(names, i++, Py_NewRef(name));
     return names == NULL ? NULL : PyTuple_Pack(2, count, names);
 }
 
-/* A new reference to what a dictionary has for a key; NULL, without an error if it has nothing. */
-static PyObject *found_in(PyObject *dict, PyObject *key)
+/* Returns the value of a key, a new reference; NULL without an error if there is none, or if the dictionary or key is NULL. */
+static PyObject *look_up(PyObject *dict, PyObject *key)
 {
     return dict == NULL || key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(dict, key));
 }
 
-/* The form of a call. LEFT if Python has to see to such a call first. */
+/* Looks up the form of a call. UNHANDLED if Python has to prepare it first. */
 static int read_form(PyObject *way, PyObject *args, PyObject *kwargs, PyObject **form)
 {
     if (!is_record(way, NUM_OF_WAY) || !PyLong_Check(PyTuple_GetItem(way, FLAGS)))
-        return refused(PyExc_TypeError, "not what a call needs to know");
+        return raise_failed(PyExc_TypeError, "not what a call needs to know");
     if (!PyDict_CheckExact(PyTuple_GetItem(way, FORMS)))
-        return LEFT;
+        return UNHANDLED;
     OWNED *key = form_key(args, kwargs);
-    *form = found_in(PyTuple_GetItem(way, FORMS), key);
+    *form = look_up(PyTuple_GetItem(way, FORMS), key);
     NEED(*form);
+    /* None marks forms of calls that only Python can do. */
     if (*form == Py_None)
-        return LEFT;
+        return UNHANDLED;
     if (!is_record(*form, NUM_OF_FORM) || !is_tuple_of(PyTuple_GetItem(*form, NAMES_OF), 3) ||
         Py_TYPE(PyTuple_GetItem(*form, LATEST)) != latest_type || !PyDict_CheckExact(PyTuple_GetItem(*form, MADE)))
-        return refused(PyExc_TypeError, "not a form");
+        return raise_failed(PyExc_TypeError, "not a form");
     return DONE;
 }
 
-/* Arguments as a signature binds them: what comes before the positional ones, which come by keyword, and which stay so. */
-static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject *all, PyObject *own_kwargs)
+/* Binds arguments to a signature, as its `bound` says: after the values that are in `bound_args` already come the positional
+   arguments, then those keywords that become positional; the other keywords remain. */
+static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject *bound_args, PyObject *bound_kwargs)
 {
-    PyObject *by_keyword = PyTuple_GetItem(bound, 1), *rest = PyTuple_GetItem(bound, 2);
+    PyObject *by_keyword = PyTuple_GetItem(bound, 1), *by_name = PyTuple_GetItem(bound, 2);
     for (Py_ssize_t i = 0; i < PyTuple_Size(args); i++)
-        TRY(PyList_Append(all, PyTuple_GetItem(args, i)));
+        TRY(PyList_Append(bound_args, PyTuple_GetItem(args, i)));
     for (Py_ssize_t i = 0; i < PyTuple_Size(by_keyword); i++)
-        TRY(append_new(all, found_in(kwargs, PyTuple_GetItem(by_keyword, i))));
-    for (Py_ssize_t i = 0; i < PyTuple_Size(rest); i++) {
-        PyObject *name = PyTuple_GetItem(rest, i), *value = PyDict_GetItemWithError(kwargs, name);
+        TRY(append_new(bound_args, look_up(kwargs, PyTuple_GetItem(by_keyword, i))));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(by_name); i++) {
+        PyObject *name = PyTuple_GetItem(by_name, i), *value = PyDict_GetItemWithError(kwargs, name);
         NEED(value);
-        TRY(PyDict_SetItem(own_kwargs, name, value));
+        TRY(PyDict_SetItem(bound_kwargs, name, value));
     }
     return DONE;
 }
 
+/* Makes the `Arguments` of a call, bound to the signature if the form says so. */
 static PyObject *new_arguments(PyObject *form, PyObject *args, PyObject *kwargs)
 {
     PyTypeObject *type = (PyTypeObject *)arguments_type;
     PyObject *names = PyTuple_GetItem(form, NAMES_OF), *bound = PyTuple_GetItem(form, BOUND);
     if (bound == Py_None)
         return new_parts(type, names, args, kwargs);
-    OWNED *all = PySequence_List(PyTuple_GetItem(bound, 0)), *own_kwargs = all == NULL ? NULL : PyDict_New();
-    if (own_kwargs == NULL || bind(bound, args, kwargs, all, own_kwargs) != DONE)
+    OWNED *bound_list = PySequence_List(PyTuple_GetItem(bound, 0)), *bound_kwargs = bound_list == NULL ? NULL : PyDict_New();
+    if (bound_kwargs == NULL || bind(bound, args, kwargs, bound_list, bound_kwargs) != DONE)
         return NULL;
-    OWNED *own_args = PyList_AsTuple(all);
-    return own_args == NULL ? NULL : new_parts(type, names, own_args, own_kwargs);
+    OWNED *bound_args = PyList_AsTuple(bound_list);
+    return bound_args == NULL ? NULL : new_parts(type, names, bound_args, bound_kwargs);
 }
 
-/* How the leaves of a structure are dealt in such a call; LEFT without it if that is not known. */
+/* Looks up the plan of a structure for a form of calls. UNHANDLED if there is none yet. */
 static int plan_of(PyObject *form, PyObject *structure, PyObject *leaves, PyObject **plan)
 {
     PyObject *asks = PyTuple_GetItem(form, ASKS);
     OWNED *plans = PyObject_GetAttr(structure, name_plans), *key = Py_NewRef(PyTuple_GetItem(form, PLAN_KEY)), *answers = NULL;
     NEED(plans);
+    /* Some plans depend on the leaves, too: those of `grad` on which ones are floating point. Python answers, with None if it has
+       to do the call. */
     if (asks != Py_None) {
         answers = PyObject_CallFunctionObjArgs(asks, leaves, NULL);
         NEED(answers);
         if (answers == Py_None)
-            return LEFT;
+            return UNHANDLED;
         replace(&key, PyTuple_Pack(2, key, answers));
     }
-    *plan = found_in(plans, key);
+    *plan = look_up(plans, key);
     NEED(*plan);
     return DONE;
 }
 
-/* Whether no object is in a list or a tuple twice, or no array; -1 on an error. */
-static int all_different(PyObject *items, int only_arrays)
+/* Returns 1 if no object, or no array, is in a list or tuple twice; -1 on an error. */
+static int are_distinct(PyObject *items, int only_arrays)
 {
     Table seen = {0};
     int are_different = 1;
     for (Py_ssize_t i = 0; i < length_of(items) && are_different == 1; i++) {
         PyObject *object = item_at(items, i);
-        if (only_arrays && !is_a(object, concrete_array))
+        if (only_arrays && !is_instance(object, concrete_array))
             continue;
-        are_different = value_of(&seen, object) == NONE;
+        are_different = get_value(&seen, object) == NO_VALUE;
         if (set_value(&seen, object, 0) < 0)
             are_different = -1;
     }
@@ -2811,103 +2995,105 @@ static int all_different(PyObject *items, int only_arrays)
     return are_different;
 }
 
-/* The hand with these leaves of a call. The deal of the first one is new, and knows the call. */
-static PyObject *new_hand(const Call *c, Py_ssize_t i, PyObject *call, PyObject **first)
+/* Makes the i-th group of a call. The first one has a selection of its own, through which the trace finds the call. */
+static PyObject *new_group(const Call *c, Py_ssize_t i, PyObject *call, PyObject **first)
 {
     PyObject *source = PyTuple_GetItem(PyTuple_GetItem(c->plan, SOURCES), i);
-    OWNED *deal = Py_XNewRef(PyTuple_GetItem(PyTuple_GetItem(c->plan, DEALS), i));
-    OWNED *own = source == Py_None ? Py_NewRef(c->leaves) : items_at(c->leaves, source, NULL, 1);
-    if (i == 0 && is_a(deal, deal_type)) {
-        PyObject **parts = parts_of(deal);
-        replace(&deal, new_parts((PyTypeObject *)deal_type, parts[STRUCTURE_OF], parts[NUMBERS_OF], call));
-        *first = Py_XNewRef(deal);
+    OWNED *selection = Py_XNewRef(PyTuple_GetItem(PyTuple_GetItem(c->plan, SELECTIONS), i));
+    OWNED *group_leaves = source == Py_None ? Py_NewRef(c->leaves) : items_at(c->leaves, source, NULL, 1);
+    if (i == 0 && is_instance(selection, selection_type)) {
+        PyObject **parts = parts_of(selection);
+        replace(&selection, new_parts((PyTypeObject *)selection_type, parts[STRUCTURE_OF], parts[NUMBERS_OF], call));
+        *first = Py_XNewRef(selection);
     }
-    return own == NULL || deal == NULL ? NULL : new_parts((PyTypeObject *)hand_type, own, deal, NULL);
+    return group_leaves == NULL || selection == NULL ? NULL : new_parts((PyTypeObject *)group_type, group_leaves, selection, NULL);
 }
 
-/* What is transformed is called with: the hands by the plan, and then what is static. */
-static int deal(const Call *c, PyObject *call, PyObject *given, PyObject **first)
+/* Collects the operands of the transformed function: the groups of the plan, then the static arguments. */
+static int selection(const Call *c, PyObject *call, PyObject *operands, PyObject **first)
 {
     PyObject *args = parts_of(c->arguments)[ARGS_OF], *kwargs = parts_of(c->arguments)[KWARGS_OF];
     PyObject *aux = PyTuple_GetItem(c->form, NAMES_OF), *names = PyTuple_GetItem(aux, 0), *static_names = PyTuple_GetItem(aux, 2);
-    for (Py_ssize_t i = 0; i < PyTuple_Size(PyTuple_GetItem(c->plan, DEALS)); i++)
-        TRY(append_new(given, new_hand(c, i, call, first)));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(PyTuple_GetItem(c->plan, SELECTIONS)); i++)
+        TRY(append_new(operands, new_group(c, i, call, first)));
     for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++) {
         if (PyTuple_GetItem(names, i) == Py_None)
-            TRY(append_new(given, Py_XNewRef(PyTuple_GetItem(args, i))));
+            TRY(append_new(operands, Py_XNewRef(PyTuple_GetItem(args, i))));
     }
     for (Py_ssize_t i = 0; i < PyTuple_Size(static_names); i++)
-        TRY(append_new(given, found_in(kwargs, PyTuple_GetItem(static_names, i))));
+        TRY(append_new(operands, look_up(kwargs, PyTuple_GetItem(static_names, i))));
     return DONE;
 }
 
-/* The leaves and the deal of a hand, borrowed. 0 if it is none. */
-static int read_hand(PyObject *hand, PyObject **leaves, PyObject ***deal)
+/* Reads the leaves of a group and the parts of its selection, borrowed. Returns 0 if the object is no group. */
+static int read_group(PyObject *group, PyObject **leaves, PyObject ***selection)
 {
-    if (!is_a(hand, hand_type) || parts_of(hand)[LEAVES_OF] == NULL || parts_of(hand)[DEAL_OF] == NULL ||
-        !is_a(parts_of(hand)[DEAL_OF], deal_type))
+    if (!is_instance(group, group_type) || parts_of(group)[LEAVES_OF] == NULL || parts_of(group)[SELECTION_OF] == NULL ||
+        !is_instance(parts_of(group)[SELECTION_OF], selection_type))
         return 0;
-    *leaves = parts_of(hand)[LEAVES_OF], *deal = parts_of(parts_of(hand)[DEAL_OF]);
+    *leaves = parts_of(group)[LEAVES_OF], *selection = parts_of(parts_of(group)[SELECTION_OF]);
     return 1;
 }
 
-/* Puts the leaves of a hand among those of the whole tree. */
-static int put_leaves(PyObject *all, PyObject *leaves, PyObject *numbers)
+/* Puts the leaves of a group in their places among the leaves of the whole tree. */
+static int put_leaves(PyObject *all_leaves, PyObject *leaves, PyObject *numbers)
 {
-    OWNED *own = PySequence_Tuple(leaves);
-    Py_ssize_t size = own == NULL ? -1 : PyTuple_Size(own);
+    OWNED *new_leaves = PySequence_Tuple(leaves);
+    Py_ssize_t size = new_leaves == NULL ? -1 : PyTuple_Size(new_leaves);
     if (size < 0 || size != PyTuple_Size(numbers))
         return FAILED;
     for (Py_ssize_t i = 0; i < size; i++)
-        TRY(PyList_SetItem(all, PyLong_AsSsize_t(PyTuple_GetItem(numbers, i)), Py_NewRef(PyTuple_GetItem(own, i))));
+        TRY(PyList_SetItem(all_leaves, PyLong_AsSsize_t(PyTuple_GetItem(numbers, i)), Py_NewRef(PyTuple_GetItem(new_leaves, i))));
     return DONE;
 }
 
-/* The leaves of a result from its hands, and its structure. FAILED, also without an error, if it is none. */
+/* Collects the leaves of a result from its groups, and reads its structure. FAILED, perhaps without an error, if the result does not
+   consist of groups. */
 static int gather(PyObject *result, PyObject **structure, PyObject **leaves)
 {
-    OWNED *hands = NULL;
-    PyObject *own, **deal;
-    if (read_hand(result, &own, &deal)) {
-        *structure = Py_NewRef(deal[STRUCTURE_OF]);
-        if (deal[NUMBERS_OF] == Py_None)
-            *leaves = PyTuple_CheckExact(own) ? Py_NewRef(own) : PySequence_List(own);
+    OWNED *groups = NULL;
+    PyObject *group_leaves, **selection;
+    if (read_group(result, &group_leaves, &selection)) {
+        *structure = Py_NewRef(selection[STRUCTURE_OF]);
+        if (selection[NUMBERS_OF] == Py_None)
+            *leaves = PyTuple_CheckExact(group_leaves) ? Py_NewRef(group_leaves) : PySequence_List(group_leaves);
         return *leaves == NULL ? FAILED : DONE;
     }
-    if (is_a(result, hands_type) && (hands = get_slot(hands_parts, result, NULL)) != NULL)
-        replace(&hands, PySequence_Tuple(hands));
-    for (Py_ssize_t i = 0; hands != NULL && i < PyTuple_Size(hands); i++) {
-        if (!read_hand(PyTuple_GetItem(hands, i), &own, &deal) || deal[NUMBERS_OF] == Py_None)
+    if (is_instance(result, groups_type) && (groups = get_slot(groups_parts, result, NULL)) != NULL)
+        replace(&groups, PySequence_Tuple(groups));
+    for (Py_ssize_t i = 0; groups != NULL && i < PyTuple_Size(groups); i++) {
+        if (!read_group(PyTuple_GetItem(groups, i), &group_leaves, &selection) || selection[NUMBERS_OF] == Py_None)
             return FAILED;
         if (i == 0) {
-            *structure = Py_NewRef(deal[STRUCTURE_OF]);
-            OWNED *count = PyObject_GetAttr(*structure, name_num_leaves), *nothing = Py_BuildValue("[O]", Py_None);
-            *leaves = count == NULL || nothing == NULL ? NULL : PySequence_Repeat(nothing, PyLong_AsSsize_t(count));
+            *structure = Py_NewRef(selection[STRUCTURE_OF]);
+            OWNED *count = PyObject_GetAttr(*structure, name_num_leaves), *one_none = Py_BuildValue("[O]", Py_None);
+            *leaves = count == NULL || one_none == NULL ? NULL : PySequence_Repeat(one_none, PyLong_AsSsize_t(count));
         }
         NEED(*leaves);
-        TRY(put_leaves(*leaves, own, deal[NUMBERS_OF]));
+        TRY(put_leaves(*leaves, group_leaves, selection[NUMBERS_OF]));
     }
     return *leaves == NULL ? FAILED : DONE;
 }
 
-/* Whether an array of JAX's is committed to a device; -1 on an error. */
+/* Returns 1 if a JAX array is committed to a device; -1 on an error. */
 static int is_committed(PyObject *array)
 {
     OWNED *committed = PyObject_GetAttr(array, name_committed);
     return committed == NULL ? -1 : committed == Py_True;
 }
 
-/* Whether what is passed through is what vanilla would return: arrays of JAX's, and no difference in commitment. A list says
-   which leaves these are. -1 on an error, 0 also where only Python can tell. */
+/* Returns 1 if vanilla `jax.jit` would return equal arrays for the objects that pass through: all of their leaves are JAX arrays,
+   and are committed as its outputs would be. `jax.jit` commits all outputs if any input is committed. The structure's plans say
+   which leaves to ask. Returns -1 on an error, and 0 also if only Python knows. */
 static int passes_through(PyObject *structure, PyObject *given, PyObject *leaves)
 {
-    OWNED *plans = PyObject_GetAttr(structure, name_plans), *places = found_in(plans, given);
+    OWNED *plans = PyObject_GetAttr(structure, name_plans), *places = look_up(plans, given);
     int are_committed = 1;
     if (places == NULL)
         return PyErr_Occurred() ? -1 : 0;
     for (Py_ssize_t i = 0; i < PyTuple_Size(places); i++) {
         PyObject *leaf = PyList_GetItem(leaves, PyLong_AsSsize_t(PyTuple_GetItem(places, i)));
-        if (leaf == NULL || !is_a(leaf, concrete_array))
+        if (leaf == NULL || !is_instance(leaf, concrete_array))
             return leaf == NULL ? -1 : 0;
         int committed = is_committed(leaf);
         if (committed < 0)
@@ -2917,7 +3103,7 @@ static int passes_through(PyObject *structure, PyObject *given, PyObject *leaves
     for (Py_ssize_t i = 0; !are_committed && i < PyList_Size(leaves); i++) {
         PyObject *leaf = PyList_GetItem(leaves, i);
         Kind *kind = kind_of(Py_TYPE(leaf));
-        int is_array = is_a(leaf, concrete_array), committed = is_array ? is_committed(leaf) : 0;
+        int is_array = is_instance(leaf, concrete_array), committed = is_array ? is_committed(leaf) : 0;
         int is_number = kind != NULL && (kind->shape == NUMBER || kind->shape == NUMPY_ARRAY || kind->shape == NUMPY_NUMBER);
         if (committed || !(is_array || is_number))
             return committed < 0 ? -1 : 0;
@@ -2925,92 +3111,97 @@ static int passes_through(PyObject *structure, PyObject *given, PyObject *leaves
     return 1;
 }
 
-/* Whether C can finish a call with such a result; -1 on an error. */
-static int is_simple(const Call *c, const Program *program, PyObject *leaves)
+/* Returns 1 if C can finish a call with such a result; -1 on an error. */
+static int can_finish(const Call *c, const Program *program, PyObject *leaves)
 {
-    int in_place = is_set(c->way, IN_PLACE);
+    int in_place = is_true(c->way, IN_PLACE);
     if (program->is_for_python || (program->updates && !in_place))
         return 0;
-    int are_different = all_different(leaves, 0);
+    int are_different = are_distinct(leaves, 0);
     if (are_different != 1 || program->given == Py_None || in_place)
         return are_different;
     return passes_through(c->structure, program->given, c->leaves);
 }
 
-/* What a call returns, built of its hands and written where that is in place. `deferred` where Python has to; NULL without an
-   error likewise. */
-static PyObject *finished(const Call *c, PyObject *result)
+/* Builds the result of a call from its groups, and under `in_place` writes content back. Returns `deferred`, or NULL without an
+   error, if Python has to finish the call. */
+static PyObject *finish_result(const Call *c, PyObject *result)
 {
-    OWNED *structure = NULL, *leaves = NULL, *program = NULL, *table = NULL, *pending = NULL, *made = NULL;
+    OWNED *structure = NULL, *leaves = NULL, *program = NULL, *table = NULL, *pending = NULL, *object = NULL;
     if (gather(result, &structure, &leaves) != DONE || (program = program_of(structure)) == NULL)
         return NULL;
-    int simple = is_simple(c, (Program *)program, leaves);
-    if (simple != 1)
-        return simple < 0 ? NULL : Py_NewRef(deferred);
+    int is_possible = can_finish(c, (Program *)program, leaves);
+    if (is_possible != 1)
+        return is_possible < 0 ? NULL : Py_NewRef(deferred);
     table = PyList_New(0), pending = PyList_New(0);
     if (table == NULL || pending == NULL || build_onto(table, program, leaves, c->tags->objects, pending) != DONE)
         return NULL;
-    made = Py_XNewRef(PyList_GetItem(table, ((Program *)program)->root));
-    if (made == NULL || !is_set(c->way, IN_PLACE))
-        return Py_XNewRef(made);
-    /* Whatever C cannot write, Python writes. */
+    object = Py_XNewRef(PyList_GetItem(table, ((Program *)program)->root));
+    if (object == NULL || !is_true(c->way, IN_PLACE))
+        return Py_XNewRef(object);
+    /* Python writes whatever C cannot. The root is a tuple whose last item is the result of the function. */
     int outcome = write_back(pending);
-    OWNED *written = outcome == LEFT ? PyObject_CallFunctionObjArgs(PyTuple_GetItem(c->way, WRITE), pending, NULL) : NULL;
+    OWNED *written = NULL;
+    if (outcome == UNHANDLED)
+        written = PyObject_CallFunctionObjArgs(PyTuple_GetItem(c->way, WRITE), pending, NULL);
     if (outcome != DONE && written == NULL)
         return NULL;
-    return Py_XNewRef(PyTuple_GetItem(made, PyTuple_Size(made) - 1));
+    return Py_XNewRef(PyTuple_GetItem(object, PyTuple_Size(object) - 1));
 }
 
-/* Calls what is transformed, and finishes what it returns. */
-static PyObject *call_dealt(const Call *c, PyObject *transformed)
+/* Calls the transformed function and finishes its result. */
+static PyObject *call_transformed(const Call *c, PyObject *transformed)
 {
     OWNED *trace = PyObject_GetAttr(trace_holder, name_trace), *first = NULL, *result = NULL;
     OWNED *call = trace == NULL ? NULL : PyTuple_Pack(5, c->arguments, c->plan, c->leaves, c->tags->objects, trace);
-    OWNED *given = call == NULL ? NULL : PyList_New(0);
-    PyObject *made = NULL, *type, *value, *traceback;
-    if (given != NULL && deal(c, call, given, &first) == DONE) {
-        OWNED *all = PyList_AsTuple(given);
-        result = all == NULL ? NULL : PyObject_Call(transformed, all, NULL);
+    OWNED *operands = call == NULL ? NULL : PyList_New(0);
+    PyObject *outcome = NULL, *type, *value, *traceback;
+    if (operands != NULL && selection(c, call, operands, &first) == DONE) {
+        OWNED *args = PyList_AsTuple(operands);
+        result = args == NULL ? NULL : PyObject_Call(transformed, args, NULL);
     }
     if (result != NULL)
-        made = is_set(c->way, FINISHES) ? finished(c, result) : Py_NewRef(deferred);
-    if (made == deferred || (made == NULL && result != NULL && !PyErr_Occurred())) {
-        /* The trace may have made something of the call. */
-        OWNED *now = Py_XNewRef(first == NULL ? call : parts_of(first)[CALL_OF]), *both = PyTuple_Pack(2, result, now);
-        replace(&made, both == NULL ? NULL : PyObject_CallFunctionObjArgs((PyObject *)deferred_type, both, NULL));
+        outcome = is_true(c->way, FINISHES) ? finish_result(c, result) : Py_NewRef(deferred);
+    if (outcome == deferred || (outcome == NULL && result != NULL && !PyErr_Occurred())) {
+        /* The trace may have replaced the call in the first selection. */
+        OWNED *call_part = Py_XNewRef(first == NULL ? call : parts_of(first)[CALL_OF]);
+        OWNED *pair = PyTuple_Pack(2, result, call_part);
+        replace(&outcome, pair == NULL ? NULL : PyObject_CallFunctionObjArgs((PyObject *)deferred_type, pair, NULL));
     }
-    if (first != NULL) { /* what JAX keeps of the hands must keep none of the arguments alive */
+    /* JAX's caches keep selections alive, and these must not keep the arguments alive. */
+    if (first != NULL) {
         PyErr_Fetch(&type, &value, &traceback);
         replace(&parts_of(first)[CALL_OF], none());
         PyErr_Restore(type, value, traceback);
     }
-    return made;
+    return outcome;
 }
 
-/* Walks over the arguments, and finds how they are dealt and what is called. LEFT if Python has to do the call. */
+/* Walks the arguments and looks up the plan and the transformed function. UNHANDLED if Python has to do the call. */
 static int read_call(Call *c, Walk *w, PyObject **structure, PyObject **plan, PyObject **transformed)
 {
     TRY(walk_tree(w, c->arguments, entries, PyTuple_GetItem(c->form, LATEST), structure));
     TRY(plan_of(c->form, *structure, w->leaves, plan));
     if (!is_record(*plan, NUM_OF_PLAN) || PyTuple_GetItem(*plan, ORIGINS) != Py_None ||
         PyObject_Size(PyTuple_GetItem(*plan, CUTS)) != 0)
-        return LEFT; /* ties were cut */
+        return UNHANDLED; /* some ties are cut between groups */
     c->structure = *structure, c->leaves = w->leaves, c->plan = *plan;
-    *transformed = found_in(PyTuple_GetItem(c->form, MADE), PyTuple_GetItem(*plan, LABELS));
+    *transformed = look_up(PyTuple_GetItem(c->form, MADE), PyTuple_GetItem(*plan, LABELS));
     NEED(*transformed);
-    int is_separate = is_set(c->form, DONATES) ? all_different(w->leaves, 1) : 1;
-    return is_separate < 0 ? FAILED : is_separate ? DONE : LEFT;
+    /* XLA refuses to donate one buffer twice. */
+    int is_separate = is_true(c->form, DONATES) ? are_distinct(w->leaves, 1) : 1;
+    return is_separate < 0 ? FAILED : is_separate ? DONE : UNHANDLED;
 }
 
-/* What a wrapper returns; `deferred` if Python has to do the call, of which nothing was called then; or, if it has to finish it,
-   a `Deferred` of the result and the call. */
+/* Does a call under a way. Returns the result; `deferred` if Python has to do the call, in which case the function was not called;
+   or a `Deferred` of (result, call) if Python has to finish it. */
 static PyObject *call_by(PyObject *way, PyObject *args, PyObject *kwargs)
 {
     OWNED *form = NULL, *tags = NULL, *arguments = NULL, *structure = NULL, *plan = NULL, *transformed = NULL;
-    PyObject *made = NULL;
+    PyObject *result = NULL;
     int outcome = read_form(way, args, kwargs, &form);
     if (outcome != DONE)
-        return outcome == LEFT ? Py_NewRef(deferred) : NULL;
+        return outcome == UNHANDLED ? Py_NewRef(deferred) : NULL;
     tags = tags_new(tags_type, NULL, NULL);
     arguments = tags == NULL ? NULL : new_arguments(form, args, kwargs);
     long flags = PyLong_AsLong(PyTuple_GetItem(way, FLAGS));
@@ -3020,51 +3211,51 @@ static PyObject *call_by(PyObject *way, PyObject *args, PyObject *kwargs)
     Walk w = new_walk(c.tags, flags);
     outcome = read_call(&c, &w, &structure, &plan, &transformed);
     if (outcome != FAILED)
-        made = outcome == LEFT ? Py_NewRef(deferred) : call_dealt(&c, transformed);
+        result = outcome == UNHANDLED ? Py_NewRef(deferred) : call_transformed(&c, transformed);
     end_walk(&w);
-    return made;
+    return result;
 }
 
-static PyObject *native_call(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t count)
+static PyObject *native_call(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 3 || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2]) || arguments_type == NULL)
-        return refuse(PyExc_TypeError, "not a call");
-    return call_by(given[0], given[1], given[2]);
+    if (count != 3 || !PyTuple_CheckExact(args[1]) || !PyDict_CheckExact(args[2]) || arguments_type == NULL)
+        return raise_null(PyExc_TypeError, "not a call");
+    return call_by(args[0], args[1], args[2]);
 }
 
-static Py_ssize_t num_contexts; /* that are entered, in all threads */
+static Py_ssize_t num_contexts; /* the number of contexts that are entered now, in all threads */
 
 static PyObject *native_count_contexts(PyObject *Py_UNUSED(module), PyObject *change)
 {
-    Py_ssize_t more = PyLong_AsSsize_t(change);
-    if (more == -1 && PyErr_Occurred())
+    Py_ssize_t num_more = PyLong_AsSsize_t(change);
+    if (num_more == -1 && PyErr_Occurred())
         return NULL;
-    num_contexts += more;
+    num_contexts += num_more;
     return PyLong_FromSsize_t(num_contexts);
 }
 
-/* The policy of a call, and how its wrapper is called under that; NULL if that is not known yet. Both are new references. */
-static int read_caller(PyObject *self, PyObject **policy, PyObject **known)
+/* Finds the policy in force, and the wrapper's way under it, NULL if it has none yet. Both are new references. */
+static int read_caller(PyObject *self, PyObject **policy, PyObject **way_of_policy)
 {
-    OWNED *given = Py_XNewRef(parts_of(self)[POLICY_OF]);
-    if (given == Py_None && num_contexts == 0)
-        replace(&given, Py_NewRef(default_policy));
-    *policy = given != NULL && is_a(given, policy_type) ? Py_NewRef(given)
-                                                        : PyObject_CallFunctionObjArgs(current_policy, given, NULL);
-    PyObject *way = parts_of(self)[WAY_OF]; /* after the call into Python, which may set another one */
+    OWNED *own_policy = Py_XNewRef(parts_of(self)[POLICY_OF]);
+    if (own_policy == Py_None && num_contexts == 0)
+        replace(&own_policy, Py_NewRef(default_policy));
+    int is_policy = own_policy != NULL && is_instance(own_policy, policy_type);
+    *policy = is_policy ? Py_NewRef(own_policy) : PyObject_CallFunctionObjArgs(current_policy, own_policy, NULL);
+    PyObject *way = parts_of(self)[WAY_OF]; /* read after the call into Python, which may replace it */
     if (way != NULL && is_record(way, NUM_OF_WAY) && PyTuple_GetItem(way, OWN_POLICY) == *policy)
-        *known = Py_NewRef(way);
+        *way_of_policy = Py_NewRef(way);
     return *policy == NULL ? FAILED : DONE;
 }
 
-/* A wrapper is called. What C leaves to Python, and each error, its own method goes on with. */
+/* `Caller.__call__`. Python's `go_on` gets whatever is deferred, and each error, to raise it with paths. */
 static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    OWNED *policy = NULL, *known = NULL, *error = NULL, *own = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
-    if (own == NULL || read_caller(self, &policy, &known) != DONE)
+    OWNED *policy = NULL, *way = NULL, *error = NULL, *own_kwargs = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
+    if (own_kwargs == NULL || read_caller(self, &policy, &way) != DONE)
         return NULL;
-    PyObject *made = known == NULL ? Py_NewRef(deferred) : call_by(known, args, own);
-    if (made == NULL) {
+    PyObject *result = way == NULL ? Py_NewRef(deferred) : call_by(way, args, own_kwargs);
+    if (result == NULL) {
         PyObject *type, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
         PyErr_NormalizeException(&type, &error, &traceback);
@@ -3073,35 +3264,36 @@ static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
         Py_XDECREF(type);
         Py_XDECREF(traceback);
     }
-    if (made == NULL || Py_TYPE(made) == deferred_type) {
-        PyObject *left = made == NULL ? error : made;
-        replace(&made, PyObject_CallMethodObjArgs(self, name_go_on, left, policy, args, own, NULL));
+    if (result == NULL || Py_TYPE(result) == deferred_type) {
+        PyObject *remainder = result == NULL ? error : result;
+        replace(&result, PyObject_CallMethodObjArgs(self, name_go_on, remainder, policy, args, own_kwargs, NULL));
     }
-    return made;
+    return result;
 }
 
 static PyType_Slot caller_slots[] = {
     {Py_tp_new, parts_new}, PARTS, {Py_tp_call, caller_call},
-    MEMBERS(PART("policy", POLICY_OF, "What counts as sharing, as it was given."),
-            PART("way", WAY_OF, "How it is called under a policy.")),
-    {Py_tp_doc, "A function under a transform. Its `go_on` has (what is left, policy, args, kwargs)."}, {0, NULL},
+    MEMBERS(PART("policy", POLICY_OF, "The policy that the user chose, or None."),
+            PART("way", WAY_OF, "The dictionaries for calls under one policy.")),
+    {Py_tp_doc, "A function under a transform. Its `go_on` gets (deferred work or error, policy, args, kwargs)."}, {0, NULL},
 };
 
-/* --- the module ------------------------------------------------------------------------------------------------- */
+/* --- the module: what Python passes in, and the functions that it calls -------------------------------------------- */
 
-/* What Python says for ever, each as its letter says: a Type, that of a Hand, a Deal or Arguments as one below C's own, a Slot, a
-   Mapping, a tUple, an interned Name, or any Object. */
+/* The objects that Python passes to `take_over`, once for each subject: a letter for the type of each, and the variables to set.
+   T is a class; H, D and A are subclasses of LeafGroup, LeafSelection and Arguments; S is the descriptor of a slot; M a dict;
+   U a tuple; N an interned name; O any object. */
 static const struct {
     const char *subject, *letters;
     PyObject **places[11];
-} takings[] = {
-    {"walk", "MOOOOOUM", {&entries, &meet, &describe, &settle, &compile, &missing_type, &dtypes, &registry}},
+} dependencies[] = {
+    {"walk", "MOOOOOUM", {&entries, &classify, &describe, &settle, &compile, &missing_type, &dtypes, &registry}},
     {"nnx", "OTTONNSSSSS",
      {&layout_of, &mapping_type, &trace_type, &current_trace, &name_nodes, &name_mapping, &raw_value, &variable_trace,
       &metadata_of, &state_trace, &jax_trace}},
     {"modules", "TSSS", {&attribute_kinds_type, &kinds_of_attributes, &names_in_kinds, &statics_in_kinds}},
     {"calls", "THDATSONTOO",
-     {&concrete_array, &hand_type, &deal_type, &arguments_type, &hands_type, &hands_parts, &trace_holder, &name_trace,
+     {&concrete_array, &group_type, &selection_type, &arguments_type, &groups_type, &groups_parts, &trace_holder, &name_trace,
       &policy_type, &default_policy, &current_policy}},
 };
 
@@ -3114,8 +3306,8 @@ static int fits_letter(PyObject *object, char letter)
 {
     switch (letter) {
     case 'T': return PyType_Check(object);
-    case 'H': return is_below(object, hand_base);
-    case 'D': return is_below(object, deal_base);
+    case 'H': return is_below(object, group_base);
+    case 'D': return is_below(object, selection_base);
     case 'A': return is_below(object, arguments_base);
     case 'S': return Py_TYPE(object) == &PyMemberDescr_Type;
     case 'M': return PyDict_Check(object);
@@ -3125,37 +3317,37 @@ static int fits_letter(PyObject *object, char letter)
     return 1;
 }
 
-/* (subject, what is said of it). All or nothing, and only once: a second import of the package has other classes of the same
-   names. */
+/* (subject, objects...) -> True the first time. All or nothing, and only once: a second import of the package has other classes of
+   the same names, and continues in Python. */
 static PyObject *native_take_over(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *subject = PyTuple_Size(args) == 0 ? NULL : PyTuple_GetItem(args, 0);
-    size_t which = 0, size = sizeof takings / sizeof *takings;
+    size_t row = 0, size = sizeof dependencies / sizeof *dependencies;
     if (subject == NULL || !PyUnicode_Check(subject))
-        return refuse(PyExc_TypeError, "of what?");
-    while (which < size && PyUnicode_CompareWithASCIIString(subject, takings[which].subject) != 0)
-        which++;
-    const char *letters = which == size ? "" : takings[which].letters;
+        return raise_null(PyExc_TypeError, "of what?");
+    while (row < size && PyUnicode_CompareWithASCIIString(subject, dependencies[row].subject) != 0)
+        row++;
+    const char *letters = row == size ? "" : dependencies[row].letters;
     Py_ssize_t count = (Py_ssize_t)strlen(letters);
     if (count == 0 || PyTuple_Size(args) != count + 1)
-        return refuse(PyExc_TypeError, "another number of arguments");
+        return raise_null(PyExc_TypeError, "another number of arguments");
     for (Py_ssize_t i = 0; i < count; i++) {
         if (!fits_letter(PyTuple_GetItem(args, i + 1), letters[i]))
-            return refuse(PyExc_TypeError, "an argument of another type");
+            return raise_null(PyExc_TypeError, "an argument of another type");
     }
-    PyObject **const *places = takings[which].places;
+    PyObject **const *places = dependencies[row].places;
     int is_first = *places[0] == NULL;
     for (Py_ssize_t i = 0; is_first && i < count; i++)
         *places[i] = Py_NewRef(PyTuple_GetItem(args, i + 1));
     return Py_NewRef(is_first ? Py_True : Py_False);
 }
 
-static PyObject *native_learn(PyObject *Py_UNUSED(module), PyObject *described)
+static PyObject *native_learn(PyObject *Py_UNUSED(module), PyObject *description)
 {
-    return new_kind(described) == NULL ? NULL : none();
+    return new_kind(description) == NULL ? NULL : none();
 }
 
-/* Leaves a class that was read field by field to its registered functions. */
+/* From now on, leaves the instances of a class to its registered functions. */
 static PyObject *native_unlearn(PyObject *Py_UNUSED(module), PyObject *cls)
 {
     Kind *kind = kind_of((PyTypeObject *)cls);
@@ -3164,7 +3356,7 @@ static PyObject *native_unlearn(PyObject *Py_UNUSED(module), PyObject *cls)
     return none();
 }
 
-/* A class was registered as a node's, but not with JAX. */
+/* Invalidates guesses, since a class was registered with this package but not with JAX. */
 static PyObject *native_look_again(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     epoch_of_nodes++;
@@ -3181,29 +3373,31 @@ static PyObject *native_drop_spares(PyObject *Py_UNUSED(module), PyObject *Py_UN
 }
 
 static PyMethodDef methods[] = {
-    {"take_over", native_take_over, METH_VARARGS, "(subject, what Python says of it) -> whether it was told nothing before."},
-    {"learn", native_learn, METH_O, "Learns what a class is."},
-    {"unlearn", native_unlearn, METH_O, "Leaves a class that was read field by field to its registered functions."},
-    {"drop_spares", native_drop_spares, METH_NOARGS, "Gives back the memory that is kept for the next walk."},
+    {"take_over", native_take_over, METH_VARARGS, "(subject, objects...) -> True the first time, else False."},
+    {"learn", native_learn, METH_O, "Enters the description of a class."},
+    {"unlearn", native_unlearn, METH_O, "Leaves the instances of a class to its registered functions."},
+    {"drop_spares", native_drop_spares, METH_NOARGS, "Frees the memory that is kept for the next walk."},
     {"walk", native_walk, METH_VARARGS,
-     "(tree, tags, rules as a number, known) -> (leaves, known[key]()), or None if there is none or it cannot."},
+     "(tree, tags, rules as a number, entries) -> (leaves, entries[key]()), or None if Python has to walk."},
     {"key_of", native_key_of, METH_VARARGS,
-     "(what Python visited, rules as a number, number of the first object) -> (key, what it has by address, tokens)."},
-    {"recipe", native_recipe, METH_VARARGS, "(NodeType, auxiliary data, number of children) -> how `build` does it, or None."},
+     "(notes of a walk, rules as a number, number of the first object) -> (key, pins, values and tokens)."},
+    {"recipe", native_recipe, METH_VARARGS, "(NodeType, auxiliary data, number of children) -> the parts of a step, or None."},
     {"build", native_build, METH_VARARGS, "(structure, leaves, table, given, update): see `sharedtree.core._walk.build`."},
-    {"hold", native_hold, METH_O, "(value, token, ...) -> what keeps these values, which are known by address meanwhile."},
-    {"forget_keys", native_forget_keys, METH_NOARGS, "What is in keys by address may be let go of."},
-    {"look_again", native_look_again, METH_NOARGS, "Asks again of classes of which no instance was a node."},
-    {"hand_parts", native_hand_parts, METH_O, "A hand -> (its leaves, its deal)."},
-    {"hand_of", (PyCFunction)(void (*)(void))native_hand_of, METH_FASTCALL, "(deal, leaves) -> a hand."},
-    {"count_contexts", native_count_contexts, METH_O, "So many `Context`s more are entered. Returns how many are, in all threads."},
+    {"hold", native_hold, METH_O, "(value, token, ...) -> an object that keeps these values, recognised by address meanwhile."},
+    {"forget_keys", native_forget_keys, METH_NOARGS, "From now on, pinned values may die although their structures live."},
+    {"look_again", native_look_again, METH_NOARGS, "Asks Python again about classes that were not registered."},
+    {"group_parts", native_group_parts, METH_O, "A group -> (its leaves, its selection)."},
+    {"group_of", (PyCFunction)(void (*)(void))native_group_of, METH_FASTCALL, "(selection, leaves) -> a group."},
+    {"count_contexts", native_count_contexts, METH_O,
+     "Adds to the number of contexts that are entered, in all threads, and returns it."},
     {"call", (PyCFunction)(void (*)(void))native_call, METH_FASTCALL,
-     "(what it needs to know, args, kwargs) -> what the wrapper returns, or `DEFERRED`, or what is to be finished."},
-    {"write_back", native_write_back, METH_O, "Writes contents into objects, in turn, all or nothing; False if it cannot."},
+     "(way, args, kwargs) -> the result, or a `Deferred`."},
+    {"write_back", native_write_back, METH_O,
+     "[target, source, ...]: writes content into targets, all or nothing; False if Python has to."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "The walk and the way back, in C.", -1,
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "The walk and its inverse, in C.", -1,
                                         methods, NULL, NULL, NULL, NULL};
 
 #define OBJECT (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC)
@@ -3212,15 +3406,15 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "The w
 
 static struct {
     PyTypeObject **type;
-    const char *name; /* as which the module has it, if it does */
+    const char *name; /* the name in the module; NULL if it is not public */
     PyType_Spec spec;
 } types[] = {
     {&tags_type, "Tags", {"sharedtree._native.Tags", sizeof(Tags), 0, OBJECT, tags_slots}},
     {&latest_type, "Latest", {"sharedtree._native.Latest", sizeof(Parts), 0, OBJECT, latest_slots}},
     {&held_type, NULL, {"sharedtree._native.Held", sizeof(Parts), 0, INNER, held_slots}},
     {&program_type, "Program", {"sharedtree._native.Program", sizeof(Program), 0, OBJECT, program_slots}},
-    {&deal_base, "LeafSelection", {"sharedtree._native.LeafSelection", sizeof(Parts), 0, BASE, deal_slots}},
-    {&hand_base, "LeafGroup", {"sharedtree._native.LeafGroup", sizeof(Parts), 0, BASE, hand_slots}},
+    {&selection_base, "LeafSelection", {"sharedtree._native.LeafSelection", sizeof(Parts), 0, BASE, selection_slots}},
+    {&group_base, "LeafGroup", {"sharedtree._native.LeafGroup", sizeof(Parts), 0, BASE, group_slots}},
     {&arguments_base, "Arguments", {"sharedtree._native.Arguments", sizeof(Parts), 0, BASE, arguments_slots}},
     {&caller_base, "Caller", {"sharedtree._native.Caller", sizeof(Parts), 0, BASE, caller_slots}},
 };
@@ -3239,9 +3433,9 @@ static int set_up(PyObject *module)
             TRY(PyModule_AddObjectRef(module, types[i].name, type));
     }
     references = PyDict_New();
-    kept = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
-    NEED(kept);
-    TRY(PyModule_AddObjectRef(module, "KEPT", kept));
+    kept_marker = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+    NEED(kept_marker);
+    TRY(PyModule_AddObjectRef(module, "KEPT", kept_marker));
     epoch_of_keys = PyList_New(0);
     empty_tuple = PyTuple_New(0);
     OWNED *bases = empty_tuple == NULL ? NULL : PyTuple_Pack(1, &PyTuple_Type);

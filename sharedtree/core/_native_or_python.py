@@ -1,9 +1,11 @@
-"""Which walk is in use: the native one, in C, or the one in Python, which gives the same and is several times slower.
+"""Chooses the walk: the native one, in C, or the one in Python, which does the same and is several times slower.
 
-The native one is used where it was compiled, unless `SHAREDTREE_NATIVE=0` is set or the interpreter has no lock. What
-was compiled from another source than the other files belong to, or for another interpreter, is not used, with a
-warning. That source lies beside them, or, where a wheel was installed, its digest in `_native_source.py`. What was
-compiled has the digest of its own source in it, so a wrong one need not be loaded to be told.
+The native one is used if it was compiled, unless `SHAREDTREE_NATIVE=0` is set or the interpreter has no lock.
+
+A native module is not used, with a warning, if it was compiled from another source than the other files belong to, or
+for another interpreter. Its source lies beside these files; where a wheel was installed, the digest of the source is in
+`_native_source.py` instead. The compiled file contains the digest of its own source, so that a wrong one is recognised
+without being loaded.
 """
 
 import hashlib
@@ -19,37 +21,42 @@ from typing import Any
 
 _NAME = f"{__package__}._native"
 
-# Of `SHAREDTREE_NATIVE`. The same words as in `hatch_build.py`.
+# The values of `SHAREDTREE_NATIVE` that turn the native walk off. `hatch_build.py` has the same words.
 _OFF = ("0", "false", "no", "off")
 
 
 def _load() -> tuple[Any, str]:
-    """The native module, or None, and why."""
-    asked = os.environ.get("SHAREDTREE_NATIVE", "")
-    if asked.strip().lower() in _OFF:
-        return None, f"SHAREDTREE_NATIVE={asked.strip()}"
+    """Loads the native module. Returns it, or None, and the reason for `engine` to print."""
+    setting = os.environ.get("SHAREDTREE_NATIVE", "")
+    if setting.strip().lower() in _OFF:
+        return None, f"SHAREDTREE_NATIVE={setting.strip()}"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None, "free-threaded Python"
     try:
-        native, fault = _fitting()
-    except Exception as error:  # noqa: BLE001 -- whatever a file of that name does
+        native, fault = _matching_module()
+    except Exception as error:  # noqa: BLE001 -- a file of that name may do anything when it is loaded
         native, fault = None, f"{type(error).__name__}: {error}"
     if fault is not None:
-        return None, _refused(fault)
+        return None, _warn_of(fault)
     return native, "not compiled" if native is None else "native"
 
 
-def _fitting() -> tuple[Any, str | None]:
-    """The native module, or None, and what is wrong with it."""
-    found = importlib.util.find_spec(_NAME)
-    if found is None or found.origin is None:
+def _matching_module() -> tuple[Any, str | None]:
+    """Finds the native module and checks that it belongs to this version of the package.
+
+    Returns:
+        (the module, None), (None, what is wrong with it), or (None, None) if there is none.
+    """
+    spec = importlib.util.find_spec(_NAME)
+    if spec is None or spec.origin is None:
         return None, _failure_of_build()
-    library = pathlib.Path(found.origin).read_bytes()
+    library = pathlib.Path(spec.origin).read_bytes()
     if not _is_whole(library):
         return None, "the end of its file is missing"
     digest = _digest_of_source()
     if digest is None:
         return None, "neither its source nor `_native_source.py` is there to tell whether it fits"
+    # The search in the bytes keeps a wrong module from being loaded. The attribute is the proof.
     if digest.encode() in library:
         native: Any = importlib.import_module(_NAME)
         if native.built_from == digest:
@@ -58,7 +65,8 @@ def _fitting() -> tuple[Any, str | None]:
 
 
 def _failure_of_build() -> str | None:
-    """Why a wheel has no native part although there was a compiler where it was built."""
+    """The compiler's error, if a wheel has no native module although there was a compiler where it was built."""
+    # In a checkout nothing was promised: the module is missing until somebody compiles it.
     if pathlib.Path(__file__).with_name("_native.c").exists():
         return None
     try:
@@ -69,6 +77,7 @@ def _failure_of_build() -> str | None:
 
 
 def _digest_of_source() -> str | None:
+    """SHA-256 of the C source that belongs to the other files; None if neither it nor its digest is installed."""
     source = pathlib.Path(__file__).with_name("_native.c")
     if source.exists():
         return hashlib.sha256(source.read_bytes()).hexdigest()
@@ -89,14 +98,15 @@ def _is_whole(library: bytes) -> bool:
     return start + size * count <= len(library)
 
 
-def _refused(reason: str) -> str:
+def _warn_of(fault: str) -> str:
+    """Warns that the native walk is not used, and returns the reason."""
     warnings.warn(
-        f"The native part of sharedtree cannot be used: {reason}.\n"
+        f"The native part of sharedtree cannot be used: {fault}.\n"
         "Everything works without it, but more slowly. Install the package again.",
         RuntimeWarning,
         stacklevel=2,
     )
-    return reason
+    return fault
 
 
 native: Any
@@ -104,28 +114,28 @@ native, _reason = _load()
 
 
 def engine() -> str:
-    """Which walk is in use, in words."""
+    """Names the walk that is in use, with the reason if it is the one in Python."""
     return "native walk" if native is not None else f"walk in Python ({_reason})"
 
 
-def give_up(reason: str) -> None:
-    """Goes back to the walk in Python, before anything was walked."""
-    global native, _reason  # noqa: PLW0603 -- only while the package is imported
-    native, _reason = None, reason
-
-
 def start(begin: Callable[[], bool]) -> None:
-    """Lets the native walk begin, or goes back to the one in Python.
+    """Prepares the native walk, or goes back to the one in Python if that fails.
 
     Args:
-        begin: tells it what it has to know; False if it knows that already.
+        begin: prepares it. Returns False if an earlier import of the package has done so.
     """
     if native is None:
         return
     fault = None
     try:
         is_first = begin()
-    except Exception as error:  # noqa: BLE001 -- whatever it lacks, the walk in Python does not
+    except Exception as error:  # noqa: BLE001 -- whatever the native walk lacks, the one in Python does not need
         is_first, fault = False, f"{type(error).__name__}: {error}"
     if not is_first:
-        give_up("it serves an earlier import of the package" if fault is None else _refused(fault))
+        give_up("it serves an earlier import of the package" if fault is None else _warn_of(fault))
+
+
+def give_up(reason: str) -> None:
+    """Goes back to the walk in Python. Only before the first tree is walked."""
+    global native, _reason  # noqa: PLW0603 -- only while the package is imported
+    native, _reason = None, reason

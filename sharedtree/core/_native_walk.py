@@ -1,11 +1,14 @@
-"""The native walk, and the structures that it knows again.
+"""Packs trees by the native walk, and keeps the table of the structures that it recognises.
 
-It describes a tree by a key (see `_native.c`), and a table leads from keys to structures. What it has not seen before
-is walked in Python, which makes the structure or raises the error. The key that is kept for that structure is written
-from what the walk in Python read, and not from the tree, which another thread may have changed meanwhile.
+    tree  →  native.walk  →  key b"..."  →  in the table: its structure               the usual case, no record is made
+                                         →  not there: the walk in Python, an entry   the first time, and for errors
 
-A key lives as long as its structure. Structures are held weakly. The latest are kept until all garbage is collected,
-if their keys keep nothing alive that would go before, so that a loop that drops each need not start anew each time.
+The native walk describes a tree by a key (see `_native.c`), and the table leads from keys to structures. A tree without
+an entry is walked in Python, which makes the structure or raises the error. The key for that structure is written from
+the log of the walk in Python and not from the tree, which another thread may have changed in between.
+
+An entry lives as long as its structure, which the table holds weakly. The latest structures are kept alive until the
+next full garbage collection, so that a loop that drops its structures need not start anew each time.
 """
 
 import functools
@@ -27,14 +30,15 @@ from ._structure import Path, Structure, edges, intern, statics_of
 from ._walk import Reading, Rules
 
 MAX_KEYS = 4_096
-"""Of a module whose static values are new objects each time, each walk gives a new key. When there are more, all go."""
+"""Size of the table at which it is emptied. A module whose static values are new objects each time has a new key for
+each walk."""
 
 MAX_KEPT = 256
 MAX_KEPT_RECORDS = 100_000
-"""How many structures are kept, and how many records they have together."""
+"""How many structures are kept alive, and how many records they have together."""
 
 MAX_KEPT_EXACT = 8
-"""How many structures are kept that have the static objects of a user."""
+"""How many structures are kept alive that hold static objects of a user."""
 
 _entries: dict[bytes, weakref.ref[Structure]] = {}
 
@@ -43,143 +47,170 @@ _native_or_python.start(lambda: _classes_in_native_walk.start(_entries))
 native: Any = _native_or_python.native
 
 _lock = Lock()
-_kept: tuple[Structure, ...] = ()  # the latest last
-_kept_exact: tuple[Structure, ...] = ()  # likewise
+# Tuples that are replaced as a whole, so that no thread sees half a change. The latest structure is the last.
+_kept: tuple[Structure, ...] = ()
+_kept_exact: tuple[Structure, ...] = ()
+
+
+# --- packing ----------------------------------------------------------------------------------------------------------
 
 
 def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
-    """Packs a tree as `_walk.walk` does; None if the native walk is not in use or cannot follow these rules."""
+    """Packs a tree by the native walk if its structure is in the table. Otherwise walks in Python and enters it.
+
+    Arguments and errors as for `_walk.walk`.
+
+    Returns:
+        The traced leaves not seen before, and the interned structure. None if the native walk is not in use or cannot
+        follow these rules; then `tags` is unchanged.
+    """
     if native is None or rules.is_leaf is not None or not rules.are_structs_traced:
         return None
     if rules.given or rules.updated or rules.given_copies:
         return None
     if rules.on_static is not None:
-        return _checked(tree, tags, rules, prefix)
-    found = native.walk(tree, tags, flags_of(rules), _entries)
-    return _first_met(tree, tags, rules, prefix) if found is None else found
+        return _walk_and_check_statics(tree, tags, rules, prefix)
+    packed = native.walk(tree, tags, flags_of(rules), _entries)
+    return _walk_in_python(tree, tags, rules, prefix) if packed is None else packed
 
 
 def flags_of(rules: Rules) -> int:
-    """The rules that the native walk can follow, as a number: bits in the order that C has, and the convention."""
+    """Encodes the rules that the native walk can follow: one bit each, in the order that C has, and the convention."""
     truths = rules.containers | rules.arrays << 1 | rules.values << 2 | rules.filtered << 3 | rules.is_exact << 4
     return truths | _classes_in_native_walk.NUMBERS[rules.convention] << 8
 
 
-def write_natively(pending: list[Any]) -> bool:
-    """Writes contents into objects, in turn, all or nothing. False if that is left to Python."""
-    return native is not None and native.write_back(pending)
+def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
+    """Packs a tree of a known structure, and passes each of its static values to `rules.on_static`.
 
-
-def _checked(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
-    """As `natively` under a rule for static values; None where what the structure has may not be what the tree has.
-
-    Before a value is checked, no structure may get it, nor stand for it because it is equal. So the structure has to be
-    known, and its static values such that are equal only if they are the same.
+    Returns:
+        None if the structure is not known, or if its static values may be other objects than those of the tree. The
+        walk in Python then checks each value before any structure gets it.
     """
     start = len(tags.objects)
-    found = native.walk(tree, tags, flags_of(rules), _entries)
-    if found is None:
+    packed = native.walk(tree, tags, flags_of(rules), _entries)
+    if packed is None:
         return None
-    structure = found[1]
+    structure = packed[1]
     statics = list(statics_of(structure))
+    # The structure may come from another tree, and then it has values that equal this one's. If they are settled, they
+    # have the same value for ever, so checking them is as good as checking this tree's.
     if not all(static.is_settled for _, static in statics):
         tags.forget(start)
         return None
     assert rules.on_static is not None
-    first: dict[int, Path] = {}
+    first_paths: dict[int, Path] = {}
 
-    def path(number: int) -> str:
-        if not first:
-            for each, way in edges(structure.records, [((), structure.root)], structure.base):
-                first.setdefault(each, way)
-        return prefix + jtu.keystr(first[number])
+    def path_text(number: int) -> str:
+        # Paths cost a walk, and only an error asks for one.
+        if not first_paths:
+            for record, path in edges(structure.records, [((), structure.root)], structure.base):
+                first_paths.setdefault(record, path)
+        return prefix + jtu.keystr(first_paths[number])
 
     for number, static in statics:
-        rules.on_static(static.peek(), functools.partial(path, number))
-    return found
+        rules.on_static(static.peek(), functools.partial(path_text, number))
+    return packed
 
 
-def _first_met(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure]:
+def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure]:
+    """Packs a tree whose structure is not in the table, and enters it."""
     base = len(tags.objects)
     reading = Reading()
     leaves, records, root = _walk.walk(tree, tags, rules, prefix, reading)
-    _classes_in_native_walk.look_again(records)
+    _classes_in_native_walk.drop_changed_layouts(records)
     structure = intern(records, root, base)
     try:
         key, pins, settled = native.key_of(reading.visited, flags_of(rules), base)
     except Exception:  # noqa: BLE001 -- what has no key is walked in Python each time
         return leaves, structure
-    for pin, cls in zip(pins[::2], pins[1::2], strict=True):
-        # A structure that says another class than the key would be wrong for all who have that key.
-        noted = reading.known.classes.get(id(pin))  # alive in `pins`
-        if cls is not _classes_in_native_walk.Token and noted is not cls:
+    # `pins` alternates between a value that the key has by address and the class that the value had in the key. A user
+    # may have assigned to `__class__` in between; a key with one class and a structure with another must not meet.
+    for value, class_in_key in zip(pins[::2], pins[1::2], strict=True):
+        class_in_structure = reading.static_memo.classes.get(id(value))  # alive in `pins`
+        if class_in_key is not _classes_in_native_walk.Token and class_in_structure is not class_in_key:
             return leaves, structure
     held = [native.hold(tuple(settled))] if settled else []
-    _remember(key, structure, (*IdentitySet(pins[::2]), *held))
+    _enter(key, structure, (*IdentitySet(pins[::2]), *held))
     return leaves, structure
 
 
-def _remember(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
-    entries = _entries  # for the end of the process, when this file's names go before the last structure
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
+    """Enters a structure into the table.
+
+    Args:
+        key: its key.
+        structure: the structure.
+        pins: the objects that the key has by address, which must live as long as the entry.
+    """
+    entries = _entries  # at the end of the process the names of this file go before the last structure
     entry = weakref.ref(structure, lambda _: entries.pop(key, None))
-    gone: list[Any] = []  # dies when the lock is free
+    dropped_pins: list[Any] = []  # dies when the lock is free, because a finaliser may run any code
     with _lock:
         if len(_entries) >= MAX_KEYS:
-            for known in [each() for each in list(_entries.values())]:
-                if known is not None:
-                    gone.append(known.pins)
-                    known.pins = {}
+            structures = [reference() for reference in list(_entries.values())]
+            for other_structure in structures:
+                if other_structure is not None:
+                    dropped_pins.append(other_structure.pins)
+                    other_structure.pins = {}
             _entries.clear()
-            native.forget_keys()  # while all that is in them by address is alive in `gone`
-        # What the key has by address lives as long as the structure; in the table it would live for ever if it leads to
-        # that.
+            native.forget_keys()  # while all that is in them by address is alive in `dropped_pins`
+        # The structure holds the pins, not the table: a pin may lead to the structure, which would then live for ever.
         structure.pins[key] = pins
         _entries[key] = entry
     if len(structure.records) <= MAX_KEPT_RECORDS:
         if structure.objects:
             _keep_exact(structure)
-        elif all(_is_there_anyway(pin) for pin in pins):
+        elif all(_is_held_anyway(pin) for pin in pins):
             _keep(structure)
 
 
 def _keep(structure: Structure) -> None:
+    """Makes a structure the latest of those that are kept alive, and drops the oldest beyond the limits."""
     global _kept  # noqa: PLW0603 -- replaced by one assignment, which threads cannot tear
-    kept, records = [structure], len(structure.records)
-    for each in reversed(_kept):
-        records += len(each.records)
-        if records > MAX_KEPT_RECORDS or len(kept) == MAX_KEPT:
+    kept, num_records = [structure], len(structure.records)
+    for earlier in reversed(_kept):
+        num_records += len(earlier.records)
+        if num_records > MAX_KEPT_RECORDS or len(kept) == MAX_KEPT:
             break
-        if each is not structure:
-            kept.append(each)
+        if earlier is not structure:
+            kept.append(earlier)
     _kept = tuple(reversed(kept))
 
 
 def _keep_exact(structure: Structure) -> None:
-    """Keeps a structure that has a user's own static objects, of which no cache of JAX's has any.
+    """Keeps a structure alive that holds static objects of a user.
 
-    Without this, each eager function would walk a model with a config in Python. So the static objects of the latest
-    few models may outlive these, until all garbage is collected.
+    JAX's caches hold no such structure, so without this each eager function would walk a model with a config in Python.
+    In return the static objects of the latest few models may outlive them, until the next full garbage collection.
     """
-    global _kept_exact  # noqa: PLW0603 -- as above
-    _kept_exact = (*[other for other in _kept_exact if other is not structure], structure)[-MAX_KEPT_EXACT:]
+    global _kept_exact  # noqa: PLW0603 -- as in `_keep`
+    earlier = [kept for kept in _kept_exact if kept is not structure]
+    _kept_exact = (*earlier, structure)[-MAX_KEPT_EXACT:]
 
 
-def _let_go(phase: str, info: dict[str, int]) -> None:
-    """Called by the garbage collector."""
-    global _kept, _kept_exact  # noqa: PLW0603 -- as above
+def _drop_kept(phase: str, info: dict[str, int]) -> None:
+    """Lets go of all structures kept here. The garbage collector calls it; only a full collection counts."""
+    global _kept, _kept_exact  # noqa: PLW0603 -- as in `_keep`
     if phase == "start" and info["generation"] == 2:
         _kept = _kept_exact = ()
 
 
 if native is not None:
-    gc.callbacks.append(_let_go)
+    gc.callbacks.append(_drop_kept)
 
 
 _HELD_ANYWAY = (np.dtype, *[cls for library in LIBRARIES for cls in library.held_anyway])
 
 
-def _is_there_anyway(value: Any) -> bool:
-    """Whether keeping a value keeps nothing else alive: what its module holds, a function without data, a dtype."""
+def _is_held_anyway(value: Any) -> bool:
+    """Tells whether something else keeps a value alive for ever, or it keeps nothing alive.
+
+    Such are the functions and classes that their module holds by name, functions without data, and dtypes.
+    """
     if isinstance(value, _HELD_ANYWAY):
         return True
     try:
@@ -189,5 +220,20 @@ def _is_there_anyway(value: Any) -> bool:
         if type(value) is types.FunctionType and value.__globals__ is module.__dict__:
             return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__)
         return operator.attrgetter(value.__qualname__)(module) is value
-    except Exception:  # noqa: BLE001 -- whatever a user's attributes do
+    except Exception:  # noqa: BLE001 -- a user's attributes may raise anything
         return False
+
+
+# --- writing back -----------------------------------------------------------------------------------------------------
+
+
+def write_natively(pending: list[Any]) -> bool:
+    """Writes new contents into objects in C: all of them, or none.
+
+    Args:
+        pending: objects to write to, each followed by another one with its new content.
+
+    Returns:
+        False if the native walk is not in use or cannot write one of them. Nothing was written then.
+    """
+    return native is not None and native.write_back(pending)

@@ -1,8 +1,11 @@
-"""Which kind of node an object is, how it comes apart and is put together again, and which of its leaves it traces.
+"""Finds the node type of an object: how it comes apart and is put together again, and which of its leaves are traced.
 
-Three kinds are known: the plain containers; classes that a library's row takes apart, as Equinox modules are, field by
-field; and every other class in JAX's registry, through the flatten function that its author registered. `register_node`
-adds a fourth: classes that JAX does not know.
+    node_type_of([1])     the list's, from a table          node_type_of(eqx_module)     by the row of Equinox
+    node_type_of(1)       None: a leaf                      node_type_of(partial)        by JAX's registry
+
+There are four kinds: the plain containers; classes that a library's row takes apart, as Equinox modules are, field by
+field; every other class in JAX's registry, by the flatten function that its author registered; and the classes of
+`register_node`, which JAX does not know.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +27,7 @@ from ._library_rows import (
 )
 from ._plain_containers import (
     PLAIN,
-    Keys,
+    KeyEntries,
     NodeType,
     is_namedtuple,
     maker_of_namedtuple,
@@ -34,58 +37,64 @@ from ._traced_leaves_and_identity import TRACED_NUMBERS, carries_identity, is_tr
 
 
 def node_type_of(obj: Any) -> NodeType | None:
-    """The node type of an object's class; None if the object is a leaf. Cost: a dictionary look-up."""
+    """Looks up the node type of an object's class. None if it is a leaf. Cost: two or three dictionary look-ups."""
     cls: type = type(obj)
     plain = PLAIN.get(cls)
     if plain is not None:
         return plain
     if cls in _COMMON_LEAVES:
         return None
-    known = _known.get(cls)
-    if known is not None:
-        return known
-    found = _find(cls, obj)
-    return None if found is None else _kept(found)
+    node_type = node_types_by_class.get(cls)
+    if node_type is not None:
+        return node_type
+    new_type = _new_node_type(cls, obj)
+    return None if new_type is None else _remembered(new_type)
 
 
-def _kept(node_type: NodeType) -> NodeType:
-    """The one that is known from now on. What JAX's registry holds lives for ever, but a namedtuple is in none."""
+def _remembered(node_type: NodeType) -> NodeType:
+    """Enters a node type into the table for the next instance, and returns the one that is there from now on."""
+    # The table keeps its classes alive. JAX's registry does so for ever anyway; but a namedtuple is in no registry, and
+    # a program may make new ones without end.
     if node_type.is_plain:
         return node_type
-    # Of several threads that find it at once, one is right for all.
-    return _known.setdefault(node_type.cls, node_type)
+    # Several threads may come here with the same class. `setdefault` lets one of them win for all.
+    return node_types_by_class.setdefault(node_type.cls, node_type)
 
 
 def node_type_of_class(cls: type) -> NodeType:
-    """The node type of a class of which there is no instance yet.
+    """Finds the node type of a class of which there is no instance at hand.
 
     Raises:
-        UnregisteredTypeError: if it is none that JAX or sharedtree know.
+        UnregisteredTypeError: if neither JAX nor sharedtree know the class.
     """
-    known = PLAIN.get(cls) or _known.get(cls)
-    if known is None:
+    node_type = PLAIN.get(cls) or node_types_by_class.get(cls)
+    if node_type is None:
         if is_namedtuple(cls):
-            known = _find(cls, tuple.__new__(cls, [None] * len(getattr(cls, "_fields", ()))))
+            # JAX's registry answers for an instance only, so one is made of Nones.
+            node_type = _new_node_type(cls, tuple.__new__(cls, [None] * len(getattr(cls, "_fields", ()))))
         else:
-            known = node_type_by_library(cls) or (_registered_type(cls) if _is_in_jax_registry(cls) else None)
-    if known is None:
+            node_type = node_type_by_library(cls) or (_registered_type(cls) if is_in_jax_registry(cls) else None)
+    if node_type is None:
         name = cls.__qualname__
         raise UnregisteredTypeError(
             f"`{name}` was a pytree node where this was pickled, but it is not registered here. Import the module that "
             f"registers it first, or register it:\n    jax.tree_util.register_pytree_node({name}, flatten, unflatten)",
             ("",),
         )
-    return known if cls in PLAIN else _kept(known)
+    return node_type if cls in PLAIN else _remembered(node_type)
 
 
 def is_module(obj: Any) -> bool:
-    """Whether an object carries identity wherever it is."""
+    """Tells whether an object is a module, which carries identity wherever it is."""
     node_type = node_type_of(obj)
     return node_type is not None and not node_type.is_plain
 
 
 def is_value_of_variable(obj: Any) -> bool:
-    """Whether what is directly in a variable is its value, and not an object that it refers to."""
+    """Tells whether an object directly in an NNX `Variable` is its value, which carries no identity there.
+
+    A `jax.Ref` in a variable is an object of its own, and so is any node.
+    """
     if node_type_of(obj) is not None or isinstance(obj, jax.Ref):
         return False
     return carries_identity(obj) and is_traced(obj, "variable")
@@ -128,7 +137,7 @@ def register_node(
         >>> [tie.paths for tie in st.ties(Pair(w, w))]
         [('[0]', '[1]')]
     """
-    if cls in PLAIN or cls in _known or _is_in_jax_registry(cls):
+    if cls in PLAIN or cls in node_types_by_class or is_in_jax_registry(cls):
         raise ValueError(
             f"`{cls.__qualname__}` is already a registered node. Leave out the call of `register_node`: "
             "sharedtree reads JAX's registry."
@@ -138,21 +147,23 @@ def register_node(
         children, aux = flatten(obj)
         return tuple(children), aux
 
-    def keys_of(obj: Any) -> Keys:
+    def keys_of(obj: Any) -> KeyEntries:
         if keys is not None:
             return tuple(keys(obj))
         return tuple([jtu.SequenceKey(i) for i in range(len(take_apart(obj)[0]))])
 
-    _known[cls] = NodeType(cls, False, False, convention, take_apart, unflatten, keys_of)
-    for tell in when_registered:
-        tell()
+    node_types_by_class[cls] = NodeType(cls, False, False, convention, take_apart, unflatten, keys_of)
+    for callback in registration_callbacks:
+        callback()
 
 
 def require_registered(tree: Any) -> None:
-    """Raises if `tree` as a whole is an object that holds attributes but cannot be taken apart.
+    """Raises an error if `tree` itself is an instance of a class that nobody registered.
+
+    A leaf is fine, and so is an object without attributes: only an object that holds attributes looks like a model.
 
     Raises:
-        UnregisteredTypeError: naming the class and the registrations that would mend it.
+        UnregisteredTypeError: with the class, and the two ways to register it as code.
     """
     if node_type_of(tree) is not None or is_traced(tree, "jax") or callable(tree):
         return
@@ -165,7 +176,11 @@ def require_registered(tree: Any) -> None:
 
 
 def how_to_register(name: str) -> str:
-    """The two ways to make a class a node, as code."""
+    """Writes the two ways to make a class a node, as code.
+
+    Args:
+        name: the name of the class.
+    """
     return (
         "Register the class with JAX:\n"
         f"    jax.tree_util.register_pytree_node({name}, flatten, unflatten)\n"
@@ -174,23 +189,29 @@ def how_to_register(name: str) -> str:
     )
 
 
-# --- the three kinds ---------------------------------------------------------------------------------------------
+# --- how a node type is found -----------------------------------------------------------------------------------------
 
-when_registered: list[Callable[[], None]] = []
-"""Told when a class is registered that JAX does not know."""
+registration_callbacks: list[Callable[[], None]] = []
+"""Called after each call of `register_node`, since instances of the class were leaves before."""
 
-_known: dict[type, NodeType] = {}  # filled once a class, by a single assignment, which threads cannot tear
+node_types_by_class: dict[type, NodeType] = {}
+"""The node types of all modules seen so far, and of the classes of `register_node`. Each entry is one assignment, which
+threads cannot tear."""
 
 
 _COMMON_LEAVES = TRACED_NUMBERS | {str, bytes, np.ndarray}
+"""Classes of leaves that are worth a look-up, because asking JAX's registry takes longer."""
 
 
-def _is_in_jax_registry(cls: type) -> bool:
+def is_in_jax_registry(cls: type) -> bool:
+    """Tells whether JAX takes instances of a class apart. Not for the classes in `PLAIN`."""
     if cls is jtu.Partial or is_namedtuple(cls):
         return True
-    # NumPy warns if some of its scalars are made of nothing.
+    # NumPy warns if some of its scalars are made by a bare `__new__`. None of them is a node.
     if issubclass(cls, np.generic):
         return False
+    # JAX has no public question about a class, only about objects. So an instance is made without `__init__`; JAX looks
+    # at its class alone.
     built_in: Any = built_in_base(cls)
     try:
         blank = built_in.__new__(cls)
@@ -199,61 +220,72 @@ def _is_in_jax_registry(cls: type) -> bool:
     return not jtu.all_leaves([blank])
 
 
-def _find(cls: type, obj: Any) -> NodeType | None:
+def _new_node_type(cls: type, obj: Any) -> NodeType | None:
+    """Makes the node type of a class that was not seen before. None if its instances are leaves.
+
+    Args:
+        cls: the class.
+        obj: an instance. JAX's registry may take it apart, one level deep.
+    """
     by_library = node_type_by_library(cls)
     if by_library is not None:
         return by_library
     flat = jtu.default_registry.flatten_one_level(obj)
     if flat is None:
         return None
-    if is_namedtuple(cls) and flat[1] is cls:  # not registered by its author for something else
+    # For a namedtuple JAX's auxiliary data is the class, unless its author registered a flatten function for it.
+    if is_namedtuple(cls) and flat[1] is cls:
         return namedtuple_type(cls)
     return _registered_type(cls)
 
 
-class AuxForm(NamedTuple):
-    """Another form of what a class's own flatten has as auxiliary data.
+class AuxConversion(NamedTuple):
+    """Replacement for the auxiliary data that a class's own flatten function returns.
+
+    A structure compares auxiliary data by type and value. The replacement is such that this is right: the fields are in
+    one order, for example, and a wrapper without `==` is replaced by what it holds.
 
     Attributes:
-        seen: auxiliary data → what stands for it in a structure, where it is compared by type and value.
-        given: the inverse, for the class's own unflatten.
+        to_structure: auxiliary data → its replacement in a structure.
+        from_structure: the inverse, for the class's own unflatten function.
     """
 
-    seen: Callable[[Any], Any]
-    given: Callable[[Any], Any]
+    to_structure: Callable[[Any], Any]
+    from_structure: Callable[[Any], Any]
 
 
-AUX_FORMS: dict[type, AuxForm] = {}
-"""Base class → the form for its classes. Empty unless `sharedtree.compat` has imported treeo."""
+AUX_CONVERSIONS: dict[type, AuxConversion] = {}
+"""Base class → the conversion for its classes. Empty unless `sharedtree.compat` has imported treeo."""
 
 
 def _registered_type(cls: type) -> NodeType:
-    form = next((form for base, form in AUX_FORMS.items() if issubclass(cls, base)), None)
+    """Makes the node type of a class in JAX's registry, by the functions that its author registered."""
+    conversion = next((entry for base, entry in AUX_CONVERSIONS.items() if issubclass(cls, base)), None)
 
-    def take_apart_in_form(obj: Any) -> tuple[Sequence[Any], Any]:
+    def take_apart_and_convert(obj: Any) -> tuple[Sequence[Any], Any]:
         children, aux = jtu.default_registry.flatten_one_level(obj)
-        assert form is not None
-        return tuple(children), form.seen(aux)
+        assert conversion is not None
+        return tuple(children), conversion.to_structure(aux)
 
     def put_together(aux: Any, children: Sequence[Any]) -> Any:
-        return rebuild_registered(cls, aux if form is None else form.given(aux), children)
+        return rebuild_registered(cls, aux if conversion is None else conversion.from_structure(aux), children)
 
     return NodeType(
         cls,
         is_plain=False,
         is_mutable=False,
         convention=None if issubclass(cls, jtu.Partial) else convention_by_library(cls) or "jax",
-        take_apart=_take_apart_registered if form is None else take_apart_in_form,
+        take_apart=_take_apart_registered if conversion is None else take_apart_and_convert,
         put_together=put_together,
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
-        names_children=form is None and native_layout_of(cls) is None,
+        names_children=conversion is None and native_layout_of(cls) is None,
         writes_back=writes_back_by_library(cls),
         roles=role_by_library(cls),
     )
 
 
 def is_registered(node_type: NodeType) -> bool:
-    """Whether JAX's registry takes its instances apart."""
+    """Tells whether the functions in JAX's registry take the instances apart, with nothing added."""
     return node_type.take_apart is _take_apart_registered
 
 
@@ -263,5 +295,11 @@ def _take_apart_registered(obj: Any) -> tuple[Sequence[Any], Any]:
 
 
 def maker_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...]], Any]:
-    """What puts instances of a class in JAX's registry together, as a function of the children alone."""
+    """Makes a function that puts instances of a class in JAX's registry together from the children alone.
+
+    Args:
+        cls: the class, or a namedtuple.
+        aux: the auxiliary data of all of them.
+        num_children: how many children each has.
+    """
     return maker_of_namedtuple(cls) if is_namedtuple(cls) else unflatten_of(cls, aux, num_children)

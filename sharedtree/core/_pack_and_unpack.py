@@ -1,6 +1,10 @@
 """Pack and unpack: a DAG into its unique traced leaves and its structure, and back.
 
-By the native walk where that is in use and can do it, and by the one in Python otherwise, with the same outcome.
+    pack([w, Pair(w, 3)])    →  leaves [w], structure of a list that holds a leaf and a `Pair` of the same leaf and 3
+    unpack(structure, [v])   →  [v, Pair(v, 3)]
+
+Each function uses the native walk if it is in use and can do the job, and otherwise the one in Python, with the same
+outcome.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,65 +22,62 @@ else:
     Tags = native.Tags
 
 
-def walk(
-    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = ""
-) -> tuple[list[Any], tuple[Record, ...], int]:
-    """Packs a tree without its structure: the traced leaves, the records, the number of the root. See `_walk.walk`."""
-    found = natively(tree, tags, rules, prefix)
-    if found is None:
-        return _walk.walk(tree, tags, rules, prefix)
-    leaves, known = found
-    return leaves, known.records, known.root
+def pack(
+    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", maker: Any = None
+) -> tuple[list[Any], Structure]:
+    """Takes a tree apart into its traced leaves and its interned structure. Arguments and errors as for `_walk.walk`.
+
+    Args:
+        tree: any object.
+        tags: the objects that earlier trees of the same `Context` had. Extended.
+        rules: see `Rules`.
+        prefix: a text to put before each path in errors.
+        maker: stands for the `Context`, see `Structure`; None outside of one.
+
+    Returns:
+        The traced leaves not seen before, and the structure.
+    """
+    base = len(tags.objects)
+    packed = natively(tree, tags, rules, prefix)
+    if packed is None:
+        leaves, records, root = _walk.walk(tree, tags, rules, prefix)
+        return leaves, intern(records, root, base, maker)
+    leaves, structure = packed
+    # The native walk knows no makers: its table leads to structures outside of any `Context`.
+    if maker is None:
+        return leaves, structure
+    return leaves, intern(structure.records, structure.root, base, maker)
 
 
 def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> Walked:
-    """A tree by itself, taken apart. Arguments and errors as for `_walk.walk`."""
+    """Packs a tree by itself, and keeps its objects. Arguments and errors as for `_walk.walk`."""
     tags = Tags()
-    found = natively(tree, tags, rules, prefix)
-    if found is not None:
-        return Walked.of(found[1], tags.objects)
+    packed = natively(tree, tags, rules, prefix)
+    if packed is not None:
+        _, structure = packed
+        return Walked.of(structure, tags.objects)
     _, records, root = _walk.walk(tree, tags, rules, prefix)
     return Walked(records, root, tags.objects)
 
 
-def pack(
-    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", maker: Any = None
-) -> tuple[list[Any], Structure]:
-    """DAG → (traced leaves not seen before, interned structure). Arguments and errors as for `_walk.walk`."""
-    base = len(tags.objects)
-    found = natively(tree, tags, rules, prefix)
-    if found is None:
-        leaves, records, root = _walk.walk(tree, tags, rules, prefix)
-        return leaves, intern(records, root, base, maker)
-    leaves, known = found
-    if maker is None:
-        return leaves, known
-    return leaves, intern(known.records, known.root, base, maker)
-
-
-def build(
-    records: Sequence[Record] | Structure,
-    leaves: Sequence[Any],
-    table: list[Any],
-    given: Callable[[int], Any] | None = None,
-    update: Callable[[int, Any], Any] | None = None,
-) -> None:
-    """Runs down the records, or those of a structure, appending one object a record to `table`. See `_walk.build`."""
-    if not isinstance(records, Structure):
-        _walk.build(records, leaves, table, given, update)
-    elif native is None:
-        _walk.build(records.records, leaves, table, given, update)
-    else:
-        native.build(records, leaves, table, given, update)
+def walk(
+    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = ""
+) -> tuple[list[Any], tuple[Record, ...], int]:
+    """Packs a tree without interning its structure. Arguments, results and errors as for `_walk.walk`."""
+    packed = natively(tree, tags, rules, prefix)
+    if packed is None:
+        return _walk.walk(tree, tags, rules, prefix)
+    leaves, structure = packed
+    return leaves, structure.records, structure.root
 
 
 def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None = None) -> Any:
-    """(traced leaves, structure) → DAG, all nodes new.
+    """Puts a DAG together. All of its nodes are new; the leaves are taken as they are.
 
     Args:
-        structure: what to build.
-        leaves: one object for each traced leaf; they need not be arrays.
-        table: the objects of the earlier trees of the same crossing; extended.
+        structure: the structure to build.
+        leaves: one object for each traced leaf. They need not be arrays.
+        table: the objects of the earlier trees of the same `Context`. Extended.
 
     Raises:
         ValueError: if the number of leaves is not `structure.num_leaves`.
@@ -89,3 +90,22 @@ def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None 
     table = [] if table is None else table
     build(structure, leaves, table)
     return table[structure.root]
+
+
+def build(
+    records: Sequence[Record] | Structure,
+    leaves: Sequence[Any],
+    table: list[Any],
+    given: Callable[[int], Any] | None = None,
+    update: Callable[[int, Any], Any] | None = None,
+) -> None:
+    """Runs down the records, appending one object a record to `table`. See `_walk.build`.
+
+    The native walk compiles a structure once and builds it many times. Bare records are built in Python.
+    """
+    if not isinstance(records, Structure):
+        _walk.build(records, leaves, table, given, update)
+    elif native is None:
+        _walk.build(records.records, leaves, table, given, update)
+    else:
+        native.build(records, leaves, table, given, update)

@@ -1,4 +1,7 @@
-"""What a node type is, and those of the plain containers: how they come apart and are put together again."""
+"""Node types: how the instances of one class come apart and are put together. Those of the plain containers.
+
+{"b": w, "a": v}      children [v, w]     auxiliary data ("a", "b")     keys DictKey("a"), DictKey("b")
+"""
 
 import collections
 import functools
@@ -10,27 +13,36 @@ from jax import tree_util as jtu
 from ._call_arguments import Arguments
 
 Convention = Literal["equinox", "jax", "variable"]
-"""Which leaves are traced: arrays only (Equinox's filter transforms), or whatever `jax.jit` accepts. In a `"variable"`
-it is as under JAX's, and an array directly in it is a value, however many variables hold it."""
+"""Which leaves of a module are traced.
+
+`"equinox"`: arrays only, as in Equinox's filter transforms. `"jax"`: whatever `jax.jit` accepts. `"variable"`: like
+`"jax"`, but an array directly in the module is a value, however many variables hold it.
+"""
 
 
 Inherited = Convention | Literal["outside", "any"]
-"""What holds around a leaf. Outside modules every leaf is the transform's, to trace or to refuse, and nothing there is
-an object; but below mutable containers that carry identity arrays are, which is called `"any"`."""
+"""The convention at some place in a tree: that of the nearest module, or that there is none.
+
+`"outside"`: outside modules every leaf is the transform's, to trace or to refuse, and no object carries identity.
+`"any"`: the same below a mutable container that carries identity by a policy, where arrays carry identity, too.
+"""
 
 
-Keys = tuple[Any, ...]
+KeyEntries = tuple[Any, ...]
+"""One key entry of JAX for each child: `GetAttrKey`, `DictKey`, `SequenceKey`, or a class's own."""
 
 
 Role = Literal["parameter", "unsaid", "state"]
-"""What a leaf is to an optimizer, as its library says: trained; trained, although nobody says so; or left alone."""
+"""How an optimizer treats a leaf, as its library says: it is trained; trained, although the library does not say; or
+left alone."""
 
 RolesBelow = Role | Callable[[Any], Sequence[Role | None] | None]
-"""The role of all leaves below an instance; or, of its auxiliary data, that of each child, None if nothing is said."""
+"""The role of all leaves below an instance. Or a function of its auxiliary data that returns one role for each child:
+None for a child whose role is not known, and None in place of all roles if no child's is."""
 
 
 class NodeType(NamedTuple):
-    """How the instances of one class come apart and are put together.
+    """Description of a class of nodes: how its instances come apart and are put together.
 
     Attributes:
         cls: the class.
@@ -40,12 +52,12 @@ class NodeType(NamedTuple):
         take_apart: instance → (children, auxiliary data).
         put_together: (auxiliary data, children) → a new instance.
         keys_of: instance → one key entry a child, as in JAX's key paths.
-        writes_back: whether the library of the class writes what a function changes back into the caller's objects;
-            False if what is in its instances is never missed; None if nothing is said.
-        roles: what the leaves below an instance are to an optimizer; None if nothing is said of any.
-        fields: for classes that are read field by field, the names of all fields; their auxiliary data is (names of
-            the traced fields that are there, pairs of names and values of the static ones).
-        names_children: Whether an instance may call its children other than its class and its auxiliary data say.
+        fields: the names of all fields, for a class that is read field by field. Its auxiliary data is then (names of
+            the traced fields that are set, pairs of names and values of the static ones).
+        names_children: whether the keys may depend on the instance, and not on class and auxiliary data alone.
+        writes_back: whether the library of the class writes changes of an instance back into the caller's. False if
+            nobody would miss a change. None if no library says.
+        roles: the roles of the leaves below an instance; None if no library says.
     """
 
     cls: type
@@ -54,7 +66,7 @@ class NodeType(NamedTuple):
     convention: Convention | None
     take_apart: Callable[[Any], tuple[Sequence[Any], Any]]
     put_together: Callable[[Any, Sequence[Any]], Any]
-    keys_of: Callable[[Any], Keys]
+    keys_of: Callable[[Any], KeyEntries]
     fields: tuple[str, ...] = ()
     names_children: bool = False
     writes_back: bool | None = None
@@ -67,43 +79,38 @@ class NodeType(NamedTuple):
 
     @property
     def is_known_to_jax(self) -> bool:
-        """Whether JAX takes the instances apart, too; those of `register_node` are packed before it sees them."""
+        """Whether JAX takes a plain container of this class apart, too.
+
+        The classes of `register_node` count as known: sharedtree packs their instances before JAX sees them.
+        """
         return self.cls is not collections.deque
 
     def inherits(self, outer: Inherited, *, containers: bool = False) -> Inherited:
-        """The convention for the leaves below an instance.
+        """Computes the convention for the leaves below an instance.
 
         Args:
-            outer: the one that holds around it.
+            outer: the convention around it.
             containers: whether mutable containers carry identity outside modules.
         """
         if self.convention is not None:
             return self.convention
+        # A variable's convention is only for what is directly in it. A `Partial` has no convention, and outside modules
+        # it has none to inherit.
         if outer == "variable" or (outer in ("outside", "any") and not self.is_plain):
             return "jax"
         return "any" if outer == "outside" and containers and self.is_mutable else outer
 
 
+# --- namedtuples ------------------------------------------------------------------------------------------------------
+
+
 def is_namedtuple(cls: type) -> bool:
-    """Whether a class is a namedtuple, which JAX knows by its fields."""
+    """Tells whether a class is a namedtuple, by the test that JAX has."""
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
-def take_namedtuple_apart(obj: Any) -> tuple[Sequence[Any], Any]:
-    """The fields of an instance of any of these classes, and no auxiliary data."""
-    return tuple.__getitem__(obj, slice(None)), None
-
-
-def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
-    """What makes a namedtuple of its items: past Python where nobody would see the difference."""
-    own: Any = getattr(cls.__new__, "__globals__", {}).get("_tuple_new")
-    if type(cls) is type and own is tuple.__new__ and cls.__init__ is object.__init__:
-        return functools.partial(own, cls)  # which is all that a `__new__` of `collections.namedtuple` does
-    return lambda children: cls(*children)
-
-
 def namedtuple_type(cls: Any) -> NodeType:
-    """How the instances of a namedtuple come apart."""
+    """Makes the node type of a namedtuple."""
     make = maker_of_namedtuple(cls)
     return NodeType(
         cls,
@@ -116,11 +123,35 @@ def namedtuple_type(cls: Any) -> NodeType:
     )
 
 
+def take_namedtuple_apart(obj: Any) -> tuple[Sequence[Any], Any]:
+    """The items of an instance of any namedtuple, and no auxiliary data. Runs none of the class's code."""
+    return tuple.__getitem__(obj, slice(None)), None
+
+
+def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
+    """Makes a function that makes a namedtuple of its items."""
+    # The `__new__` that `collections.namedtuple` writes only calls `tuple.__new__`. If the class has that one, and has
+    # neither an `__init__` nor a metaclass that would notice, `tuple.__new__` is called from C, past Python.
+    tuple_new: Any = getattr(cls.__new__, "__globals__", {}).get("_tuple_new")
+    if type(cls) is type and tuple_new is tuple.__new__ and cls.__init__ is object.__init__:
+        return functools.partial(tuple_new, cls)
+    return lambda children: cls(*children)
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
 def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
-    """Whether an instance with this auxiliary data is a dictionary that JAX refuses, because its keys have no order."""
+    """Tells whether a node is a dictionary that JAX refuses, because its keys cannot be sorted.
+
+    Args:
+        node_type: the node type.
+        aux: its auxiliary data.
+    """
     if node_type.cls not in (dict, collections.defaultdict):
         return False
     names = aux if node_type.cls is dict else aux[1]
+    # Most dictionaries have texts for keys, and are not sorted again.
     if all(type(name) is str for name in names):
         return False
     try:
@@ -131,7 +162,7 @@ def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
 
 
 def name_in(key: Any) -> Any:
-    """What a key entry leads to a child by: a name, the key of a dictionary, or an index as a text."""
+    """Reads a child's name from its key entry: an attribute name, the key of a dictionary, or an index as a text."""
     if isinstance(key, jtu.GetAttrKey):
         return key.name
     if isinstance(key, jtu.DictKey):
@@ -142,7 +173,10 @@ def name_in(key: Any) -> Any:
 
 
 def _sorted_keys(mapping: dict[Any, Any]) -> tuple[Any, ...]:
-    """In JAX's order. Keys that cannot be ordered keep their own; outside modules JAX then raises its own error."""
+    """Keys of a dictionary, sorted as JAX does.
+
+    Keys that cannot be sorted stay in the dictionary's order. Outside modules the walk has JAX refuse these.
+    """
     try:
         return tuple(sorted(mapping))
     except TypeError:
@@ -154,22 +188,26 @@ def _take_apart_dict(obj: dict[Any, Any]) -> tuple[Sequence[Any], Any]:
     return [obj[name] for name in names], names
 
 
-def _sequence_keys(obj: Any) -> Keys:
+def _sequence_keys(obj: Any) -> KeyEntries:
     return tuple([jtu.SequenceKey(i) for i in range(len(obj))])
 
 
-def _dict_keys(obj: dict[Any, Any]) -> Keys:
+def _dict_keys(obj: dict[Any, Any]) -> KeyEntries:
     return tuple([jtu.DictKey(name) for name in _sorted_keys(obj)])
+
+
+# --- the plain containers ---------------------------------------------------------------------------------------------
 
 
 def _plain(
     cls: type,
     take_apart: Callable[[Any], tuple[Sequence[Any], Any]],
     put_together: Callable[[Any, Sequence[Any]], Any],
-    keys_of: Callable[[Any], Keys],
+    keys_of: Callable[[Any], KeyEntries],
     *,
     is_mutable: bool,
 ) -> NodeType:
+    """Makes the node type of a plain container."""
     return NodeType(cls, True, is_mutable, None, take_apart, put_together, keys_of)
 
 

@@ -1,7 +1,9 @@
 """Prefix trees: `in_axes`, shardings, filter specifications.
 
-A prefix has the shape of a tree down to some depth; a leaf of the prefix holds for everything below it. On a DAG the
-same leaf may be reached by several paths, under different labels: what to do about that is the caller's affair.
+    tree     {"a": w, "b": [w, v]}       prefix   {"a": 0, "b": None}       labels   w: 0   w: None   v: None
+
+A prefix has the shape of a tree down to some depth, and a leaf of the prefix holds for everything below it. In a DAG
+several paths may lead to one leaf, and the prefix may have a different label on each. Callers decide what that means.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,13 @@ from ._structure import LEAF, Node, Path, Update
 
 
 class Label(NamedTuple):
-    """A leaf of the tree, the label that the prefix has for it, and the path on which the two met."""
+    """A label of a leaf.
+
+    Attributes:
+        record: the number of the leaf.
+        label: what the prefix has for it.
+        path: the first path on which the leaf has this label.
+    """
 
     record: int
     label: Any
@@ -27,10 +35,10 @@ class Label(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """A node of a prefix that the library made itself: it fits any node with as many children.
+    """A node of a prefix that sharedtree made, not the user. It fits any node with as many children.
 
     Attributes:
-        parts: what there is for each child.
+        parts: the prefix of each child.
     """
 
     parts: tuple[Any, ...]
@@ -42,84 +50,89 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
     Args:
         prefix: the prefix tree.
         tree: the DAG.
-        is_label: whether an object in the prefix is a label and not a node.
-        name: what the prefix is called, for errors.
+        is_label: tells whether an object in the prefix is a label and not a node.
+        name: the name of the prefix, for errors.
         path: the path to the root, for errors and results.
 
     Yields:
-        Each leaf once for each label object that reaches it; numbers are no objects, so those at each place.
+        Each leaf once for each label object that reaches it. A label that is a number is no object, so it counts anew
+        at each place in the prefix.
 
     Raises:
-        SharingMismatchError: where the prefix has a node of another class than the tree.
+        SharingMismatchError: if the prefix has a node of another class than the tree at the same path.
 
     Cost: one visit for each pair of a record and an object of the prefix.
     """
-    met: IdentityDict[set[int]] = IdentityDict()  # part of the prefix → the records at which it was met
+    # A shared node under the same part of the prefix gets the same labels again, so each pair is visited once.
+    visited: IdentityDict[set[int]] = IdentityDict()  # part of the prefix → numbers of the records that it has reached
     stack: list[tuple[int, Any, Path]] = [(tree.root, prefix, path)]
     while stack:
-        number, part, where = stack.pop()
+        number, part, part_path = stack.pop()
         op, children = tree.records[number]
         node = op.node if type(op) is Update else op
-        at = met.setdefault(part, set())
-        if number in at and (type(node) is Node or not is_number(part)):
+        numbers = visited.setdefault(part, set())
+        # Python shares small integers: two equal ones at two places may be one object or two. Both are yielded.
+        if number in numbers and (type(node) is Node or not is_number(part)):
             continue
-        at.add(number)
+        numbers.add(number)
         if type(node) is not Node:
             if op is LEAF or type(op) is Static:
-                yield Label(number, part, where)
+                yield Label(number, part, part_path)
             continue
         if type(part) is not Branch and is_label(part):
             parts: Sequence[Any] = [part] * len(children)
         else:
-            parts = parts_for(part, node, len(children), name, where)
-        stack.extend(
-            (child, below, (*where, key))
-            for key, child, below in reversed(tuple(zip(node.keys, children, parts, strict=True)))
-        )
+            parts = parts_for(part, node, len(children), name, part_path)
+        # Children are pushed in reverse, so that they come off the stack in flatten order.
+        steps = tuple(zip(node.keys, children, parts, strict=True))
+        stack.extend((child, child_part, (*part_path, key)) for key, child, child_part in reversed(steps))
 
 
-def parts_for(part: Any, node: Node, num_children: int, name: str, where: Path) -> Sequence[Any]:
-    """What part of a prefix, which is no label, has for each child of a node of the tree.
+def parts_for(part: Any, node: Node, num_children: int, name: str, path: Path) -> Sequence[Any]:
+    """Takes a node of a prefix apart: one prefix for each child of a node of the tree.
 
     Args:
-        part: of the prefix.
-        node: of the tree.
-        num_children: of the node.
-        name: what the prefix is called, for errors.
-        where: the path, for errors.
+        part: the node of the prefix.
+        node: the node of the tree at the same path.
+        num_children: how many children the node of the tree has.
+        name: the name of the prefix, for errors.
+        path: the path, for errors.
 
     Raises:
-        SharingMismatchError: if the two are no nodes of one class, with equally many children.
+        SharingMismatchError: if the two are not nodes of one class with equally many children. Plain containers must
+            have the same keys, too.
     """
     if type(part) is Branch:
         return part.parts
     node_type = node_type_of(part)
     parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
-    has_class = node_type is not None and node_type.cls is node.type.cls
-    if not has_class or len(parts) != num_children or (node.type.is_plain and Static(aux) != node.aux):
-        more, own = "", f"{name_of(node)} with {num_children} children"
-        if has_class:  # but with other keys, for example
-            data, other = Static(aux).peek(), node.aux.peek()
-            more = f" with {len(parts)} children and the static data {shown_beside(data, other)}"
-            own += f" and the static data {shown_beside(other, data)}"
-        raise_unfit(name, part, own, where, more)
+    is_of_class = node_type is not None and node_type.cls is node.type.cls
+    # The static data of a module may differ: a prefix for a model need not repeat its static fields.
+    if not is_of_class or len(parts) != num_children or (node.type.is_plain and Static(aux) != node.aux):
+        node_text, part_details = f"{name_of(node)} with {num_children} children", ""
+        if is_of_class:  # the two differ in their keys, for example
+            part_data, node_data = Static(aux).peek(), node.aux.peek()
+            part_details = f" with {len(parts)} children and the static data {shown_beside(part_data, node_data)}"
+            node_text += f" and the static data {shown_beside(node_data, part_data)}"
+        raise_unfit(name, part, node_text, path, part_details)
     return parts
 
 
-def raise_unfit(name: str, part: Any, own: str, where: Path, more: str = "") -> NoReturn:
-    """Raises because a prefix does not fit a tree.
+def raise_unfit(name: str, part: Any, expected: str, path: Path, part_details: str = "") -> NoReturn:
+    """Raises the error for a prefix that does not fit a tree.
 
     Args:
-        name: what the prefix is called.
-        part: of it.
-        own: what the tree has there, in words.
-        where: the path.
-        more: what else there is to say of the part.
+        name: the name of the prefix.
+        part: the part of it that does not fit.
+        expected: what the tree has at the same path, in words.
+        path: the path.
+        part_details: more about the part, to follow its class.
     """
-    text = jtu.keystr(where)
+    text = jtu.keystr(path)
     place = f"at `{text}`" if text else "as a whole"
     raise SharingMismatchError(
-        f"`{name}` does not fit the tree {place}: it has a `{type(part).__name__}`{more} where the tree has {own}.\n"
+        f"`{name}` does not fit the tree {place}: it has a `{type(part).__name__}`{part_details} where the tree has "
+        f"{expected}.\n"
         "Give one value for the whole node, or a node of the same class:\n"
         f"    {name} = jax.tree.map(lambda _: value, model)",
         (text,),
@@ -127,21 +140,5 @@ def raise_unfit(name: str, part: Any, own: str, where: Path, more: str = "") -> 
 
 
 def is_number(part: Any) -> bool:
-    """Whether it is a number of Python or NumPy: a value, of which nobody can say whether two are one."""
+    """Tells whether a label is a number of Python or NumPy: a value, for which being one object means nothing."""
     return isinstance(part, (int, float, complex, np.generic))
-
-
-def label_at(prefix: Any, tree: Rooted, path: Path, is_label: Callable[[Any], bool]) -> Any:
-    """The label that a prefix, known to fit, has at one path."""
-    number, part = tree.root, prefix
-    for key in path:
-        op, children = tree.records[number]
-        node = op.node if type(op) is Update else op
-        assert type(node) is Node
-        index = node.keys.index(key)
-        number = children[index]
-        if not is_label(part):
-            node_type = node_type_of(part)
-            assert node_type is not None
-            part = node_type.take_apart(part)[0][index]
-    return part

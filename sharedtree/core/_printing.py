@@ -1,13 +1,15 @@
-"""Texts as people get to see them: those of others without what a terminal would obey, and values short.
+"""Text for people: foreign text without control characters, and values in a short form.
 
-Names of tensors, keys, fields and classes and what is saved beside a tree may come from a file that anyone has made.
-They reach error messages, reports and the command line, and from there a terminal or a log. There a control character
-could clear the screen, a newline could begin a line that looks like one of ours, and a character that turns the
-direction of writing could make a text look like another.
+    shown([1, 2, 3, 4, 5, 6, 7, 8])     →   [1, 2, 3, 4, 5, 6, ...]
 
-A message has lines of its own, so newlines cannot be escaped once it is put together. Each text of others is therefore
-made `printable` where it enters a message. `SharedTreeError` makes `printable_lines` of every message besides: whatever
-was forgotten can do no more than break a line.
+Names of tensors, keys, fields and classes may come from a file that anyone has made. They reach error messages,
+reports and the command line, and from there a terminal or a log. There a control character could clear the screen, a
+newline could begin a line that looks like one of ours, and a character that changes the direction of writing could make
+a text look like another one.
+
+A message has lines of its own, so newlines can no longer be escaped once it is complete. So each foreign text is made
+`printable` where it enters a message. Besides, `SharedTreeError` makes `printable_lines` of every message: a text that
+was forgotten can only break a line.
 
 Values are printed in bounded time, whatever their `__repr__` does.
 """
@@ -24,22 +26,22 @@ from typing import Any
 
 import jax
 
-from ._class_attributes import MAIN, own_name_of
+from ._class_attributes import MAIN, verified_name_of
 
-# What `str.isprintable` lets pass, although nothing is seen of it: Unicode's default ignorable characters. Those of the
-# category Cf are not printable to Python either.
+# Invisible characters for which `str.isprintable` is True: Unicode's default ignorable ones. The category Cf is not
+# listed, since for its characters `str.isprintable` is False.
 _INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 
 
 def printable(text: str) -> str:
-    r"""A text on one line, in which what is not printable is an escape.
+    r"""Escapes the unprintable characters of a text, newlines included.
 
     Args:
-        text: any text, lone surrogates included.
+        text: Any text, lone surrogates included.
 
     Returns:
-        The text itself if there is nothing to escape. A backslash is no escape, so the text cannot be told from one
-        that has the escape in it.
+        A text on one line; the text itself if there is nothing to escape. Backslashes are not escaped, so two texts may
+        have one result.
 
     Cost: one look at each character.
 
@@ -53,7 +55,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    r"""The same for a text that has lines of its own, which stay lines.
+    r"""Escapes the unprintable characters of a text, except newlines.
 
     Example:
         >>> print(printable_lines("one\r\ntwo\x07"))
@@ -64,15 +66,16 @@ def printable_lines(text: str) -> str:
 
 
 def _escaped(char: str) -> str:
+    """Returns a character, or its escape if it cannot be printed."""
     if char.isprintable() and not _INVISIBLE.match(char):
         return char
     return ascii(char)[1:-1]
 
 
-_MOST = 80
+_MAX_LENGTH = 80
 
 MOST_PATHS = 20
-"""How many paths a text names at most. All are attributes of the error or the warning."""
+"""The largest number of paths in a message. An error has all of them in its attribute."""
 
 _CONTAINERS = (
     slice,
@@ -90,23 +93,23 @@ _PATHS = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath, pathlib
 
 
 class _Printer(reprlib.Repr):
-    """Cuts off plain containers; of others, which print all that they hold, once for each path, it says the class."""
+    """Prints plain containers cut off. Prints other ones by their class: they would print each object once per path."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.maxstring = self.maxother = _MOST
+        self.maxstring = self.maxother = _MAX_LENGTH
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Of what has no method of its own."""
+        """Prints a value of a class for which `reprlib` has no method."""
         cls = type(x)
         name = public_name(x)
         if name is not None:
             return name
-        # These print the whole text before it is cut off, and one of a file may be long and referred to often.
+        # These are cut before they are printed: one that comes from a file may be long, and be printed at many paths.
         if cls in _PATHS:
-            return f"{cls.__name__}({str(x)[:_MOST]!r})"
+            return f"{cls.__name__}({str(x)[:_MAX_LENGTH]!r})"
         if cls is bytes:
-            return repr(x[:_MOST])
+            return repr(x[:_MAX_LENGTH])
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             return self._repr_namedtuple(x, level)
         if isinstance(x, _CONTAINERS) or (dataclasses.is_dataclass(x) and not isinstance(x, type)):
@@ -114,7 +117,7 @@ class _Printer(reprlib.Repr):
         return super().repr_instance(x, level)
 
     def _repr_namedtuple(self, x: Any, level: int) -> str:
-        """With the names of its fields, and cut off as a tuple is."""
+        """Prints a namedtuple with the names of its fields, cut off like a tuple."""
         shown_fields = list(zip(x._fields, x, strict=False))[: self.maxtuple] if level > 0 else []
         parts = [f"{name}={self.repr1(part, level - 1)}" for name, part in shown_fields]
         parts += ["..."] if len(x) > len(parts) else []
@@ -122,14 +125,14 @@ class _Printer(reprlib.Repr):
 
 
 def public_name(value: Any) -> str | None:
-    """The name under which people import a function or another callable object; None if there is none.
+    """Returns the name under which a user imports a callable: `jax.nn.relu`; None if there is none, and for classes.
 
-    JAX's `relu` prints itself as a private object with an address, and a function of the program with one.
+    The `repr` of `jax.nn.relu` names a private object and an address, that of a user's function has an address.
     """
     if not callable(value) or isinstance(value, type):
         return None
     try:
-        name = own_name_of(value)
+        name = verified_name_of(value)
     except Exception:  # noqa: BLE001 -- an object may answer anything when it is asked for its name
         return None
     if name is None:
@@ -142,18 +145,18 @@ _printer = _Printer()
 
 
 def shown(value: Any) -> str:
-    """A short `repr`. Containers are cut off, so nothing is printed for ever; one that raises is named by its class."""
+    """Returns a `repr` cut off at 80 characters, in bounded time. If its `__repr__` raises, prints its class."""
     text = _printer.repr(value)
-    return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}..."
 
 
 def name_of_class(value: Any) -> str:
-    """What messages call the class of a value: of arrays and tracers, whose own classes are private, JAX's name."""
+    """Returns the name of a value's class for messages. Arrays and tracers, of private classes, give "jax.Array"."""
     return "jax.Array" if isinstance(value, jax.Array) else type(value).__name__
 
 
 def listed(paths: Sequence[str]) -> str:
-    """Paths in a sentence."""
+    """Joins paths for a sentence, at most `MOST_PATHS` of them: "`a`, `b` and `c`"."""
     quoted = [f"`{path}`" for path in paths[:MOST_PATHS]]
     if len(paths) > MOST_PATHS:
         quoted.append(f"{len(paths) - MOST_PATHS} more")

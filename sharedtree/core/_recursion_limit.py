@@ -1,16 +1,17 @@
-"""The calls of each thread that are under way, and the recursion limit that holds until they end.
+"""Raises Python's recursion limit for deep trees, only while calls that need it are in progress.
 
-JAX flattens trees by recursion, one step for each level. Before Python 3.12 a step counts against the limit of
-`sys.setrecursionlimit`, later against a limit of C alone, which nobody can change. Where either is hit, JAX never gives
-the steps back, and the thread is left without any. So what has no room is to be refused before JAX sees it.
-
-Before Python 3.12 room can be made by raising the limit. It is that of all threads, and with a high one an endless
-recursion ends the process instead of raising. So it is raised by what the deepest tree needs, only while calls that
-need it are under way, and the last of these to end puts back what the first one found:
-
-    with keeping_limit():           # a call of ours, of which there may be several, one inside another
-        if not make_room(depth):    # how deeply something is nested that JAX will flatten before the call ends
+    with keeping_limit():           # one call of ours; calls may be nested
+        if not make_room(depth):    # the depth of a tree that JAX will flatten before the call ends
             raise DepthError(...)
+
+JAX flattens trees by recursion, one step per level. Before Python 3.12 a step counts against the limit of
+`sys.setrecursionlimit`, and since then against a limit for C code, which cannot be changed. When either is hit, JAX
+never gives the steps back, and the thread can recurse no more. So a tree for which there is no room must be refused
+before JAX sees it.
+
+Before Python 3.12 raising the limit makes room. But the limit is that of all threads, and under a high limit an endless
+recursion ends the process instead of raising an error. So it is raised only as far as the deepest tree needs, and the
+last call to end restores the limit that the first one saw.
 """
 
 import contextlib
@@ -26,47 +27,53 @@ from ._locks import Lock
 C = TypeVar("C", bound=Callable[..., Any])
 
 MAX_FLATTENED = 9_500
-"""How deeply nested is what JAX gets to flatten. At 10,000 Python refuses; at 30,000 a thread's stack is full."""
+"""The largest depth of a tree that JAX is given. At 10,000 Python refuses; at 30,000 a thread's stack is full."""
 
+# Up to this depth nothing is checked.
 _SHALLOW = 100
-# What JAX's own calls take between the place where a tree is looked at and the one where it is flattened.
+# The depth of JAX's own calls between the check of a tree and its flattening.
 _MARGIN = 200
-# Some of its functions recurse in Python, too, as what `jax.vjp` returns does.
-_STEPS, _MOST_STEPS = 8, 8_000
+# Some functions of JAX recurse in Python, too, as the one that `jax.vjp` returns: so many steps for each level, up to a
+# bound.
+_STEPS_PER_LEVEL, _MAX_STEPS = 8, 8_000
+
 CAN_RAISE = sys.version_info < (3, 12)
+"""True if raising the recursion limit makes room in this version of Python."""
 
 
-class _Active(threading.local):
+class _ThreadCalls(threading.local):
     num_calls = 0
 
 
-active = _Active()
-"""How many calls of this thread are under way."""
+active = _ThreadCalls()
+"""The number of calls in progress in this thread."""
 
-raised: dict[int, int] = {}
-"""The threads for which the limit is raised now, and for what depth each. Empty nearly always."""
+raised_depths: dict[int, int] = {}
+"""Thread → the depth for which it needs a raised limit. Nearly always empty."""
 
 _lock = Lock()
-_limit_found = _limit_set = 0
+
+# Guarded by the lock: the limit before the raise, and the raised limit; 0 if it is not raised.
+_limit_before = _limit_set = 0
 
 
 class keeping_limit:  # noqa: N801 -- a context manager; one that is a generator costs a microsecond
-    """A call that may make room."""
+    """A block in which `make_room` may raise the limit. The end of the thread's outermost block restores it."""
 
-    __slots__ = ("_around",)
+    __slots__ = ("_outer_calls",)
 
     def __enter__(self) -> None:
-        self._around = active.num_calls
-        active.num_calls = self._around + 1
+        self._outer_calls = active.num_calls
+        active.num_calls = self._outer_calls + 1
 
     def __exit__(self, *_: object) -> None:
-        active.num_calls = self._around
-        if raised:
+        active.num_calls = self._outer_calls
+        if raised_depths:
             give_back()
 
 
 def keeps_limit(function: C) -> C:
-    """A function whose calls end with the recursion limit that they began with."""
+    """Wraps a function so that each call is a `keeping_limit` block. From Python 3.12 on, returns it unchanged."""
     if not CAN_RAISE:
         return function
 
@@ -79,9 +86,9 @@ def keeps_limit(function: C) -> C:
 
 
 def make_room(depth: int) -> bool:
-    """Whether JAX can flatten something nested so deeply in the call that is under way.
+    """Raises the limit if necessary. Returns True if JAX can then flatten a tree of this depth in the current call.
 
-    Cost: nothing, up to a depth of 100; beyond, a microsecond for each two levels.
+    Cost: nothing up to a depth of 100; beyond, a microsecond for every two levels.
     """
     if depth <= _SHALLOW:
         return True
@@ -91,57 +98,59 @@ def make_room(depth: int) -> bool:
         return _is_room_for(depth + _MARGIN)
     thread = threading.get_ident()
     with _lock:
-        # Also where there is room already: it may be what another thread has raised, which goes at any time.
-        raised[thread] = max(depth, raised.get(thread, 0))
+        # Entered even if there is room already, since another thread may have raised the limit, and may restore it.
+        raised_depths[thread] = max(depth, raised_depths.get(thread, 0))
         _set_limit()
-    # There is none for who has recursed through calls of ours until even the raised limit is near.
+    # This fails for a program that has recursed through calls of ours until even the raised limit is near.
     return _is_room_for(depth + _MARGIN)
 
 
 def give_back() -> None:
-    """Puts the limit back if the outermost call of this thread has ended and no other thread needs it any more."""
+    """Restores the limit, as far as other threads allow, if the outermost call of this thread has ended."""
     if not active.num_calls:
         with _lock:
-            if raised.pop(threading.get_ident(), None) is not None:
+            if raised_depths.pop(threading.get_ident(), None) is not None:
                 _set_limit()
 
 
 def _set_limit() -> None:
-    """Sets the limit to what all threads together need."""
-    global _limit_found, _limit_set  # noqa: PLW0603 -- only under the lock
-    now = sys.getrecursionlimit()
-    if now != _limit_set:
-        # It is the first to need it, or somebody else has set the limit meanwhile, and that holds from then on.
-        _limit_found = now
-    depth = max(raised.values(), default=0)
-    needed = _limit_found + (depth and max(depth + _MARGIN, min(_STEPS * depth, _MOST_STEPS)))
-    # Python refuses a limit that this thread is beyond, which has used the room of others: the next to end sets it.
+    """Sets the limit for the deepest entry of `raised_depths`, or restores it if there is none."""
+    global _limit_before, _limit_set  # noqa: PLW0603 -- only under the lock
+    current = sys.getrecursionlimit()
+    # This is the first raise, or the program has set another limit meanwhile, which counts from now on.
+    if current != _limit_set:
+        _limit_before = current
+    depth = max(raised_depths.values(), default=0)
+    extra = max(depth + _MARGIN, min(_STEPS_PER_LEVEL * depth, _MAX_STEPS)) if depth else 0
+    limit = _limit_before + extra
+    # Python refuses a limit below the current depth of this thread, which then has used the room of another one. The
+    # next call to end tries again.
     with contextlib.suppress(RecursionError):
-        if needed != now:
-            sys.setrecursionlimit(needed)
-        _limit_set = needed if raised else 0
+        if limit != current:
+            sys.setrecursionlimit(limit)
+        _limit_set = limit if raised_depths else 0
 
 
 def _is_room_for(levels: int) -> bool:
-    """Tries it, by a comparison that recurses in C as JAX does, and gives the steps back when it fails."""
-    one: list[Any] = []
-    other: list[Any] = []
+    """Tries to recurse so deeply, by comparing nested lists: this recurses in C, as JAX does, but survives failure."""
+    left: list[Any] = []
+    right: list[Any] = []
     for _ in range(levels):
-        one, other = [one], [other]
+        left, right = [left], [right]
     try:
-        return one == other
+        return left == right
     except RecursionError:
         return False
 
 
-def _start_anew() -> None:
-    """In the child of a fork there are no other threads, which would need a raised limit."""
-    own = threading.get_ident()
-    if raised.keys() - {own}:
-        for thread in raised.keys() - {own}:
-            del raised[thread]
+def _drop_other_threads() -> None:
+    """Restores the limit in the child of a fork, in which the other threads do not exist."""
+    gone_threads = raised_depths.keys() - {threading.get_ident()}
+    if gone_threads:
+        for thread in gone_threads:
+            del raised_depths[thread]
         _set_limit()
 
 
 if CAN_RAISE and hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_anew)
+    os.register_at_fork(after_in_child=_drop_other_threads)

@@ -1,11 +1,16 @@
-"""Sharing as a partition of paths: comparing two of them, and what they imply together.
+"""Compares the sharing of two DAGs, and joins it.
 
-Two structures with the same *shape* (the same tree once every shared node is unfolded) can differ in sharing. Walking
-both at once from the roots pairs up their records: each path leads to one record on either side, and two paths that
-lead to the same pair have the same fate. So the pairs are the classes of what both have in common, and merging the two
-sides of every pair (and, since equal nodes have equal children, their children) gives those that follow from both. The
-DAG, whose unfolding may be exponentially larger, is not unfolded. The merging is the congruence closure of Nelson and
-Oppen (1980).
+    left     [w, w, v]     pairs   (list, list)   at [0] (w, a)   at [1] (w, b)   at [2] (v, b)
+    right    [a, b, b]     `w` is split into `a` and `b`: a tie of the left one that the right one lacks
+
+Two structures with the same *shape* (the same tree once every shared node is unfolded) can differ in sharing, which is
+a partition of the paths. Walking both at once from the roots pairs up their records: each path leads to one record on
+either side. Two paths that lead to the same pair are tied on both sides, so the pairs are the ties that both have.
+
+Merging the two sides of every pair gives the ties that follow from both. Since equal nodes have equal children, their
+children are merged, too: this is the congruence closure of Nelson and Oppen (1980).
+
+The tree, which may be exponentially larger than the DAG, is never unfolded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +25,7 @@ from ._structure import LEAF, Node, Op, Path, Record, canonical
 
 
 class Rooted(Protocol):
-    """Whatever has the records of a DAG, and the number of its root."""
+    """Anything with the records of a DAG and the number of its root: a `Structure`, for example."""
 
     @property
     def records(self) -> Sequence[Record]: ...  # noqa: D102
@@ -29,100 +34,128 @@ class Rooted(Protocol):
     def root(self) -> int: ...  # noqa: D102
 
 
-class Pair(NamedTuple):
-    """A record of one shape and the record of the other at the same path; `above` are the left ones on the way."""
+class RecordPair(NamedTuple):
+    """A record of one shape and the record of the other at the same path. `path` is the first such one."""
 
     left: int
     right: int
     path: Path
-    above: tuple[int, ...]
 
 
 class Mismatch(NamedTuple):
-    """Two shapes differ at this path."""
+    """A path at which two shapes differ, and the records of both there, in words."""
 
     path: Path
     left: str
     right: str
 
     def error(self, left: str = "the first tree", right: str = "the second") -> SharingMismatchError:
-        """The error for two trees that should have one shape."""
+        """Makes the error for two trees that should have one shape.
+
+        Args:
+            left: what to call the left tree.
+            right: what to call the right tree.
+        """
         path = jtu.keystr(self.path)
-        where = f"`{path}`" if path else "the root"
+        place = f"`{path}`" if path else "the root"
         return SharingMismatchError(
-            f"The trees differ in shape at {where}: {left} has {self.left} there, {right} {self.right}.\n"
+            f"The trees differ in shape at {place}: {left} has {self.left} there, {right} {self.right}.\n"
             "Ties can only be compared or carried over between trees of one shape. Compare the shapes with\n"
             "    jax.tree.structure(a), jax.tree.structure(b)",
             (path,),
         )
 
 
-class LostTie(NamedTuple):
-    """A record of the left shape that is two records of the right one, its `parts`."""
+class SplitRecord(NamedTuple):
+    """A record of the left shape that is two records of the right one.
+
+    Attributes:
+        record: the record on the left.
+        parts: the two records on the right.
+        paths: a path to each of the parts.
+    """
 
     record: int
     parts: tuple[int, int]
     paths: tuple[Path, Path]
-    above: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 Agree = Callable[[int, int], bool]
+"""(record on the left, record on the right) → whether they match although they are not alike."""
 
 
-def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[Pair | Mismatch]:
-    """Walks two shapes at once, yielding each pair of records when it is first met, or where they mismatch.
+def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair | Mismatch]:
+    """Walks two shapes at once. Yields each pair of records once, and a mismatch wherever the shapes differ.
+
+    Two nodes of one class with equally many children match, and the walk goes on below them.
 
     Args:
         left: one shape.
         right: the other.
-        agree: whether two records agree that are not nodes of one class with equally many children, which do.
-        compares_keys: whether such nodes, too, are asked about where the keys of their children differ, as those of
-            two dicts may.
+        agree: decides about all other records. Nothing below them is walked.
+        compares_keys: whether `agree` also decides about two nodes of one class with different keys, such as two dicts.
+
+    Cost: one step for each edge below a pair. There may be as many pairs as the product of the numbers of records.
     """
-    seen: set[tuple[int, int]] = set()
-    stack: list[Pair] = [Pair(left.root, right.root, (), ())]
+    visited: set[tuple[int, int]] = set()
+    stack: list[RecordPair] = [RecordPair(left.root, right.root, ())]
     while stack:
         pair = stack.pop()
-        if (pair.left, pair.right) in seen:
+        if (pair.left, pair.right) in visited:
             continue
-        seen.add((pair.left, pair.right))
-        (op, children), (other, others) = left.records[pair.left], right.records[pair.right]
-        if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls and len(children) == len(others):
-            # A class may take its keys from anywhere, so that they differ in one shape. To JAX, static data decides.
-            if compares_keys and op.keys != other.keys and op.aux != other.aux:
-                names = _described(op, len(children), other), _described(other, len(others), op)
-                yield pair if agree(pair.left, pair.right) else Mismatch(pair.path, *names)
+        visited.add((pair.left, pair.right))
+        left_op, left_children = left.records[pair.left]
+        right_op, right_children = right.records[pair.right]
+        if (
+            type(left_op) is Node
+            and type(right_op) is Node
+            and left_op.type.cls is right_op.type.cls
+            and len(left_children) == len(right_children)
+        ):
+            # A class may take its keys from anywhere, so that they differ between instances of one shape. Static data
+            # decides, as it does for JAX.
+            if compares_keys and left_op.keys != right_op.keys and left_op.aux != right_op.aux:
+                has_matched = agree(pair.left, pair.right)
+                yield pair if has_matched else _mismatch(pair.path, left.records[pair.left], right.records[pair.right])
                 continue
             yield pair
-            above = (*pair.above, pair.left)
-            steps = tuple(zip(op.keys, children, others, strict=True))
-            stack.extend(Pair(a, b, (*pair.path, key), above) for key, a, b in reversed(steps))
+            # Children are pushed in reverse, so that they come off the stack in flatten order.
+            steps = tuple(zip(left_op.keys, left_children, right_children, strict=True))
+            stack.extend(RecordPair(i, j, (*pair.path, key)) for key, i, j in reversed(steps))
         elif agree(pair.left, pair.right):
             yield pair
         elif compares_keys:
-            yield Mismatch(pair.path, _described(op, len(children), other), _described(other, len(others), op))
+            yield _mismatch(pair.path, left.records[pair.left], right.records[pair.right])
         else:
-            yield Mismatch(pair.path, name_of(op, len(children)), name_of(other, len(others)))
+            yield Mismatch(pair.path, name_of(left_op, len(left_children)), name_of(right_op, len(right_children)))
 
 
-def _described(op: Op, num_children: int, other: Op) -> str:
-    """What a record is, and in which children it differs from another one of its class."""
-    name = name_of(op, num_children)
-    if type(op) is not Node or type(other) is not Node or op.type.cls is not other.type.cls or op.keys == other.keys:
-        return name
+def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
+    """Describes two records, with the keys in which they differ."""
+    return Mismatch(path, _text_beside(left, right), _text_beside(right, left))
+
+
+def _text_beside(record: Record, counterpart: Record) -> str:
+    """Names a record in words, with the keys in which it differs from its counterpart, if both are of one class."""
+    (op, children), (other_op, _) = record, counterpart
+    text = name_of(op, len(children))
+    if type(op) is not Node or type(other_op) is not Node:
+        return text
+    if op.type.cls is not other_op.type.cls or op.keys == other_op.keys:
+        return text
     keys = [jtu.keystr((key,)) for key in op.keys]
-    others = {jtu.keystr((key,)) for key in other.keys}
-    missing = [f"`{key}`" for key in keys if key not in others]
+    other_keys = {jtu.keystr((key,)) for key in other_op.keys}
+    missing = [f"`{key}`" for key in keys if key not in other_keys]
     if missing:
-        return f"{name} ({', '.join(missing[:MOST_PATHS])} in this one only)"
-    return f"{name}, in the order {listed(keys)}" if len(op.keys) == len(other.keys) else name
+        return f"{text} ({', '.join(missing[:MOST_PATHS])} in this one only)"
+    return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(other_op.keys) else text
 
 
-def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[Pair]:
-    """The pairs of two shapes that must match.
+def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair]:
+    """Yields the pairs of two shapes. Arguments as for `pairs`.
 
     Raises:
-        SharingMismatchError: where they do not.
+        SharingMismatchError: at the first mismatch.
     """
     for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
@@ -130,74 +163,88 @@ def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool =
         yield pair
 
 
-def lost_ties(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> list[LostTie] | Mismatch:
-    """The records of `left` that are more than one record of `right`: ties that `right` lacks."""
-    first: dict[int, Pair] = {}
-    lost: list[LostTie] = []
+def lost_ties(
+    left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False
+) -> list[SplitRecord] | Mismatch:
+    """Finds the ties of `left` missing from `right`. Arguments as for `pairs`.
+
+    Returns:
+        The records of `left` with several counterparts in `right`, or the first mismatch.
+    """
+    first_pairs: dict[int, RecordPair] = {}
+    split: list[SplitRecord] = []
     for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
             return pair
-        earlier = first.setdefault(pair.left, pair)
-        if earlier.right != pair.right:
-            parts = earlier.right, pair.right
-            lost.append(LostTie(pair.left, parts, (earlier.path, pair.path), (earlier.above, pair.above)))
-    return lost
+        first = first_pairs.setdefault(pair.left, pair)
+        if first.right != pair.right:
+            split.append(SplitRecord(pair.left, (first.right, pair.right), (first.path, pair.path)))
+    return split
 
 
 def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record, ...], dict[int, int]]:
-    """The shape with each group of its records made one, the lowest, which a walk meets first.
+    """Makes one record of each group of records: the lowest, reached first by a walk.
 
     Args:
         shape: a DAG.
-        groups: records to make one, which are alike. With two nodes, their children must be in groups together too, as
-            they are where the groups come from the pairs of two shapes.
+        groups: records of one kind. If two nodes are in one group, their children must be in common groups, too, as
+            they are if the groups come from the pairs of two shapes.
 
     Returns:
-        As `canonical`, the names being the records that were kept.
+        The records of the merged DAG, and old number → new number for each record that is left.
     """
-    classes = Classes(len(shape.records))
+    classes = UnionFind(len(shape.records))
     for group in groups:
-        for i in group:
-            classes.unite(group[0], i)
+        for number in group:
+            classes.unite(group[0], number)
 
-    def expand(i: int) -> tuple[Op, Sequence[int]]:
-        op, children = shape.records[i]
-        return op, [classes.of(child) for child in children]
+    def expand(number: int) -> tuple[Op, Sequence[int]]:
+        op, children = shape.records[number]
+        return op, [classes.find(child) for child in children]
 
-    return canonical(classes.of(shape.root), expand)
+    return canonical(classes.find(shape.root), expand)
 
 
-class Classes:
-    """Numbers from 0 on, each a class of its own until two classes are made one; the lowest number stands for all."""
+class UnionFind:
+    """Disjoint sets of the numbers from 0 on (Tarjan 1975). The lowest number of a set represents it.
+
+    At first each number is a set of its own.
+    """
 
     def __init__(self, count: int) -> None:
-        self._lower = list(range(count))
+        self._lower = list(range(count))  # number → a lower one of its set, or itself for the representative
 
-    def of(self, number: int) -> int:
-        """The number that stands for the class of a number."""
+    def find(self, number: int) -> int:
+        """The representative of a number's set."""
         lower = self._lower
         while lower[number] != number:
+            # Path halving: each step shortens the chain for the next look-up, and nothing recurses.
             lower[number] = lower[lower[number]]
             number = lower[number]
         return number
 
-    def unite(self, one: int, other: int) -> bool:
-        """Makes one class of two; whether they were two."""
-        one, other = self.of(one), self.of(other)
-        if one < other:
-            self._lower[other] = one
+    def unite(self, left: int, right: int) -> bool:
+        """Makes one set of the sets of two numbers. Returns False if they are one already."""
+        left, right = self.find(left), self.find(right)
+        if left < right:
+            self._lower[right] = left
         else:
-            self._lower[one] = other
-        return one != other
+            self._lower[left] = right
+        return left != right
 
 
 def name_of(op: Any, num_children: int | None = None) -> str:
-    """What a record is, for errors."""
+    """Names an operation in words, for errors.
+
+    Args:
+        op: the operation.
+        num_children: how many children a node has. None leaves the number out.
+    """
     if op is LEAF:
         return "a traced leaf"
     if type(op) is Static:
         return f"the static value {shown(op.peek())}"
     if type(op) is not Node:
         return "an object of the caller's"
-    of_how_many = "" if num_children is None or op.type.cls is type(None) else f" with {num_children} children"
-    return f"a `{op.type.cls.__name__}`{of_how_many}"
+    count = "" if num_children is None or op.type.cls is type(None) else f" with {num_children} children"
+    return f"a `{op.type.cls.__name__}`{count}"

@@ -1,16 +1,18 @@
-"""A DAG without its traced leaves, as a flat table.
+"""Structures: a DAG without its traced leaves, as a flat table.
+
+    [w, Pair(w, 3)]     records  0: leaf   1: static 3   2: Pair(0, 1)   3: list(0, 2)      root 3
 
 A DAG is packed into the list of its traced leaves, each once, and a *structure*: a flat table of records in the order
 in which a depth-first walk completes them. A record is an operation and the numbers of the records that are its
 children, so a shared node is one number that appears twice, and a structure is compared and hashed without any
-recursion. The same shape serves in TensorFlow's checkpoints, where it is called a trackable object graph.
+recursion. TensorFlow's checkpoints have the same shape, called a trackable object graph.
 
-Structures are interned: two equal ones are one object, so comparison is `is`, which is what makes them cheap as part
-of JAX's cache keys. The table of interned structures holds them weakly; JAX's own caches keep those alive that it
-still needs. Nothing is evicted while it is in use, for that would retrace.
+Structures are interned: two equal ones are one object. Comparison is then `is`, which makes structures cheap as part of
+JAX's cache keys. The table of interned structures holds them weakly, and JAX's own caches keep alive what they still
+need. No structure is dropped while it is in use, because the next call would retrace.
 
 In a `Context` several trees are packed one after the other. The record numbers of each then start where those of the
-one before it ended, and a number below that start refers to an object in an earlier tree.
+previous tree ended, and a number below that start refers to an object in an earlier tree.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -19,14 +21,18 @@ from typing import Any, NamedTuple, TypeVar
 from ._interned_objects import Interned
 from ._node_types import maker_of, node_type_of_class
 from ._plain_containers import NodeType
-from ._static_kinds import Same
+from ._static_kinds import IdentityKey
 from ._static_values import Static
 
 Path = tuple[Any, ...]
+"""Key entries from the root down, as in JAX's key paths."""
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
 
 
 class Leaf:
-    """Operation: the next traced leaf. There is one instance, `LEAF`."""
+    """Operation: take the next traced leaf. There is one instance, `LEAF`."""
 
     def __repr__(self) -> str:
         return "LEAF"
@@ -41,8 +47,8 @@ LEAF = Leaf()
 class Node:
     """Operation: put a node together from its children.
 
-    Equal if the classes are the same and the auxiliary data is strictly equal. `keys` name the children in paths and
-    take no part in the comparison, since class and auxiliary data determine them.
+    Two are equal if the classes are the same and the auxiliary data is strictly equal. `keys` name the children in
+    paths. They take no part in the comparison, because class and auxiliary data determine them.
     """
 
     __slots__ = ("_unflatten", "aux", "keys", "type")
@@ -55,7 +61,10 @@ class Node:
 
     @property
     def unflatten(self) -> Callable[[tuple[Any, ...]], Any]:
-        """For classes in JAX's registry, whose auxiliary data nobody can change: children → a new instance."""
+        """Function that makes a new instance of the children alone. Cached.
+
+        Only for classes in JAX's registry whose auxiliary data cannot change: each instance gets the same.
+        """
         if self._unflatten is None:
             self._unflatten = maker_of(self.type.cls, self.aux.peek(), len(self.keys))
         return self._unflatten
@@ -70,45 +79,54 @@ class Node:
         return f"Node({self.type.cls.__name__})"
 
     def __reduce__(self) -> Any:
-        # How the class comes apart is code; whoever unpickles this finds it by the class, as for its own objects.
+        # The node type holds functions, which cannot be pickled. Its class can, and leads back to it.
         return _node_of, (self.type.cls, self.aux, self.keys)
 
 
 def _node_of(cls: type, aux: Static, keys: Path) -> Node:
+    """Unpickles a `Node`."""
     return Node(node_type_of_class(cls), aux, keys)
 
 
 class Given(NamedTuple):
-    """Operation: the very object that is number `number` on the other side of the crossing."""
+    """Operation: take the caller's own object whose number is `number`.
+
+    It occurs in the results of a function. The number refers to the records of the arguments.
+    """
 
     number: int
 
 
 class Update(NamedTuple):
-    """Operation: put `node` together and write its content into object `number` on the other side of the crossing.
+    """Operation: put `node` together and write its content into the caller's object whose number is `number`.
 
     Attributes:
-        number: Of the object.
-        node: What it is to be.
-        before: The auxiliary data that it had when the function received it. A static object in it that equals its new
-            value is left alone, so that the caller still finds his own. None if it holds no such object, or if the
-            function got the caller's own.
+        number: the number of the object among the records of the arguments.
+        node: the new content.
+        received_aux: the auxiliary data of the object when the function received it. A static object in it is left
+            alone if it equals its new value: the caller keeps the very object. None if the auxiliary data holds no
+            static objects, or if the function got the caller's own objects and not copies.
     """
 
     number: int
     node: Node
-    before: Static | None = None
+    received_aux: Static | None = None
 
     @classmethod
     def of(cls, number: int, node: Node, received: Any) -> "Update":
-        """The operation for an object whose record was `received`."""
+        """Makes the operation for an object whose operation was `received` when it entered the function."""
         is_exact = bool(node.aux.objects)
-        before = received.aux if type(received) is Node and not is_exact and received.aux.has_objects else None
-        return cls(number, node, before)
+        if type(received) is not Node or is_exact or not received.aux.has_objects:
+            return cls(number, node)
+        return cls(number, node, received.aux)
 
 
 Op = Leaf | Static | Node | Given | Update
 Record = tuple[Op, tuple[int, ...]]
+"""An operation and the numbers of the records that are its children."""
+
+
+# --- structures -------------------------------------------------------------------------------------------------------
 
 
 class Structure:
@@ -119,8 +137,8 @@ class Structure:
     Attributes:
         num_leaves: how many traced leaves it has, each shared one counted once.
 
-    Can be pickled if its static values can, in time linear in the records and without recursion over them; it is
-    interned again where it arrives, so there, too, equal ones are one object.
+    Can be pickled if its static values can, in time linear in the records and without recursion over them. It is
+    interned again where it is unpickled, so there, too, equal structures are one object.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -130,24 +148,28 @@ class Structure:
         (1, True, False)
     """
 
-    # The content: `records` is the table, children before parents, `root` the number of the record that is the whole
-    # tree, `base` that of the first one, 0 unless earlier trees were flattened in the same `Context`. `maker` stands
-    # for that Context, if there was one; it is not the Context itself, which keeps every leaf that it has seen. Both
-    # are here because whoever unflattens, perhaps in another process, has the structure and nothing beside it. As
-    # records, with a `Given` for each object of an earlier tree, they doubled the time of a flatten in a Context.
-    # `noted` and `tied_values`, only for results of functions: which of the traced leaves lost their ties on purpose,
-    # and which were tied outside modules (see `ties/_leaf_notes`).
+    # The content, which `is_like` compares:
     #
-    # What follows from it: `given`, the numbers that it takes from the other side; `updates`, whether it has content
-    # that is to be written into objects of the other side; `is_noted`, whether something is noted of its leaves when
-    # its tree is put together.
+    # `records` is the table, children before parents. `root` is the number of the record that is the whole tree.
+    # `base` is the number of the first record: 0 unless earlier trees were flattened in the same `Context`.
+    # `maker` stands for that Context, if there was one. It is not the Context itself, which keeps every leaf that it
+    # has seen. Both are here because whoever unflattens, perhaps in another process, has only the structure. A `Given`
+    # for each object of an earlier tree would say the same, but doubled the time of a flatten in a Context.
+    # `noted` and `tied_values` exist only for results of functions: the traced leaves that lost their ties on purpose,
+    # and those that were tied outside modules (see `ties/_leaf_notes`).
+    # `objects` are the static values that were taken exactly as they are (`Rules.is_exact`) and that no equal one can
+    # replace. Two structures that differ in nothing else compare equal record by record, but are two.
     #
-    # `objects`: of the static values that were taken exactly as they are (`Rules.is_exact`), those for which an equal
-    # one does not do. Two structures that differ in nothing else compare equal record by record, but are two.
+    # Derived from the content by `complete`:
     #
-    # No part of it: `pins`, what must live as long as this, for keys that lead to it (see `_native_walk`); `plans`,
-    # how transforms deal its leaves, by what they do; `program`, the records as the native `build` runs them, once it
-    # has.
+    # `given` are the numbers of the caller's objects that it contains. `updates` says whether it has content to be
+    # written into objects of the caller. `is_noted` says whether any leaf needs a note when the tree is put together.
+    #
+    # No part of the content:
+    #
+    # `pins` are objects that must live as long as the structure, for keys that lead to it (see `_native_walk`).
+    # `plans` say how transforms group its leaves; each has what the transform does for a key. `program` is the records
+    # as the native `build` runs them, None until the first build.
 
     __slots__ = (
         "__weakref__",
@@ -176,7 +198,7 @@ class Structure:
     is_noted: bool
     maker: Any
     noted: tuple[int, ...]
-    objects: tuple[Same, ...]
+    objects: tuple[IdentityKey, ...]
     tied_values: tuple[int, ...]
     pins: dict[bytes, tuple[Any, ...]]
     plans: dict[Any, Any]
@@ -184,26 +206,32 @@ class Structure:
 
     @property
     def leaf_numbers(self) -> list[int]:
-        """The numbers of its traced leaves, in order."""
+        """Numbers of its traced leaves, in order. Cost: one look at each record."""
         return [number for number, (op, _) in enumerate(self.records, self.base) if op is LEAF]
 
     def __repr__(self) -> str:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
 
     def complete(self) -> None:
-        """Works out what follows from the content."""
+        """Computes the attributes that follow from the content. Called once, when no equal structure exists."""
         self.pins, self.plans = {}, {}
         self.num_leaves = sum(op is LEAF for op, _ in self.records)
         self.given = tuple(sorted({op.number for op, _ in self.records if type(op) is Given}))
         self.updates = any(type(op) is Update for op, _ in self.records)
         self.is_noted = bool(self.noted or self.tied_values)
 
-    def is_like(self, other: "Structure") -> bool:
-        """Whether another one has the same content, that is, whether it is to be this one."""
-        same = self.maker is other.maker and self.base == other.base and self.root == other.root
-        same = same and self.noted == other.noted and self.tied_values == other.tied_values
-        same = same and self.objects == other.objects
-        return same and self.records == other.records
+    def is_like(self, candidate: "Structure") -> bool:
+        """Compares the content of two structures. Structures of equal content are interned as one."""
+        # The records come last, because comparing them may run a user's `==` for each static value.
+        return (
+            self.maker is candidate.maker
+            and self.base == candidate.base
+            and self.root == candidate.root
+            and self.noted == candidate.noted
+            and self.tied_values == candidate.tied_values
+            and self.objects == candidate.objects
+            and self.records == candidate.records
+        )
 
     def __copy__(self) -> "Structure":
         return self
@@ -226,101 +254,164 @@ def intern(
     noted: tuple[int, ...] = (),
     tied_values: tuple[int, ...] = (),
 ) -> Structure:
-    """The one structure with this content. Cost: one hash over the records."""
+    """Returns the one structure with this content, a new one if there is none yet. Cost: one hash over the records."""
     structure = Structure()
     structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
     structure.noted, structure.tied_values, structure.program = noted, tied_values, None
     structure.objects = _objects_in(records)
-    number = hash((maker, base, root, noted, tied_values, structure.objects, records))
-    return _interned.one_like(number, structure)
+    content_hash = hash((maker, base, root, noted, tied_values, structure.objects, records))
+    return _interned.intern(content_hash, structure)
 
 
-Key = TypeVar("Key", bound=Hashable)
+def _objects_in(records: Sequence[Record]) -> tuple[IdentityKey, ...]:
+    """Collects the user's own static objects from all exact static values, in order."""
+    objects: list[IdentityKey] = []
+    # Each trace comes here several times. So the loop repeats `_static_of` instead of calling it for each record.
+    for op, _ in records:
+        if type(op) is Node:
+            objects += op.aux.objects
+        elif type(op) is Static:
+            objects += op.objects
+        elif type(op) is Update:
+            objects += op.node.aux.objects
+    return tuple(objects)
+
+
+# --- records as a DAG -------------------------------------------------------------------------------------------------
+
+
+NodeKey = TypeVar("NodeKey", bound=Hashable)
+"""Whatever a caller of `canonical` uses to tell the nodes of its DAG apart."""
 
 
 def canonical(
-    root: Key, expand: Callable[[Key], tuple[Op, Sequence[Key]]]
-) -> tuple[tuple[Record, ...], dict[Key, int]]:
+    root: NodeKey, expand: Callable[[NodeKey], tuple[Op, Sequence[NodeKey]]]
+) -> tuple[tuple[Record, ...], dict[NodeKey, int]]:
     """Numbers the nodes of any DAG as a walk would number them.
 
     Args:
-        root: names the root.
-        expand: name → (operation, names of the children). Equal names are one node.
+        root: the key of the root.
+        expand: key → (operation, keys of the children). Equal keys are one node. Called once for each key.
 
     Returns:
-        The records, and the number of each name, in the order of the numbers; the root is the last.
+        The records, and the number of each key, in the order of the numbers. The root is the last.
     """
-    numbers: dict[Key, int] = {}
+    numbers: dict[NodeKey, int] = {}
     records: list[Record] = []
-    stack: list[tuple[Key, Op | None, Sequence[Key]]] = [(root, None, ())]
+    # Each key is pushed without its operation first. A node with children is pushed again, with it, below them: when it
+    # comes up the second time, all of its children have numbers.
+    stack: list[tuple[NodeKey, Op | None, Sequence[NodeKey]]] = [(root, None, ())]
     while stack:
-        name, op, children = stack.pop()
-        if name in numbers:
+        key, op, children = stack.pop()
+        if key in numbers:
             continue
         if op is None:
-            op, children = expand(name)
+            op, children = expand(key)
             if children:
-                stack.append((name, op, children))
+                stack.append((key, op, children))
                 stack.extend((child, None, ()) for child in reversed(children))
                 continue
-        numbers[name] = len(records)
+        numbers[key] = len(records)
         records.append((op, tuple([numbers[child] for child in children])))
     return tuple(records), numbers
 
 
+def edges(
+    records: Sequence[Record],
+    roots: Sequence[tuple[Path, int]],
+    base: int = 0,
+    keys_of: Callable[[int, Node], Path] | None = None,
+) -> Iterator[tuple[int, Path]]:
+    """Yields each edge of a DAG once, as the number it leads to and a path that ends with it.
+
+    The path goes through the first path of the parent. So the first pair of a number is its representative path. Each
+    record is entered once, so the cost is linear in the records even where the number of paths is exponential.
+
+    Args:
+        records: the table.
+        roots: the paths and numbers of the records to begin at. Each counts as an edge.
+        base: the number of the first record. Lower numbers are yielded and not entered.
+        keys_of: (number of a record, its node) → the keys of its children. Asked only about nodes whose class does not
+            determine them. None takes the keys that the nodes have.
+    """
+    entered: set[int] = set()
+    # Children are pushed in reverse, so that they come off the stack in flatten order.
+    stack: list[tuple[int, Path]] = [(number, path) for path, number in reversed(roots)]
+    while stack:
+        number, path = stack.pop()
+        yield number, path
+        if number in entered or number < base:
+            continue
+        entered.add(number)
+        op, children = records[number - base]
+        node = op.node if type(op) is Update else op
+        if type(node) is Node:
+            keys = keys_of(number, node) if keys_of is not None and node.type.names_children else node.keys
+            children_with_keys = tuple(zip(keys, children, strict=True))
+            stack.extend((child, (*path, key)) for key, child in reversed(children_with_keys))
+
+
 def at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int]:
-    """The records to which several paths lead."""
-    met: set[int] = set()
-    found: set[int] = set()
+    """Finds the records that several paths lead to. Everything below such a record is one, too."""
+    visited: set[int] = set()
+    shared: set[int] = set()
     stack = list(roots)
     while stack:
         number = stack.pop()
-        if number in found:
+        if number in shared:
             continue
-        if number in met:
-            found.add(number)
-        met.add(number)
-        stack.extend(records[number][1])  # the second time for all below it
-    return found
+        if number in visited:
+            shared.add(number)
+        visited.add(number)
+        # A shared record is entered a second time, so that everything below it is visited twice as well.
+        stack.extend(records[number][1])
+    return shared
 
 
 def with_several_edges(records: Sequence[Record], root: int) -> set[int]:
-    """The records below a root that several edges lead to, and not only one that several paths lead to."""
-    met: set[int] = set()
-    found: set[int] = set()
+    """Finds the records below a root that several edges lead to.
+
+    A record below a shared one is not among them if only one edge leads to it.
+    """
+    visited: set[int] = set()
+    shared: set[int] = set()
     stack = [root]
     while stack:
         for child in records[stack.pop()][1]:
-            if child in met:
-                found.add(child)
+            if child in visited:
+                shared.add(child)
             else:
-                met.add(child)
+                visited.add(child)
                 stack.append(child)
-    return found
+    return shared
 
 
 def reached_outside(records: Sequence[Record], root: int) -> dict[int, int]:
-    """The records that a path through plain containers alone leads to, and how many such paths: one, or two for more.
+    """Counts, for each record, the paths that lead to it through plain containers alone.
 
-    Cost: linear in the records found.
+    Returns:
+        Number → 1 for one such path, 2 for two or more. A record without any is missing.
+
+    Cost: linear in the records returned.
     """
-    found: dict[int, int] = {}
+    num_paths: dict[int, int] = {}
     stack = [root]
     while stack:
         number = stack.pop()
-        paths = found.get(number, 0)
-        if paths == 2:
+        count = num_paths.get(number, 0)
+        # The count stops at 2, so that no record is entered a third time.
+        if count == 2:
             continue
-        found[number] = paths + 1
+        num_paths[number] = count + 1
         op, children = records[number]
         node = op.node if type(op) is Update else op
         if type(node) is Node and node.type.is_plain:
             stack.extend(children)
-    return found
+    return num_paths
 
 
 def statics_of(structure: Structure) -> Iterator[tuple[int, Static]]:
-    """The numbers of its static leaves and nodes, each with its static data."""
+    """Yields the static leaves and the auxiliary data of the nodes of a structure, with the numbers of the records."""
     for number, (op, _) in enumerate(structure.records, structure.base):
         static = _static_of(op)
         if static is not None:
@@ -335,57 +426,10 @@ def _static_of(op: Op) -> Static | None:
     return node if type(node) is Static else None
 
 
-def _objects_in(records: Sequence[Record]) -> tuple[Same, ...]:
-    """The user's own static objects, of all exact static values, in order."""
-    found: list[Same] = []
-    # Written out, for each trace comes here several times.
-    for op, _ in records:
-        if type(op) is Node:
-            found += op.aux.objects
-        elif type(op) is Static:
-            found += op.objects
-        elif type(op) is Update:
-            found += op.node.aux.objects
-    return tuple(found)
-
-
 def depth_of(records: Sequence[Record]) -> int:
-    """How deeply the records are nested."""
+    """Number of records on the longest path from a root to a leaf."""
     depths: list[int] = []
+    # Children come before their parents, so their depths are there.
     for _, children in records:
         depths.append(1 + max((depths[child] for child in children), default=0))
     return max(depths, default=0)
-
-
-def edges(
-    records: Sequence[Record],
-    roots: Sequence[tuple[Path, int]],
-    base: int = 0,
-    keys_of: Callable[[int, Node], Path] | None = None,
-) -> Iterator[tuple[int, Path]]:
-    """Every way into every record, once each: (number, path), the path going through each parent's first path.
-
-    The first pair of a number is its representative path. A walk of the DAG, not of its unfolding: the cost is linear
-    in the records even where the number of paths is exponential. Numbers below `base` are yielded and not entered.
-
-    Args:
-        records: The table.
-        roots: Where to begin: paths, and the numbers of records.
-        base: The number of the first record.
-        keys_of: (number of a record, its node) → the keys of its children. Asked only of nodes whose class does not say
-            what they are; those of the node if it is not given.
-    """
-    seen: set[int] = set()
-    stack: list[tuple[int, Path]] = [(number, path) for path, number in reversed(roots)]
-    while stack:
-        number, path = stack.pop()
-        yield number, path
-        if number in seen or number < base:
-            continue
-        seen.add(number)
-        op, children = records[number - base]
-        node = op.node if type(op) is Update else op
-        if type(node) is Node:
-            keys = keys_of(number, node) if keys_of is not None and node.type.names_children else node.keys
-            pairs = zip(keys, children, strict=True)
-            stack.extend((child, (*path, key)) for key, child in reversed(tuple(pairs)))

@@ -1,7 +1,12 @@
-"""Which leaves are traced, and which carry identity: arrays do, and numbers, NumPy's scalars among them, do not.
+"""Decides which leaves are traced and which carry identity.
 
-Which of an array, a number and anything else is traced depends on the convention of the module that holds it, which its
-library says (`convention_of` of its row).
+    leaf            traced by Equinox    traced by JAX    carries identity
+    an array        yes                  yes              yes
+    np.float32(1)   yes                  yes              no
+    1.0             no                   yes              no
+    jax.nn.relu     no                   no               no
+
+Which column holds for a leaf depends on the module that holds it: its library says (`convention_of` of its row).
 """
 
 from typing import Any
@@ -16,26 +21,30 @@ from ._plain_containers import Inherited
 PYTHON_NUMBERS = frozenset({bool, int, float, complex})
 
 TRACED_NUMBERS = PYTHON_NUMBERS | TYPED_NUMBERS
-"""Those that JAX gives to rules in their place, too."""
+"""Classes of numbers that JAX traces: Python's, and the subclasses that JAX passes to derivative rules instead."""
+
+_NAMES_OF_DTYPES = [name for name in dir(jnp) if name.startswith(("bfloat", "float8", "int4", "uint4"))]
 
 NUMPY_NUMBERS: tuple[type, ...] = tuple(
     {np.dtype(code).type for code in "?bhilqBHILQefdFD"}
-    | {np.dtype(getattr(jnp, name)).type for name in dir(jnp) if name.startswith(("bfloat", "float8", "int4", "uint4"))}
+    | {np.dtype(getattr(jnp, name)).type for name in _NAMES_OF_DTYPES}
 )
-"""Whose dtypes JAX traces; each has one object for its dtype."""
+"""NumPy's scalar classes whose dtypes JAX traces. For each of them there is one dtype object."""
 
 _WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
 
 
 def carries_identity(leaf: Any) -> bool:
-    """Whether a traced leaf is an object, two occurrences of which are a tie, rather than a value."""
+    """Tells whether a traced leaf is an object, two occurrences of which are a tie, and not a value."""
     return isinstance(leaf, _WITH_IDENTITY)
 
 
 def is_traced(leaf: Any, convention: Inherited) -> bool:
-    """Whether a leaf becomes an input of the computation under the convention of its module."""
+    """Tells whether a leaf becomes an input of the computation, under the convention of its module."""
+    # Outside modules the transform decides, and raises its own error for what it cannot trace.
     if convention in ("outside", "any"):
         return True
+    # JAX refuses NumPy arrays of texts and objects, so in its convention they are static. To Equinox all are arrays.
     if isinstance(leaf, np.ndarray | np.generic):
         return convention == "equinox" or _is_numeric(leaf.dtype)
     if isinstance(leaf, _WITH_IDENTITY):

@@ -1,7 +1,9 @@
-"""Trees taken apart and put together by walking, in Python: the reference for everything that is faster.
+"""Takes trees apart and puts them together in Python: the reference for everything that is faster.
 
-Nothing here recurses, so depth is no matter; and nothing is asked of an object but what its node type says. The same in
-C is `_native.c`. What that does not know, and every error, comes from here.
+    walk([w, Pair(w, 3)])    leaves  w      records  0: leaf   1: static 3   2: Pair(0, 1)   3: list(0, 2)      root 3
+
+Both directions loop over explicit stacks and never recurse, so depth is no limit. They ask an object nothing but what
+its node type says. `_native.c` does the same in C, and leaves to this file every error and everything uncommon.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +17,18 @@ from ._errors import CycleError, DepthError, StaticComparisonError
 from ._node_types import is_value_of_variable, node_type_of
 from ._plain_containers import Inherited, NodeType, has_unordered_keys
 from ._static_kinds import Incomparable
-from ._static_values import Known, Static, nothing_known, with_originals
+from ._static_values import Static, StaticMemo, new_static_memo, with_originals
 from ._structure import LEAF, Given, Node, Op, Path, Record, Update
 from ._traced_leaves_and_identity import carries_identity, is_traced
 
 MAX_DEPTH = 100_000
-"""Nothing here recurses, so this only stops a class whose flatten function makes new children for ever."""
+"""The walk needs no limit. This one stops a class whose flatten function makes new children without end."""
 
 
 class Tags:
-    """Which objects a crossing has seen, and their numbers.
+    """Numbers of the objects seen by one or several walks.
 
-    `objects` keeps every one of them alive, so that an id stands for one object as long as the tags exist.
+    `objects` keeps every one of them alive. So an id stands for one object as long as the tags exist.
     """
 
     __slots__ = ("numbers", "objects")
@@ -36,11 +38,11 @@ class Tags:
         self.objects: list[Any] = []
 
     def number_of(self, obj: Any) -> int | None:
-        """The number of an object that was tagged."""
+        """Looks up the number of a tagged object. None for objects without a tag."""
         return self.numbers.get(id(obj))  # tagged objects are alive in `objects`, so equal ids mean the same object
 
     def add(self, obj: Any, *, tag: bool) -> int:
-        """Gives an object the next number, and remembers it under its id if `tag`."""
+        """Gives an object the next number. With `tag`, `number_of` finds it from then on."""
         number = len(self.objects)
         self.objects.append(obj)
         if tag:
@@ -48,34 +50,34 @@ class Tags:
         return number
 
     def forget(self, start: int) -> None:
-        """Takes back every number from `start` on."""
+        """Removes every object from number `start` on."""
         for obj in self.objects[start:]:
             self.numbers.pop(id(obj), None)  # alive in `objects` until the next line
         del self.objects[start:]
 
 
 class Rules(NamedTuple):
-    """What a walk treats as what.
+    """Settings of a walk: which objects carry identity, which leaves are traced, how static values are taken.
 
     Attributes:
         containers: mutable containers carry identity outside modules, too.
-        arrays: arrays carry identity too.
-        values: so do tuples and whatever else is a node, so that what is shared is walked once. The structure is then
-            no description of the tree that others could be compared with.
-        filtered: as under Equinox's filters, only arrays are traced, in modules of all libraries and outside.
-        convention: the one that holds around the root.
-        given: objects that are not packed but named by their number on the other side.
-        updated: objects whose content is to be written into the object of that number.
-        received: the records of the other side, which these numbers are of.
-        is_exact: static values are those of this very tree, uncopied, for a tree that is put together again from the
-            structure. Otherwise equal ones of another tree may stand for them, so that one trace serves both.
-        given_copies: copies that a function was given of static objects, each with the object, which takes its place
-            again if the function did not change the copy.
-        on_static: called with each static value and its path, to object to it.
-        is_leaf: nodes and static values for which it is true count as traced leaves.
-        is_leaf_takes_path: whether it takes the key path before the object, as JAX's functions with paths have it.
-        are_structs_traced: whether a `jax.ShapeDtypeStruct` stands for an array where Equinox's convention holds. It
-            has no value, so in what a traced function returned it is static there, as any other object.
+        arrays: arrays carry identity.
+        values: tuples and all other nodes are tagged, too, so a shared one is walked only once. The structure then
+            depends on the identity of tuples, and must not be compared with that of another tree.
+        filtered: only arrays are traced, in and outside modules of all libraries, as under Equinox's filters.
+        convention: the convention around the root.
+        given: the numbers of the caller's own objects. They are not packed: each becomes a `Given`.
+        updated: the numbers of objects of the caller with a new content. Each becomes an `Update`.
+        received: the records for the numbers in `updated`.
+        is_exact: static values are taken uncopied from this very tree, for a structure that puts the same tree together
+            again. Otherwise equal values of another tree may stand for them, so that one trace serves both.
+        given_copies: copies of static objects, as a function received them → the caller's originals. A copy is
+            replaced by its original if the two are still equal.
+        on_static: called with each static value and a function for its path. It raises to refuse the value.
+        is_leaf: a node or static value counts as a traced leaf if this returns true for it.
+        is_leaf_takes_path: whether `is_leaf` takes a key path before the object, as in JAX's functions with paths.
+        are_structs_traced: whether Equinox's convention traces a `jax.ShapeDtypeStruct` in place of an array. It has no
+            value, so in the result of a traced function it must be static.
     """
 
     containers: bool = False
@@ -97,37 +99,37 @@ class Rules(NamedTuple):
 DEFAULT_RULES = Rules()
 
 
-def _is_value(obj: Any, node_type: NodeType | None, convention: Inherited, rules: Rules) -> bool:
-    """Whether an object has no identity where it is, whatever it has elsewhere."""
-    if not rules.are_structs_traced and type(obj) is jax.ShapeDtypeStruct:
-        return False
-    if convention == "variable":
-        return node_type is None and is_value_of_variable(obj) and (not rules.filtered or is_traced(obj, "equinox"))
-    if convention != "outside":
-        return False
-    if node_type is None:
-        return not isinstance(obj, jax.Ref) and (not rules.filtered or is_traced(obj, "equinox"))
-    return node_type.is_plain and not (rules.containers and node_type.is_mutable)
-
-
 class Reading:
-    """What a walk read, in the order in which it met it, from which the native walk's key is written.
+    """Log of one walk, from which the native walk's key for the same tree is written.
 
     Attributes:
-        visited: None for a leaf; the number of an object that was seen before; for a node its type, the number of its
-            children, and its auxiliary data; for a static leaf None, 0 and its value. Nobody changes any of it.
-        known: what the walk found out about static values.
+        visited: one entry for each visit, in order. None for a traced leaf; the number of an object that was seen
+            before; (node type, number of children, auxiliary data) for a node; (None, 0, value) for a static leaf. No
+            entry is changed later, even if another thread changes the tree.
+        static_memo: the facts about the static values.
     """
 
-    __slots__ = ("known", "visited")
+    __slots__ = ("static_memo", "visited")
 
     def __init__(self) -> None:
         self.visited: list[int | tuple[NodeType | None, int, Any] | None] = []
-        self.known = nothing_known()
+        self.static_memo = new_static_memo()
 
 
-class _Frame:
-    __slots__ = ("aux", "children", "convention", "done", "is_object", "obj", "type")
+class _OpenNode:
+    """A node on the way from the root to where the walk is.
+
+    Attributes:
+        obj: the node. It is alive while its id is among the open ones.
+        type: its node type.
+        children: its children, in order.
+        aux: its auxiliary data.
+        convention: the convention for the leaves below it.
+        is_object: whether it carries identity where it stands.
+        numbers: the record numbers of its complete children.
+    """
+
+    __slots__ = ("aux", "children", "convention", "is_object", "numbers", "obj", "type")
 
     def __init__(
         self,
@@ -138,13 +140,13 @@ class _Frame:
         aux: Static,
         is_object: bool,
     ) -> None:
-        self.obj = obj  # alive while its id is among the open ones
+        self.obj = obj
         self.type = node_type
         self.children = children
         self.aux = aux
         self.convention: Inherited = convention
         self.is_object = is_object
-        self.done: list[int] = []
+        self.numbers: list[int] = []
 
 
 def walk(
@@ -154,10 +156,11 @@ def walk(
 
     Args:
         tree: any object.
-        tags: the objects that were seen earlier in the same crossing; those seen now are added.
+        tags: the objects seen by earlier walks. They are not packed again; records refer to them by number. This walk
+            adds its own.
         rules: see `Rules`.
-        prefix: what stands before each path in errors.
-        reading: gets what is read.
+        prefix: a text to put before each path in errors.
+        reading: an empty log to fill.
 
     Returns:
         The traced leaves not seen before, the records added, and the number of the root.
@@ -167,24 +170,29 @@ def walk(
         StaticComparisonError: if a static leaf has no usable `==`.
         DepthError: if a static leaf is nested too deeply, or the nodes are.
     """
+    # The helpers are closures and not methods: the walk runs for each node of each cold call, and a local variable is
+    # cheaper than an attribute.
     leaves: list[Any] = []
     records: list[Record] = []
-    frames: list[_Frame] = []
-    open_ids: set[tuple[int, bool]] = set()  # of the objects and the values in `frames`, which keeps them alive
+    open_nodes: list[_OpenNode] = []
+    open_ids: set[tuple[int, bool]] = set()  # ids of the objects in `open_nodes`, which keeps them alive
     reading = Reading() if reading is None else reading
-    of_statics, visited = reading.known, reading.visited
-    given, updated = rules.given or None, rules.updated or None  # mostly there are none
+    static_memo, visited = reading.static_memo, reading.visited
+    # Most walks have no such objects: None spares them a look-up for each leaf and node.
+    caller_numbers, updated_numbers = rules.given or None, rules.updated or None
 
-    def keys_to(extra: int = 0) -> Path:
-        return tuple([f.type.keys_of(f.obj)[len(f.done)] for f in frames[: len(frames) - extra]])
+    def current_path(levels_up: int = 0) -> Path:
+        """The path to the child that the walk has reached, or to the open node so many levels above it."""
+        nodes = open_nodes[: len(open_nodes) - levels_up]
+        return tuple([node.type.keys_of(node.obj)[len(node.numbers)] for node in nodes])
 
-    def path(extra: int = 0) -> str:
-        return prefix + jtu.keystr(keys_to(extra))
+    def path_text(levels_up: int = 0) -> str:
+        return prefix + jtu.keystr(current_path(levels_up))
 
-    def is_chosen_leaf(obj: Any) -> bool:
+    def is_leaf_by_rule(obj: Any) -> bool:
         if rules.is_leaf is None:
             return False
-        return rules.is_leaf(keys_to(), obj) if rules.is_leaf_takes_path else rules.is_leaf(obj)
+        return rules.is_leaf(current_path(), obj) if rules.is_leaf_takes_path else rules.is_leaf(obj)
 
     def is_traced_here(obj: Any, convention: Inherited) -> bool:
         is_of_equinox = rules.filtered or convention == "equinox"
@@ -192,82 +200,102 @@ def walk(
             return False
         return is_traced(obj, convention) and (not rules.filtered or is_traced(obj, "equinox"))
 
-    def record(obj: Any, op: Op, children: tuple[int, ...], *, tag: bool) -> int:
+    def add_record(obj: Any, op: Op, children: tuple[int, ...], *, tag: bool) -> int:
         records.append((op, children))
         return tags.add(obj, tag=tag)
 
-    def leaf(obj: Any, *, tag: bool) -> int:
+    def add_leaf(obj: Any, *, tag: bool) -> int:
         leaves.append(obj)
         visited.append(None)
-        return record(obj, LEAF, (), tag=tag)
+        return add_record(obj, LEAF, (), tag=tag)
 
     def visit(obj: Any, convention: Inherited) -> int | None:
-        """The number of a leaf or of an object seen before; otherwise opens a frame and returns None."""
+        """Returns the number of a leaf or of an object seen before. Otherwise opens the node and returns None."""
         node_type = node_type_of(obj)
+        # Outside modules JAX decides what a node is, and to JAX a `deque` is a leaf.
         if node_type is not None and convention in ("outside", "any") and not node_type.is_known_to_jax:
             node_type = None
-        # Asked first: outside modules what was seen inside one is a value, too.
+        # This precedes the look-up of tags: an object seen inside a module is still a value where it is outside one.
         if _is_value(obj, node_type, convention, rules):
-            return leaf(obj, tag=False) if node_type is None else open_node(obj, node_type, convention)
-        known = tags.number_of(obj)
-        if known is not None:
-            visited.append(known)
-            return known
-        if is_chosen_leaf(obj):
-            shared = carries_identity(obj) if node_type is None else node_type.carries_identity
-            return leaf(obj, tag=shared)
+            return add_leaf(obj, tag=False) if node_type is None else open_node(obj, node_type, convention)
+        number = tags.number_of(obj)
+        if number is not None:
+            visited.append(number)
+            return number
+        if is_leaf_by_rule(obj):
+            has_identity = carries_identity(obj) if node_type is None else node_type.carries_identity
+            return add_leaf(obj, tag=has_identity)
         if node_type is None:
             if is_traced_here(obj, convention):
-                shared = rules.arrays and carries_identity(obj)
-                if given is not None and shared and obj in given:
-                    return record(obj, Given(given[obj]), (), tag=True)
-                return leaf(obj, tag=shared)
-            static = _static(obj, rules, path, of_statics)
+                has_identity = rules.arrays and carries_identity(obj)
+                if caller_numbers is not None and has_identity and obj in caller_numbers:
+                    return add_record(obj, Given(caller_numbers[obj]), (), tag=True)
+                return add_leaf(obj, tag=has_identity)
+            static = _make_static(obj, rules, path_text, static_memo)
             visited.append((None, 0, static.peek()))
-            return record(obj, static, (), tag=False)
-        if given is not None and node_type.carries_identity and obj in given:
-            return record(obj, Given(given[obj]), (), tag=True)
+            return add_record(obj, static, (), tag=False)
+        if caller_numbers is not None and node_type.carries_identity and obj in caller_numbers:
+            return add_record(obj, Given(caller_numbers[obj]), (), tag=True)
         return open_node(obj, node_type, convention)
 
     def open_node(obj: Any, node_type: NodeType, convention: Inherited) -> None:
+        """Takes a node apart and makes it the innermost open node."""
         inner = node_type.inherits(convention, containers=rules.containers)
         is_object = node_type.carries_identity and (convention != "outside" or inner != "outside")
-        if (id(obj), is_object) in open_ids:  # of one in `frames`, alive
-            _raise_cycle(obj, frames, path, is_object=is_object)
-        if len(frames) >= MAX_DEPTH:
+        # An object inside a module and the same one outside, where it is a value, are two. A cycle comes back to each.
+        if (id(obj), is_object) in open_ids:  # of one in `open_nodes`, alive
+            _raise_cycle(obj, open_nodes, path_text, is_object=is_object)
+        if len(open_nodes) >= MAX_DEPTH:
             raise_too_deep(prefix)
         children, aux = node_type.take_apart(obj)
         if convention in ("outside", "any") and has_unordered_keys(node_type, aux):
             jtu.tree_flatten(obj, is_leaf=lambda part: part is not obj)  # raises JAX's own error
-        static = _static(aux, rules, path, of_statics)
+        static = _make_static(aux, rules, path_text, static_memo)
         visited.append((node_type, len(children), static.peek()))
-        frames.append(_Frame(obj, node_type, inner, children, static, is_object))
+        open_nodes.append(_OpenNode(obj, node_type, inner, children, static, is_object))
         if node_type.carries_identity:  # only what can be mutated can contain itself
-            open_ids.add((id(obj), is_object))  # alive in `frames`
+            open_ids.add((id(obj), is_object))  # alive in `open_nodes`
 
-    def close(frame: _Frame) -> int:
-        open_ids.discard((id(frame.obj), frame.is_object))  # alive in `frame`
-        keys = frame.type.keys_of(frame.obj)
-        if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
-            keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
-        op: Op = Node(frame.type, frame.aux, keys)
-        if updated is not None and frame.is_object and frame.obj in updated:
-            number = updated[frame.obj]
-            op = Update.of(number, op, rules.received[number][0])
-        return record(frame.obj, op, tuple(frame.done), tag=frame.is_object or rules.values)
+    def close_node(node: _OpenNode) -> int:
+        """Writes the record of a node after its last child, and returns its number."""
+        open_ids.discard((id(node.obj), node.is_object))  # alive in `node`
+        keys = node.type.keys_of(node.obj)
+        # A class may be registered with a number of keys that differs from that of its children. JAX accepts that.
+        if len(keys) != len(node.numbers):
+            keys = tuple(jtu.SequenceKey(i) for i in range(len(node.numbers)))
+        op: Op = Node(node.type, node.aux, keys)
+        if updated_numbers is not None and node.is_object and node.obj in updated_numbers:
+            caller_number = updated_numbers[node.obj]
+            op = Update.of(caller_number, op, rules.received[caller_number][0])
+        return add_record(node.obj, op, tuple(node.numbers), tag=node.is_object or rules.values)
 
+    # `number` is that of the child that was just completed, None if a node was opened instead.
     number = visit(tree, rules.convention)
-    while frames:
-        frame = frames[-1]
+    while open_nodes:
+        node = open_nodes[-1]
         if number is not None:
-            frame.done.append(number)
-        if len(frame.done) == len(frame.children):
-            frames.pop()
-            number = close(frame)
+            node.numbers.append(number)
+        if len(node.numbers) == len(node.children):
+            open_nodes.pop()
+            number = close_node(node)
         else:
-            number = visit(frame.children[len(frame.done)], frame.convention)
+            number = visit(node.children[len(node.numbers)], node.convention)
     assert number is not None
     return leaves, tuple(records), number
+
+
+def _is_value(obj: Any, node_type: NodeType | None, convention: Inherited, rules: Rules) -> bool:
+    """Tells whether an object carries no identity at this place, whatever it carries elsewhere."""
+    if not rules.are_structs_traced and type(obj) is jax.ShapeDtypeStruct:
+        return False
+    # A static leaf is no value in this sense, hence the checks of `filtered`: `visit` must reach its static branch.
+    if convention == "variable":
+        return node_type is None and is_value_of_variable(obj) and (not rules.filtered or is_traced(obj, "equinox"))
+    if convention != "outside":
+        return False
+    if node_type is None:
+        return not isinstance(obj, jax.Ref) and (not rules.filtered or is_traced(obj, "equinox"))
+    return node_type.is_plain and not (rules.containers and node_type.is_mutable)
 
 
 def build(
@@ -282,14 +310,14 @@ def build(
     Args:
         records: the records that follow those already in the table.
         leaves: one object for each `LEAF`, in order.
-        table: the objects of all earlier records of the crossing.
+        table: the objects of all earlier records.
         given: number → object, for `Given`.
         update: (number, new content) → object, for `Update`.
     """
-    rest = iter(leaves)
+    remaining_leaves = iter(leaves)
     for op, children in records:
         if op is LEAF:
-            obj = next(rest)
+            obj = next(remaining_leaves)
         elif type(op) is Node:
             obj = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
         elif type(op) is Static:
@@ -305,27 +333,39 @@ def build(
         table.append(obj)
 
 
-def _static(value: Any, rules: Rules, path: Callable[[], str], known: Known) -> Static:
+def _make_static(value: Any, rules: Rules, path_text: Callable[[], str], static_memo: StaticMemo) -> Static:
+    """Wraps a static leaf or the auxiliary data of a node, after the checks of the rules.
+
+    Args:
+        value: the static value.
+        rules: see `Rules`.
+        path_text: returns the path, for errors. A path costs as much as the node is deep, so it is made only then.
+        static_memo: the facts about the static values of this walk. Extended.
+
+    Raises:
+        DepthError: if the value is nested too deeply.
+        StaticComparisonError: if the value has no usable `==`.
+    """
     if rules.on_static is not None:
-        rules.on_static(value, path)
+        rules.on_static(value, path_text)
     try:
         if rules.given_copies is not None:
             value = with_originals(value, rules.given_copies)
-        return Static(value, known, is_exact=rules.is_exact)
+        return Static(value, static_memo, is_exact=rules.is_exact)
     except RecursionError:
         raise DepthError(
-            f"The static value at `{path()}` is nested too deeply to be compared, or contains itself. Keep such data "
-            "outside the module.",
-            (path(),),
+            f"The static value at `{path_text()}` is nested too deeply to be compared, or contains itself. Keep such "
+            "data outside the module.",
+            (path_text(),),
         ) from None
     except Incomparable as error:
         raise StaticComparisonError(
-            f"The static value at `{path()}` cannot be compared. It is or holds a "
+            f"The static value at `{path_text()}` cannot be compared. It is or holds a "
             f"`{type(error.value).__qualname__}`: {error.reason}.\n"
             "What is not traced is part of the structure, so equal calls must be recognised by `==`. Give the class\n"
             "    def __eq__(self, other): return type(other) is type(self) and self.key == other.key\n"
             "    def __hash__(self): return hash(self.key)",
-            (path(),),
+            (path_text(),),
         ) from None
 
 
@@ -338,14 +378,21 @@ def raise_too_deep(prefix: str) -> None:
     )
 
 
-def _raise_cycle(obj: Any, frames: list[_Frame], path: Callable[[int], str], *, is_object: bool) -> None:
-    places = (i for i, frame in enumerate(frames) if frame.obj is obj and frame.is_object is is_object)
-    above = len(frames) - next(places)
-    raise cycle_error(obj, path(above), path(0))
+def _raise_cycle(obj: Any, open_nodes: list[_OpenNode], path_text: Callable[[int], str], *, is_object: bool) -> None:
+    """Raises the error for a node below itself."""
+    depths = (i for i, node in enumerate(open_nodes) if node.obj is obj and node.is_object is is_object)
+    levels_up = len(open_nodes) - next(depths)
+    raise cycle_error(obj, path_text(levels_up), path_text(0))
 
 
 def cycle_error(obj: Any, start: str, back: str) -> CycleError:
-    """The error for an object that sits at a path and again, within itself, at another one."""
+    """Makes the error for a cycle: an object below itself.
+
+    Args:
+        obj: the object.
+        start: its path.
+        back: its path below itself.
+    """
     return CycleError(
         f"A `{type(obj).__name__}` contains itself: it sits at `{start}` and again, within itself, at `{back}`.\n"
         "A DAG has no cycles, and JAX crashes on them. Break the cycle, for example by holding the parent in a "

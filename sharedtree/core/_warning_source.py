@@ -1,12 +1,11 @@
-"""Whose function a warning is about: what its text says, and where Python takes it to come from.
-
-A warning that is given when a function is traced comes from deep inside JAX, so the line that gave it says nothing, and
-Python, which shows one text from one line once, would show it for the first function and for no other. Each warning is
-therefore given in the name of the function that was wrapped: its text names it with file and line, and
-`warnings.warn_explicit` says that it comes from where the function is defined. What has been shown is remembered for
-each code object, so a notebook cell that is run again, which defines its function again, warns again.
+"""Warnings with the user's function as their source, in the text and for Python's warning filters.
 
     A tie was lost in `step` (train.py:12). `model.embed` and `model.head` were one object when ...
+
+Warnings arise at trace time, deep inside JAX. The line there says nothing to a user. Also, Python shows one text from
+one line only once, so only the first of several functions would be warned about. So each warning names the wrapped
+function with file and line, and `warnings.warn_explicit` declares its definition as the source. What Python has shown
+is stored per code object: a notebook cell that is run again defines its function again, and warns again.
 """
 
 import functools
@@ -27,14 +26,14 @@ _PACKAGES = ("sharedtree", "jax", "equinox", "optax")
 
 
 class Definition(NamedTuple):
-    """Where a function is defined.
+    """Place of a function's definition.
 
     Attributes:
-        name: its qualified name.
-        filename: the file, or what the compiler was told, such as the name of a notebook cell.
-        lineno: the first line, that of its first decorator if there is one.
-        module: the name of its module.
-        shown: what Python has shown for it; the `registry` of `warnings.warn_explicit`.
+        name: The qualified name of the function.
+        filename: The file, or the name of a notebook cell.
+        lineno: The first line, which is the first decorator's if there is one.
+        module: The name of the module.
+        shown: The warnings already shown for it; the `registry` of `warnings.warn_explicit`.
     """
 
     name: str
@@ -48,20 +47,23 @@ class Definition(NamedTuple):
 
 
 def definition_of(function: Any) -> Definition:
-    """The definition of the innermost function in wrappers, partials, methods and callable objects."""
-    seen: list[Any] = []
-    while not isinstance(function, types.CodeType) and not any(function is each for each in seen):
-        seen.append(function)
+    """Returns the definition of the innermost function in wrappers, partials, methods and callable objects."""
+    # Unwrap until there is code, or until a callable comes again: one that wraps nothing is its own inside.
+    layers: list[Any] = []
+    while not isinstance(function, types.CodeType) and not any(function is layer for layer in layers):
+        layers.append(function)
         function = _inside(function)
-    owner = next((each for each in reversed(seen) if hasattr(each, "__qualname__")), type(seen[0]))
+    # The innermost layer with a name gives it; an object without one is called by its class.
+    owner = next((layer for layer in reversed(layers) if hasattr(layer, "__qualname__")), type(layers[0]))
     module = str(getattr(owner, "__module__", None) or "<unknown>")
-    if not isinstance(function, types.CodeType):  # one that is written in C
+    # A function written in C has no code.
+    if not isinstance(function, types.CodeType):
         return Definition(str(owner.__qualname__), module, 1, module, {})
-    return _of_code(function, str(owner.__qualname__), module)
+    return _definition_of_code(function, str(owner.__qualname__), module)
 
 
 def _inside(function: Any) -> Any:
-    """What a callable calls: another one, or the code of a function; itself if neither is known."""
+    """Removes one layer: returns the wrapped callable, or a function's code; the argument itself if it has neither."""
     if isinstance(function, functools.partial):
         return function.func
     if isinstance(function, types.MethodType):
@@ -76,24 +78,29 @@ def _inside(function: Any) -> Any:
 
 
 def definition_of_caller() -> Definition:
-    """The definition of the innermost function on the stack that belongs to none of the libraries involved."""
+    """Returns the definition of the user's function: the innermost one on the stack outside of `_PACKAGES`.
+
+    If there is none, it is the outermost function on the stack.
+    """
     frame: types.FrameType | None = sys._getframe(1)  # noqa: SLF001 -- `inspect.stack` reads every source file
-    last = frame
+    caller = frame
     while frame is not None:
-        last = frame
+        caller = frame
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in _PACKAGES:
             break
         frame = frame.f_back
-    assert last is not None
-    return _of_code(last.f_code, last.f_code.co_qualname, str(last.f_globals.get("__name__", "<unknown>")))
+    assert caller is not None
+    code, module = caller.f_code, str(caller.f_globals.get("__name__", "<unknown>"))
+    return _definition_of_code(code, code.co_qualname, module)
 
 
+# By identity, since code compiled twice from one notebook cell is equal.
 _shown: WeakIdentityDict[dict[Any, Any]] = WeakIdentityDict()
 _lock = Lock()
 
 
-def _of_code(code: types.CodeType, name: str, module: str) -> Definition:
-    # By identity, since code compiled from one cell twice is equal.
+def _definition_of_code(code: types.CodeType, name: str, module: str) -> Definition:
+    """Makes the definition of a function with this code. All definitions of one code object share `shown`."""
     with _lock:
         shown = _shown.get(code)
         if shown is None:
@@ -102,7 +109,7 @@ def _of_code(code: types.CodeType, name: str, module: str) -> Definition:
 
 
 def warn_about(definition: Definition, message: str, category: type[Warning]) -> None:
-    """Gives a warning in the name of a function."""
+    """Gives a warning with a function's definition as its source."""
     warnings.warn_explicit(
         message,
         category,
@@ -116,7 +123,7 @@ def warn_about(definition: Definition, message: str, category: type[Warning]) ->
 def report_untied(
     on_untie: Literal["warn", "error", "ignore"],
     definition: Definition,
-    what: str,
+    explanation: str,
     fixes: str,
     paths: Sequence[str],
     *,
@@ -124,58 +131,65 @@ def report_untied(
     count: int = 1,
     may_wait: bool = False,
 ) -> None:
-    """Says that a tie was lost; every `UntiedWarning` and `UntiedError` comes from here.
+    """Warns or raises because ties were lost. Every `UntiedWarning` and `UntiedError` comes from here.
 
     Args:
-        on_untie: of the policy.
-        definition: the function in which it happened.
-        what: sentences that name the paths and say what became of them.
-        fixes: lines, with the code indented by four spaces.
-        paths: for programs that catch the error.
-        verb: what became of the ties, in the first sentence.
-        count: how many ties it happened to.
-        may_wait: whether the end of a trace that is under way says it, unless that has to say the same.
+        on_untie: The setting of the policy.
+        definition: The function in which it happened.
+        explanation: Sentences with the paths and the reason.
+        fixes: Lines of text and code. Code is indented by four spaces.
+        paths: The paths, for programs that catch the error.
+        verb: "lost" or "cut", for the first sentence.
+        count: The number of ties.
+        may_wait: True defers the warning to the end of the trace in progress, if there is one. Its own check may find
+            the same loss, and then drops this warning.
 
     Raises:
-        UntiedError: if the policy says so.
+        UntiedError: If `on_untie` is "error".
     """
     if on_untie == "ignore":
         return
     ties = "A tie was" if count == 1 else f"{count} ties were"
-    message = f"{ties} {verb} in {definition}. {what}\n{fixes}"
+    message = f"{ties} {verb} in {definition}. {explanation}\n{fixes}"
     if on_untie == "error":
         raise UntiedError(message, paths)
-    if may_wait and _waiting.lists:
-        _waiting.lists[-1].append((definition, message))
+    if may_wait and _traces.deferred:
+        _traces.deferred[-1].append((definition, message))
     else:
         warn_about(definition, message, UntiedWarning)
 
 
-class _Waiting(threading.local):
+class _ActiveTraces(threading.local):
+    """The traces in progress in this thread. A trace runs in one thread.
+
+    Attributes:
+        deferred: One list of deferred warnings per trace, innermost last.
+    """
+
     def __init__(self) -> None:
-        self.lists: list[list[tuple[Definition, str]]] = []  # one for each trace that is under way
+        self.deferred: list[list[tuple[Definition, str]]] = []
 
 
-_waiting = _Waiting()  # a trace runs in one thread
+_traces = _ActiveTraces()
 
 
 @contextmanager
-def letting_wait() -> Iterator[list[tuple[Definition, str]]]:
-    """Collects the warnings inside the block that may wait. They are given at once if the block raises."""
-    waiting: list[tuple[Definition, str]] = []
-    _waiting.lists.append(waiting)
+def deferring_warnings() -> Iterator[list[tuple[Definition, str]]]:
+    """Collects the deferrable warnings of the block. If the block raises, they are given at once."""
+    deferred: list[tuple[Definition, str]] = []
+    _traces.deferred.append(deferred)
     try:
-        yield waiting
+        yield deferred
     except BaseException:
-        _waiting.lists.pop()
-        give(waiting)
+        _traces.deferred.pop()
+        give_warnings(deferred)
         raise
     else:
-        _waiting.lists.pop()
+        _traces.deferred.pop()
 
 
-def give(waiting: list[tuple[Definition, str]]) -> None:
-    """Gives warnings that have waited."""
-    while waiting:
-        definition, message = waiting.pop(0)
+def give_warnings(deferred: list[tuple[Definition, str]]) -> None:
+    """Gives deferred warnings, and removes them from the list."""
+    while deferred:
+        definition, message = deferred.pop(0)
         warn_about(definition, message, UntiedWarning)

@@ -24,7 +24,7 @@ from jax import tree_util as jtu
 
 from ..core._class_attributes import built_in_base, dataclass_fields, dict_descriptor
 from ..core._library_rows import ClassKind, Library, NamesInFiles, NativeLayout, PlainForm, without_missing
-from ..core._plain_containers import Convention, Keys, NodeType, Role
+from ..core._plain_containers import Convention, KeyEntries, NodeType, Role
 
 
 class _Unset(eqx.Module):
@@ -102,7 +102,7 @@ def node_type_of(cls: Any) -> NodeType | None:
         attributes.update(rest)
         return obj
 
-    def keys_of(obj: Any) -> Keys:
+    def keys_of(obj: Any) -> KeyEntries:
         attributes = without_missing(attributes_of(obj))
         return tuple([jtu.GetAttrKey(name) for name in traced if name in attributes])
 

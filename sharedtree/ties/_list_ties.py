@@ -11,7 +11,7 @@ from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._printing import MOST_PATHS
-from ..core._sharing import Agree, LostTie, Mismatch, Rooted, lost_ties
+from ..core._sharing import Agree, Mismatch, Rooted, SplitRecord, lost_ties
 from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op
@@ -107,7 +107,7 @@ def _either_prefix(left: Rooted, right: Rooted) -> Agree:
     return lambda i, j: in_right(i, j) or in_left(j, i)
 
 
-def _lost_between(a: Rooted, b: Rooted) -> list[LostTie]:
+def _lost_between(a: Rooted, b: Rooted) -> list[SplitRecord]:
     lost = lost_ties(a, b, _either_prefix(a, b), compares_keys=True)
     if isinstance(lost, Mismatch):
         raise lost.error()

@@ -19,7 +19,7 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import WeakIdentityDict
 from ..core._locks import Lock
-from ..core._static_kinds import Incomparable, Same
+from ..core._static_kinds import IdentityKey, Incomparable
 from ..core._static_values import Static
 from ..core._structure import Structure
 from ..libraries._equinox import name_of, update_wrapper
@@ -236,7 +236,7 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
 def _held_weakly(function: Any) -> tuple[Any, Any, Callable[[], Any]]:
     """What a function is made of, how, and the way to make it again as long as that is alive."""
     if isinstance(function, types.MethodType):
-        return function.__self__, Same(function.__func__), weakref.WeakMethod(function)
+        return function.__self__, IdentityKey(function.__func__), weakref.WeakMethod(function)
     how = getattr(function, "alike", None)
     if not isinstance(how, How):
         return function, None, weakref.ref(function)

@@ -22,7 +22,7 @@ from ..core._pack_and_unpack import Rules, build, walked
 from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, statics_of
 from ..core._trees_taken_apart import Walked
-from ..core._warning_source import Definition, give, letting_wait
+from ..core._warning_source import Definition, deferring_warnings, give_warnings
 from ..ties._leaf_notes import hand_on, note_one_around
 from ..ties._policy_and_context import Policy, with_in_place
 from ._argument_names import Names
@@ -182,7 +182,7 @@ class Inside:
         own = received.arguments
         result = self.call_with(received, (*before, *own.args), {**own.kwargs, **(named or {})})
         if again:
-            give(self._waiting)
+            give_warnings(self._waiting)
         else:
             self.check(result)
         return result
@@ -243,7 +243,7 @@ class Inside:
             return applied_to(self.function, args)
 
         with (
-            letting_wait() as self._waiting,
+            deferring_warnings() as self._waiting,
             FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code) as tracing,
             contextlib.nullcontext() if call is None else handing_over(call.tree, tree),
         ):
@@ -288,7 +288,7 @@ class Inside:
         if lost or since:
             self._waiting.clear()  # one warning for one trace
             report_lost_ties(since, lost, terms.policy, terms.names)
-        give(self._waiting)
+        give_warnings(self._waiting)
         report_tied_values(result, terms.names, terms.title, terms.policy)
 
     def pack(self, result: Any, *, as_operand: bool = False) -> LeafGroup:

@@ -17,7 +17,7 @@ from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._jax_internals import api_boundary, current_traces, used_inputs
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
-from ..core._static_kinds import Incomparable, Same, copy_of
+from ..core._static_kinds import IdentityKey, Incomparable, copy_of
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of
@@ -75,7 +75,7 @@ class JitTransform(DonatingTransform):
         key = (
             Static(treatments[0].prefix)
             if self._in_shardings is None
-            else (Same(self._in_shardings), policy.containers, *map(_prefix_of, treatments))
+            else (IdentityKey(self._in_shardings), policy.containers, *map(_prefix_of, treatments))
         )
         return Grouping(self.transform_name, lambda _: treatments, key)
 

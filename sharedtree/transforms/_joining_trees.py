@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax import tree_util as jtu
 
-from ..core._call_arguments import Arguments, Names
+from ..core._call_arguments import ArgumentNames, Arguments
 from ..core._errors import SharingMismatchError
 from ..core._sharing import Mismatch, name_of, pairs
 from ..core._static_values import Static, shown_beside
@@ -288,12 +288,12 @@ def _require_same_arguments(before: Walked, after: Walked, sides: Sides) -> None
         raise SharingMismatchError(f"{sides.first_words} {text}.\n{sides.fix(usual)}")
 
 
-def _argument_names(tree: Walked) -> Names | None:
+def _argument_names(tree: Walked) -> ArgumentNames | None:
     op = tree.records[tree.root][0]
     return op.aux.peek() if type(op) is Node and op.type.cls is Arguments else None
 
 
-def _call_with(names: Names) -> str:
+def _call_with(names: ArgumentNames) -> str:
     """Prints the arguments of a call without their values: `(x, static, y=, static z=)`."""
     positional, keywords, static_keywords = names
     texts = ["static" if name is None else name for name in positional]

@@ -216,8 +216,8 @@ if native is not None:
 jtu.register_pytree_with_keys(
     LeafGroup,
     lambda group: (with_paths(group.leaves, group.paths), group.selection),
-    (lambda selection, leaves: LeafGroup(tuple(leaves), selection)) if native is None else native.hand_of,
-    (lambda group: (group.leaves, group.selection)) if native is None else native.hand_parts,
+    (lambda selection, leaves: LeafGroup(tuple(leaves), selection)) if native is None else native.group_of,
+    (lambda group: (group.leaves, group.selection)) if native is None else native.group_parts,
 )
 
 

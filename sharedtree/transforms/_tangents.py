@@ -24,7 +24,7 @@ from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
 from ..core._prefix_trees import is_number
 from ..core._printing import listed
-from ..core._sharing import Mismatch, Pair, name_of, pairs
+from ..core._sharing import Mismatch, RecordPair, name_of, pairs
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges
 from ..core._trees_taken_apart import Walked
@@ -90,7 +90,7 @@ def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
     tags = Tags()
     _, others, other_root = walk(given, tags, fit.rules, name)
     found: dict[int, list[Part]] = {}
-    met: list[Pair] = []
+    met: list[RecordPair] = []
     for pair in pairs(tree, Walked(others, other_root), lambda i, j: True):
         assert not isinstance(pair, Mismatch)
         number = pair.left
@@ -214,7 +214,7 @@ def _one(parts: Sequence[Part], leaf: Any, name: str, fit: Fit, is_outside: bool
 
 
 def _require_one_path(
-    leaves: Sequence[int], met: Sequence[Pair], shape: Walked, others: Sequence[Record], name: str, fit: Fit
+    leaves: Sequence[int], met: Sequence[RecordPair], shape: Walked, others: Sequence[Record], name: str, fit: Fit
 ) -> None:
     """Raises if one object that a rule returned is at several paths of a tie, and holds such a leaf.
 

@@ -19,7 +19,7 @@ from ..core._hidden_arrays import require_all_seen_in
 from ..core._node_types import node_type_of, require_registered
 from ..core._pack_and_unpack import Tags, walk
 from ..core._printing import listed
-from ..core._sharing import Mismatch, Pair, pairs
+from ..core._sharing import Mismatch, RecordPair, pairs
 from ..core._static_kinds import Incomparable
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, with_several_edges
@@ -268,7 +268,7 @@ class _Edit(NamedTuple):
         """What the replacement of a target has in the places of the target's parts."""
         found: dict[int, set[int]] = {}
         for pair in pairs(self.all.below(target), self.all.below(self.instead[target]), lambda *_: True):
-            assert isinstance(pair, Pair)
+            assert isinstance(pair, RecordPair)
             found.setdefault(pair.left, set()).add(pair.right)
         return found
 

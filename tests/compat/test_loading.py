@@ -206,9 +206,9 @@ def test_an_import_that_fails_half_way_leaves_nothing_and_can_be_tried_again():
         del sys.meta_path[0]
         after = state()
         from sharedtree.compat import treex as tx
-        from sharedtree.core._node_types import AUX_FORMS
+        from sharedtree.core._node_types import AUX_CONVERSIONS
         works = tx.Linear(2).init(0, numpy.ones((1, 1))).kernel.shape == (1, 2)
-        print(json.dumps([before, after, works and len(AUX_FORMS) == 1]))
+        print(json.dumps([before, after, works and len(AUX_CONVERSIONS) == 1]))
         """
     )
     assert before == after

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core._class_attributes import ABSENT
 from ...core._library_rows import ClassKind, library_in_files
-from ...core._node_types import _is_in_jax_registry, _known
+from ...core._node_types import is_in_jax_registry, node_types_by_class
 from ...core._plain_containers import is_namedtuple
 
 FIELD_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder"})
@@ -30,7 +30,7 @@ def kind_of(cls: Any) -> ClassKind | None:
     if not isinstance(cls, type):
         return None
     known = _kinds.get(cls, ABSENT)
-    if known is ABSENT or (known is None and cls in _known):  # it may have been registered since
+    if known is ABSENT or (known is None and cls in node_types_by_class):  # it may have been registered since
         known = _kinds[cls] = _find_kind(cls)
     return known
 
@@ -44,4 +44,4 @@ def _find_kind(cls: Any) -> ClassKind | None:
     if by_library is not None:
         return by_library[1]
     is_plain = cls in (type(None), tuple, list, dict, set, frozenset, object, type)
-    return "registered" if not is_plain and (cls in _known or _is_in_jax_registry(cls)) else None
+    return "registered" if not is_plain and (cls in node_types_by_class or is_in_jax_registry(cls)) else None

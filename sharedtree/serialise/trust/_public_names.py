@@ -26,9 +26,9 @@ from ...core._class_attributes import (
     leads_to as leads_to,
     namespace,
     namespaces as namespaces,
-    own_name_of as own_name_of,
     root_of as root_of,
     spaces_of,
+    verified_name_of as verified_name_of,
 )
 from ...core._library_rows import Naming, RefusalError
 from ...core._locks import Lock
@@ -53,7 +53,7 @@ def name_of(obj: Any) -> str:
     known = _proved.get(id(obj))  # the entry keeps its object alive, so an equal id is the same object
     if known is not None and known[0] is obj and leads_to(known[1], obj):  # modules can be changed
         return known[1]
-    name = own_name_of(obj)
+    name = verified_name_of(obj)
     if name is None:
         spaces = spaces_of(obj).items()
         held = [f"{module}:{key}" for module, space in spaces for key, each in list(space.items()) if each is obj]

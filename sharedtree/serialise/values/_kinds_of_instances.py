@@ -14,7 +14,7 @@ from jax import tree_util as jtu
 from ...core._errors import StructureMismatchError
 from ...core._jax_internals import rebuild_registered, registered_counts
 from ...core._library_rows import RefusalError, fault_of_aux
-from ...core._node_types import _known, node_type_of
+from ...core._node_types import node_type_of, node_types_by_class
 from ...core._printing import printable
 from ...tree._dag import Dag
 from ..trust._buildable_classes import kind_of
@@ -124,7 +124,7 @@ def _build_registered(parts: Parts, node: Node) -> Any:
     if cls is Dag:
         require(aux is None and len(own) == 1, "a `Dag` has one model, and nothing else")
         return Dag._of_file(own[0])  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    known, given = _known.get(cls), _counts(own, aux)
+    known, given = node_types_by_class.get(cls), _counts(own, aux)
     fault = fault_of_aux(cls, aux)
     require(fault is None, f"it has {fault}")
     fixed = registered_counts(cls)

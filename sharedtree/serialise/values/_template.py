@@ -255,7 +255,7 @@ class _Beside:
             self.fitting.setdefault(pair.right, one)
         elif differing is None and type(op) is type(other) is Static and op != other and self._are_plain(one, two):
             found = self._differs(pair.at, *_told_apart(one, two))
-            if pair.told[0]:
+            if pair.inherited[0]:
                 yield found
             else:
                 self.values.append(found)

@@ -44,8 +44,8 @@ from ..trust._public_names import (
     import_name,
     is_in_site_packages,
     name_of,
-    own_name_of,
     root_of,
+    verified_name_of,
 )
 
 # The packages whose callable objects are functions: compiled, cached, or with a derivative of their own.
@@ -96,11 +96,13 @@ class Named:
         """
         known = self._atoms.get(obj)
         attributes = object.__getattribute__(obj, "__dict__")
-        if known is not None or ("__qualname__" in attributes and own_name_of(obj) is not None and not held_array(obj)):
-            return known or self.atom("function", obj, own_name_of(obj))
+        if known is not None or (
+            "__qualname__" in attributes and verified_name_of(obj) is not None and not held_array(obj)
+        ):
+            return known or self.atom("function", obj, verified_name_of(obj))
         cls = type(obj)
         if cls not in self._tokens:
-            self._tokens[cls] = None if attributes or own_name_of(cls) is not None else _token_of(cls)
+            self._tokens[cls] = None if attributes or verified_name_of(cls) is not None else _token_of(cls)
         name = self._tokens[cls]
         if name is None:
             return None

@@ -235,7 +235,7 @@ class _Beside:
         return self._numbers.setdefault(obj, len(self._numbers))
 
     def _has_identity(self, pair: Pair, form: Form | None) -> bool:
-        if pair.told[0]:
+        if pair.inherited[0]:
             return False
         return form.is_object if form is not None else self._arrays and carries_identity(pair.left)
 
@@ -268,7 +268,7 @@ class _Beside:
             if form is None:
                 made[name] = leaf(pair, name, parts)
                 continue
-            below = _pairs_below(form, parts, [0] * len(form.parts), *pair.told)
+            below = _pairs_below(form, parts, [0] * len(form.parts), *pair.inherited)
             if not is_ready:
                 stack.append((pair, True))
                 stack.extend((each, False) for each in reversed(below))
