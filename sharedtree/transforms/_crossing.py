@@ -71,7 +71,7 @@ class Crossing:
         self.rules = rules_of_call(self.policy, filtered=is_of_equinox(transform), is_exact=calls_each_time)
         self.names: Names
         self.call: Call
-        self._dealing: Grouping
+        self._grouping: Grouping
         self._unsaid: list[Unsaid] = []
 
     def enter(
@@ -114,7 +114,7 @@ class Crossing:
     ) -> Sequence[LeafGroup]:
         """The same with arguments and what is done with them."""
         self.names = Names(function, [str(name) for name in arguments.names])
-        self._dealing = grouping
+        self._grouping = grouping
         self.call = enter(arguments, self.rules, grouping)
         return self.call.groups
 
@@ -205,7 +205,7 @@ class Crossing:
 
     def lower(self, how: Repacking) -> None:
         """Groups the operands with other ties, and with static numbers traced."""
-        self.call = repacked(self.call, how, self._dealing)
+        self.call = repacked(self.call, how, self._grouping)
 
 
 def _alone(group: LeafGroup) -> LeafGroup:

@@ -148,7 +148,7 @@ class Trace:
             crossing.transform(function, primals, primals)  # says best what is wrong
         arguments = Arguments(Names(function).of(len(primals)), primals, dict(others or {}))
         self.unseen, self.seen = crossing.enter_grouped(
-            function, arguments, self._dealing(arguments, adds_up=adds_up, takes_structs=takes_structs)
+            function, arguments, self._grouping(arguments, adds_up=adds_up, takes_structs=takes_structs)
         )
         of_nothing = not crossing.policy.containers and _is_for_jax(crossing.call.tree)
         self.is_bare = of_nothing and not crossing.rules.filtered
@@ -161,7 +161,7 @@ class Trace:
         functools.update_wrapper(self, self._inner, updated=())
         self.__signature__ = self._inner.__signature__
 
-    def _dealing(self, arguments: Arguments, *, adds_up: bool, takes_structs: bool) -> Grouping:
+    def _grouping(self, arguments: Arguments, *, adds_up: bool, takes_structs: bool) -> Grouping:
         prefix = Branch(tuple([isinstance(position, int) for position in positions_of(arguments.parts()[1])]))
         rules = self.crossing.rules
 
