@@ -100,16 +100,16 @@ def with_memory(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def let_others_have_memory() -> None:
     """Before the native walk has met any class, for it keeps what it was told."""
-    meet = _classes_in_native_walk._describe_object
+    describe = _classes_in_native_walk._describe_object
     _classes_in_native_walk._describe_object_with_memory = with_memory(
-        types.FunctionType(meet.__code__, meet.__globals__)
+        types.FunctionType(describe.__code__, describe.__globals__)
     )
-    meet.__code__ = (lambda obj, number: _describe_object_with_memory(obj, number)).__code__  # noqa: F821 -- in that file
-    settle = _classes_in_native_walk._tokens_for
+    describe.__code__ = (lambda obj, number: _describe_object_with_memory(obj, number)).__code__  # noqa: F821 -- in that file
+    find_tokens = _classes_in_native_walk._tokens_for
     _classes_in_native_walk._tokens_for_with_memory = with_memory(
-        types.FunctionType(settle.__code__, settle.__globals__)
+        types.FunctionType(find_tokens.__code__, find_tokens.__globals__)
     )
-    settle.__code__ = (lambda value: _tokens_for_with_memory(value)).__code__  # noqa: F821 -- in that file
+    find_tokens.__code__ = (lambda values, is_exact: _tokens_for_with_memory(values, is_exact)).__code__  # noqa: F821 -- in that file
     compiled = _classes_in_native_walk._compile
     _classes_in_native_walk._compile_with_memory = with_memory(
         types.FunctionType(compiled.__code__, compiled.__globals__)
