@@ -1,10 +1,11 @@
-"""The public names that are imported when they are first used: files, pictures, plain data.
+"""The public names that are imported when they are first used: files, pictures, plain data, reports.
 
 A program that only trains does not pay for them: they are two of five modules of the package. Whatever is wrong with
 such a module is raised by the first use of its names as it would have been by `import sharedtree`.
 
 A program that runs for days, and must save with the version that it began with whatever is installed meanwhile, imports
-`sharedtree.serialise` when it begins.
+`sharedtree.serialise` when it begins. What trains comes as a whole, with the first transform that is wrapped: the first
+`@st.jit` imports every adapter (`transforms/_adapters.py`), so that none can come from a newer version an hour later.
 
     st.save  →  `__getattr__("save")`  →  `sharedtree.serialise.save`, and from then on an attribute like any other
 """
@@ -13,6 +14,7 @@ A program that runs for days, and must save with the version that it began with 
 import concurrent.futures.thread as _thread  # noqa: F401
 import importlib
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _ROOMS = {
@@ -21,6 +23,8 @@ _ROOMS = {
         *("trust", "verify"),
     ),
     "show": ("draw", "summary"),
+    "transforms._device_put": ("device_put", "with_sharding_constraint"),
+    "transforms.checks._explain": ("explain",),
     "tree._plain_data": ("StateReport", "load_state", "register_state", "state"),
 }
 
@@ -59,6 +63,24 @@ def later(name: str) -> Any:
     found = getattr(importlib.import_module(f"{_NAME}.{ROOM_OF[name]}"), name)
     setattr(_PACKAGE, name, found)
     return found
+
+
+def later_in(package: str, file_of: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a room, some of whose names are imported when they are first used.
+
+    Args:
+        package: the name of the room.
+        file_of: name → the file in the room that has it.
+    """
+
+    def later_here(name: str) -> Any:
+        if name not in file_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+        found = getattr(importlib.import_module(f"{package}.{file_of[name]}"), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return later_here
 
 
 def names() -> list[str]:
