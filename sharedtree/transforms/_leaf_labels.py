@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..core._by_identity import IdentityDict
+from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._errors import SharingMismatchError
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, raise_unfit
@@ -269,17 +269,18 @@ def distinct_labels(found: Iterable[Any]) -> list[Any]:
 
 
 def labels_in(prefix: Any, is_label: Callable[[Any], bool]) -> list[Any]:
-    """The labels of a prefix, in the order in which they are met, each once."""
+    """Returns the labels of a prefix, in the order in which they are met, each once."""
     found: list[Any] = []
+    # A part of the prefix may be shared, with exponentially many paths to it.
+    met = IdentitySet()
     stack = [prefix]
     while stack:
         part = stack.pop()
-        if type(part) is Branch:
-            stack.extend(reversed(part.parts))
-            continue
-        node_type = None if is_label(part) else node_type_of(part)
-        if node_type is not None:
-            stack.extend(reversed(node_type.take_apart(part)[0]))
+        node_type = None if type(part) is Branch or is_label(part) else node_type_of(part)
+        if type(part) is Branch or node_type is not None:
+            if met.add(part):
+                parts = part.parts if node_type is None else node_type.take_apart(part)[0]
+                stack.extend(reversed(parts))
         else:
             found.append(part)
     return distinct_labels(found)
