@@ -44,9 +44,7 @@ from .transforms import (
     cond as cond,
     custom_jvp as custom_jvp,
     custom_vjp as custom_vjp,
-    device_put as device_put,
     eval_shape as eval_shape,
-    explain as explain,
     filter_checkpoint as filter_checkpoint,
     filter_eval_shape as filter_eval_shape,
     filter_grad as filter_grad,
@@ -77,7 +75,6 @@ from .transforms import (
     vjp as vjp,
     vmap as vmap,
     while_loop as while_loop,
-    with_sharding_constraint as with_sharding_constraint,
 )
 from .tree._dag import Dag as Dag
 
@@ -95,6 +92,8 @@ if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `
     from .serialise.save import save as save, to_bytes as to_bytes
     from .serialise.trust._trusted_names import trust as trust
     from .show import draw as draw, summary as summary
+    from .transforms._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
+    from .transforms.checks._explain import explain as explain
     from .tree._plain_data import (
         StateReport as StateReport,
         load_state as load_state,

@@ -23,7 +23,7 @@ import sharedtree as st
 from tests.deep import lists
 from tests.fixes import Scenario, scenario, scenarios
 from tests.kinds import Free
-from tests.strategies import Mutable
+from tests.strategies import Mutable, tower
 from tests.test_branches import Leaf, Net
 from tests.test_private_names import Static
 
@@ -583,6 +583,11 @@ def parameters_unsaid():
     return of(provoke, st.errors.UnsaidVariableWarning, after, are_alternatives=True, **names)
 
 
+def step_of(tx, model, wrt):
+    gradient = st.grad(lambda m: m["a"].sum(), wrt=wrt)(model)
+    return tx.update(gradient, tx.init(model), model)
+
+
 def only_state():
     model = nnx.Dict(mean=nnx.BatchStat(jnp.ones(2)))
     provoke = lambda: st.optimizer(optax.sgd(0.1)).init(model)
@@ -1136,6 +1141,30 @@ scenarios(
     ),
     a_replacement_that_cannot_take_the_place_of_what_was_tied=lambda: again(
         lambda model: st.tree.at(lambda m: m.embed, model, Leaf(jnp.zeros(3))), st.UntiedWarning, model=untied_arrays()
+    ),
+    a_gradient_of_what_another_filter_selects=lambda: of(
+        lambda model, wrt: step_of(st.optimizer(optax.adam(0.1)), model, wrt),
+        MISMATCH,
+        lambda tx, state, model, wrt: tx.update(st.grad(lambda m: m["a"].sum(), wrt=wrt)(model), state, model),
+        model={"a": jnp.ones(2), "b": jnp.ones(3)},
+        tx=optax.adam(0.1),
+        wrt=lambda path, value: path == ("a",),
+    ),
+    a_tag_in_a_tree_of_filters=lambda: again(
+        lambda filter_spec: st.tree.partition({"a": nnx.Param(jnp.ones(2), tag="t"), "b": 1}, filter_spec),
+        MISMATCH,
+        filter_spec={"a": "t", "b": False},
+    ),
+    a_filter_that_looks_at_too_many_paths=lambda: again(
+        lambda model, filter_spec: st.tree.partition(model, filter_spec),
+        ValueError,
+        model=tower(40, jnp.ones(2)),
+        filter_spec=lambda path, value: True,
+    ),
+    a_leaf_that_a_state_keeps_at_one_path=lambda: again(
+        lambda model: st.state(model, keep=lambda path, value: path == ("embed",)),
+        INCONSISTENT,
+        model=tied_dict(),
     ),
     labels_that_disagree_at_a_tie=lambda: again(
         lambda model: st.optimizer(optax.masked(optax.sgd(0.1), Net(Leaf(True), Leaf(False)))).init(model), INCONSISTENT

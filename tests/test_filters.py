@@ -33,7 +33,7 @@ def by_filter(tree, filter_spec):
 
 
 def by_inverse_filter(tree, filter_spec):
-    rest = {id(x) for x in jax.tree.leaves(st.tree.filter(tree, filter_spec, inverse=True))}  # alive in `tree`
+    rest = {id(x) for x in st.tree.leaves(st.tree.filter(tree, filter_spec, inverse=True))}  # alive in `tree`
     return st.tree.filter(tree, lambda leaf: id(leaf) not in rest)
 
 
@@ -101,6 +101,16 @@ FILTERS: dict[str, tuple[Any, set[Any]]] = {
     "several": ([Layer, is_b], EVERY),
     "several, in a tuple, of which one is False": ((False, is_b), B_ONLY),
     "several, nested": (["tag", (is_b, False)], B_ONLY),
+    "several functions of a leaf": ([lambda leaf: leaf is B, lambda leaf: leaf is A], B_ONLY | {("first", "weight")}),
+    "several functions of a leaf, in a tuple of one": ((lambda leaf: leaf is B,), B_ONLY),
+    "several functions of a leaf, in a tree": (
+        Pair(False, [lambda leaf: leaf is B, lambda leaf: leaf is C]),
+        B_ONLY | LAYER,
+    ),
+    "several functions of a leaf, at a leaf": (
+        Pair(Layer([lambda leaf: leaf is B, lambda leaf: leaf is A], False, None), False),
+        {("first", "weight")},
+    ),
     "several with a function of a leaf": ((lambda leaf: leaf is B, lambda path, value: False), B_ONLY),
     "a tree of booleans": (Pair(False, {"b": True, "head": False, "n": False}), B_ONLY),
     "a tree of booleans at each leaf": (
@@ -228,6 +238,103 @@ def test_more_paths_than_can_be_walked():
         assert len(st.tree.leaves(by_grad(tree, spec))) == 2
     booleans = tower(60, Mutable(a=True, b=False), lambda one, two: Mutable(one=one, two=two))
     assert st.tree.leaves(by_partition(tree, booleans)) == [A]
+
+
+def mixed(height=60):
+    """A model with 2**height paths to two leaves, of which filters select one."""
+    return tower(height, Mutable(a=A, b=B), lambda one, two: Mutable(one=one, two=two))
+
+
+MIXED = {
+    "a function of a leaf": lambda: lambda leaf: leaf is A,
+    "several functions of a leaf": lambda: [lambda leaf: leaf is A, lambda leaf: False],
+    "a tree of booleans": lambda: tower(60, Mutable(a=True, b=False), lambda one, two: Mutable(one=one, two=two)),
+    "a tree of functions": lambda: tower(
+        60, Mutable(a=lambda leaf: True, b=lambda leaf: False), lambda one, two: Mutable(one=one, two=two)
+    ),
+    "a tree with a function of a path where there is one": lambda: Mutable(
+        one=lambda leaf: leaf is A, two=lambda leaf: leaf is A, other=lambda path, value: value is C
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("spec", MIXED.values(), ids=MIXED)
+def test_an_answer_that_is_mixed_below_more_paths_than_can_be_walked(place, spec):
+    """One of two leaves of each node is selected: of the 2**60 paths each step is decided once."""
+    spec, tree = spec(), mixed()
+    if hasattr(spec, "other"):
+        tree = Mutable(one=tree, two=tree, other=C)
+    made = place(tree, spec)
+    leaves = st.tree.leaves(made)
+    assert len(leaves) == 1 + hasattr(spec, "other")
+    assert all(leaf.shape == A.shape for leaf in leaves)
+
+
+@pytest.mark.parametrize("name", ["jacfwd", "jacrev", "hessian", "value_and_grad"])
+def test_other_transforms_of_a_mixed_answer(name):
+    def square(tree):
+        while hasattr(tree, "one"):
+            tree = tree.one
+        return (tree.a**2).sum() + tree.b.sum()
+
+    made = getattr(st, name)(square, wrt=lambda leaf: leaf is A)(mixed())
+    made = made[1] if name == "value_and_grad" else made
+    inner = made
+    while hasattr(inner, "one"):
+        inner = inner.one
+    assert inner.b is None
+    found = inner.a
+    if name == "hessian":
+        while hasattr(found, "one"):
+            found = found.one
+        found = found.a
+    np.testing.assert_allclose(found, 2 * np.eye(2) if name == "hessian" else 2 * A, rtol=1e-6)
+
+
+def test_a_mixed_answer_in_dags_on_many_paths():
+    dag = st.Dag([A, jnp.array(1)])
+    tree = tower(60, Mutable(a=dag, b=B), lambda one, two: Mutable(one=one, two=two))
+    found = st.tree.leaves(by_grad(tree, lambda leaf: leaf is A))
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_a_function_of_paths_says_that_there_are_too_many(place):
+    spec = lambda path, value: path[-1] == 0
+    for several in (spec, [spec, "tag"], Mutable(one=spec, two=spec))[: None if place is by_partition else 1]:
+        with pytest.raises(ValueError, match=r"`(wrt|filter_spec)` looks at paths, and about 10\*\*18 paths lead"):
+            place(mixed(), several)
+    # As many as are met in practice are asked.
+    assert len(st.tree.leaves(place(mixed(10), spec))) == 1
+
+
+def test_the_number_of_paths_is_said_however_large():
+    with pytest.raises(ValueError, match=r"about 10\*\*180 paths lead to the leaves"):
+        by_partition(mixed(600), lambda path, value: path[-1] == 0)
+
+
+def test_a_tag_in_a_tree_is_told_how_it_is_written():
+    class Tagged(nnx.Variable):
+        pass
+
+    def tree():
+        return {"a": Tagged(A, tag="decay"), "b": Tagged(B), "n": {"c": Tagged(C, tag="decay")}}
+
+    def names(made):
+        return {jax.tree_util.keystr(path[:-1]) for path, _ in jax.tree_util.tree_leaves_with_path(made)}
+
+    for place in (by_partition, by_grad, by_grad_of_a_dag, by_optimizer):
+        for spec in ({"a": "decay", "b": False, "n": False}, {"a": False, "b": True, "n": "decay"}):
+            scope = {"equinox": eqx, "wrt": spec, "filter_spec": spec}
+            with pytest.raises(st.errors.SharingMismatchError, match="A tag of NNX is there in a list") as caught:
+                place(tree(), spec)
+            (code,) = [line.strip() for line in str(caught.value).split("\n") if line.startswith("    ")]
+            exec(code, scope)
+            changed = scope[code.partition(" ")[0]]
+            made = place(tree(), changed)
+            expected = {"['a']"} if spec["a"] else {"['b']", "['n']['c']"}
+            assert names(made) == expected
 
 
 MISFITS = {

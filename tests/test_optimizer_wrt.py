@@ -85,6 +85,37 @@ def test_a_tied_leaf_is_selected_at_all_of_its_paths_or_at_none(path):
     assert state[0].trace[other] is None is not state[0].trace[path[0]]
 
 
+WITH_SLOTS = {
+    "adam": lambda: optax.adam(0.1),
+    "adamw": lambda: optax.adamw(0.1),
+    "clipped": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
+    "injected": lambda: optax.inject_hyperparams(optax.adam)(0.1),
+}
+
+
+@pytest.mark.parametrize("around", [lambda step: step, st.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("make", WITH_SLOTS.values(), ids=WITH_SLOTS)
+def test_a_gradient_of_less_than_the_optimizer_trains_is_told_of_the_filter(make, around):
+    """Optax says that two trees differ, at a path that begins with the name of a parameter of its own."""
+    tx, model = st.optimizer(make()), Pair(TIED, {"more": jnp.zeros(2)})
+
+    def step(state, model):
+        gradient = st.grad(lambda m: (m.first["embed"] * m.first["bias"]).sum(), wrt=lambda path, _: path[0] == "first")
+        return tx.update(gradient(model), state, model)
+
+    with pytest.raises(st.errors.SharingMismatchError, match=r"trains `.second\['more'\]`, but the gradient") as caught:
+        around(step)(tx.init(model), model)
+    assert caught.value.paths == (".second['more']",)
+    assert "tx = sharedtree.optimizer(tx, wrt=wrt)" in str(caught.value)
+
+
+def test_a_gradient_of_less_is_none_of_its_affair_where_there_are_no_slots():
+    gradient = {"embed": W, "head": None, "bias": W}
+    updates, _ = (tx := st.optimizer(optax.sgd(0.5))).update(gradient, tx.init(gradient), {**gradient, "head": 2 * W})
+    assert updates["head"] is None
+    np.testing.assert_array_equal(updates["bias"], [-0.5, -0.5])
+
+
 NO_FILTERS = {
     "a number": (1, TypeError, "`wrt` is a filter"),
     "a function of none": (lambda: True, TypeError, "neither with one argument nor with two"),

@@ -11,7 +11,10 @@ from tests.serialise.process import run
 def test_the_page_says_what_the_transforms_do():
     """In a process with eight devices."""
     # Other tests register transforms of their own.
-    code = "from tests import transform_table as t; assert t.SCENARIOS.keys() == t._adapters.keys(); print(t.table())"
+    code = (
+        "from tests import transform_table as t; assert t.SCENARIOS.keys() == t.NAME_OF_ADAPTER.keys(); "
+        "print(t.table())"
+    )
     table = run(code, XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_PLATFORMS="cpu")
     written = transform_table.PAGE.read_text(encoding="utf-8")
     assert written == transform_table.page_with(table.strip() + "\n"), "python -m tests.transform_table"

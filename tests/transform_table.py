@@ -22,8 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sharedtree as st
 from sharedtree.core._jax_internals import deprecated_shard_map
-from sharedtree.transforms._function_and_options import title_of
-from sharedtree.transforms._preserve_identities import _adapters
+from sharedtree.transforms._adapter_names import NAME_OF_ADAPTER
+from sharedtree.transforms._option_lists import title_of
 from tests.strategies import Mutable, Pair
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "transforms.md"
@@ -288,7 +288,7 @@ def table() -> str:
     lines = [heads, ["---"] * len(heads)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        for transform in _adapters:
+        for transform in NAME_OF_ADAPTER:
             eight = on_eight(st.preserve_identities(transform), SCENARIOS[transform])
             # In some versions of JAX they are one.
             names = (

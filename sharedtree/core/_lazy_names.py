@@ -1,9 +1,12 @@
-"""Public names that are imported at their first use: files, pictures, plain data.
+"""Public names that are imported at their first use: files, pictures, plain data, reports.
 
     st.save  →  `__getattr__("save")`  →  `sharedtree.serialise.save`, and from then on an ordinary attribute
 
 A program that only trains does not import these rooms, which are two fifths of the package's modules. An error in such
 a room is raised at the first use of one of its names, as `import sharedtree` would have raised it.
+
+What trains is imported as a whole: the first transform that a program wraps imports all adapters
+(`transforms/_adapters.py`), so that none of them can come from a newer version an hour later.
 
 A program that runs for days should import `sharedtree.serialise` at its start. Otherwise, if the package is updated
 meanwhile, it saves with another version than it began with.
@@ -13,6 +16,7 @@ meanwhile, it saves with another version than it began with.
 import concurrent.futures.thread as _thread  # noqa: F401
 import importlib
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _ROOMS = {
@@ -21,6 +25,8 @@ _ROOMS = {
         *("trust", "verify"),
     ),
     "show": ("draw", "summary"),
+    "transforms._device_put": ("device_put", "with_sharding_constraint"),
+    "transforms.checks._explain": ("explain",),
     "tree._plain_data": ("StateReport", "load_state", "register_state", "state"),
 }
 
@@ -59,6 +65,24 @@ def later(name: str) -> Any:
     obj = getattr(importlib.import_module(f"{_NAME}.{ROOM_OF[name]}"), name)
     setattr(_PACKAGE, name, obj)
     return obj
+
+
+def later_in(package: str, file_of: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a room, some of whose names are imported when they are first used.
+
+    Args:
+        package: the name of the room.
+        file_of: name → the file in the room that has it.
+    """
+
+    def later_here(name: str) -> Any:
+        if name not in file_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+        found = getattr(importlib.import_module(f"{package}.{file_of[name]}"), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return later_here
 
 
 def names() -> list[str]:

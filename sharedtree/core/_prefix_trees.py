@@ -6,6 +6,7 @@ A prefix has the shape of a tree down to some depth, and a leaf of the prefix ho
 several paths may lead to one leaf, and the prefix may have a different label on each. Callers decide what that means.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,6 +15,7 @@ from jax import tree_util as jtu
 
 from ._by_identity import IdentityDict
 from ._errors import SharingMismatchError
+from ._locks import Lock
 from ._node_types import node_type_of
 from ._sharing import Rooted, name_of
 from ._static_values import Static, shown_beside
@@ -34,14 +36,51 @@ class Label(NamedTuple):
     path: Path
 
 
-class Branch(NamedTuple):
+class Branch:
     """A node of a prefix that sharedtree made, not the user. It fits any node with as many children.
+
+    Two are equal if their parts are. `branch_of` makes equal ones one object.
 
     Attributes:
         parts: the prefix of each child.
     """
 
-    parts: tuple[Any, ...]
+    __slots__ = ("__weakref__", "_hash", "parts")
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+        self._hash: int | None = None
+
+    def __hash__(self) -> int:
+        # It is kept, for a branch that is shared would be hashed once for each path to it: 2**60 times in a tower.
+        if self._hash is None:
+            self._hash = hash((Branch, self.parts))
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is Branch and self.parts == other.parts)
+
+    def __repr__(self) -> str:
+        return f"Branch{self.parts!r}"
+
+
+_branches: "weakref.WeakValueDictionary[tuple[Any, ...], Branch]" = weakref.WeakValueDictionary()
+_lock = Lock()
+
+
+def branch_of(parts: tuple[Any, ...]) -> Branch:
+    """Returns the branch with these parts, of which there is one while it is alive.
+
+    So prefixes that share parts are compared part by part, and not path by path.
+
+    Args:
+        parts: True, False, or branches that this function returned. User's objects could run code in the lock.
+    """
+    with _lock:
+        branch = _branches.get(parts)
+        if branch is None:
+            branch = _branches[parts] = Branch(parts)
+        return branch
 
 
 def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str, path: Path = ()) -> Iterator[Label]:

@@ -8,6 +8,7 @@ Masks and labels, which name every path, are translated on their way in.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from ..core._distinct_leaves import distinct
 from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import node_type_of, require_registered
-from ..core._printing import shown
+from ..core._printing import listed, shown
 from ..core._recursion_limit import keeps_limit
 from ..core._structure import Path
 from ..libraries._optax import has_labels, with_labels
@@ -62,7 +63,8 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
         (`value_fn` of `optax.lbfgs`), are translated. Returns the updates, with the sharing of the model, and the
         state.
 
-        Both raise `SharingMismatchError` if what is tied in the model is not tied in the updates or in the state, and
+        Both raise `SharingMismatchError` if what is tied in the model is not tied in the updates or in the state, or if
+        there is no gradient for what has a slot, as from `grad` with a `wrt` that the optimizer was not given; and
         `InconsistentSharingError` if `wrt` selects a tied leaf at one of its paths and not at another.
         `update` warns with `UntiedWarning`, or raises `UntiedError` by `Policy(on_untie=...)`, if what was tied in the
         model that `init` saw, or is tied in the state, is not tied in the model any more, unless `untie` was said of
@@ -157,12 +159,17 @@ def optimizer_with(
         models = Models.of(model, selected)
         for name, value in extra.items():
             extra[name] = _translated(value, models, name, params)
-        new_updates, new_state = inner(models).update(
-            models.cut(updates, "updates"),
-            models.cut(state, "state", wording.untied_state),
-            None if params is None else models.cut(params, "params"),
-            **extra,
-        )
+        cut_updates = models.cut(updates, "updates")
+        cut_state = models.cut(state, "state", wording.untied_state)
+        cut_params = None if params is None else models.cut(params, "params")
+        try:
+            new_updates, new_state = inner(models).update(cut_updates, cut_state, cut_params, **extra)
+        except (TypeError, ValueError) as error:
+            # Transformations without slots take such a gradient, so whether it is at fault shows only now.
+            without_gradient = models.missing_in(updates)
+            if without_gradient:
+                raise _no_gradient(without_gradient) from error
+            raise
         made = models.whole(new_updates), models.whole(new_state)
         if missing:
             note_in_state(model, made[1], missing)
@@ -170,6 +177,17 @@ def optimizer_with(
 
     _made[update] = True
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _no_gradient(paths: Sequence[str]) -> SharingMismatchError:
+    return SharingMismatchError(
+        f"The optimizer trains {listed(paths)}, but the gradient has nothing there.\n"
+        "A gradient of `sharedtree.grad(f, wrt=wrt)` has what the filter selects, and a slot needs a gradient in each "
+        "step. Give the optimizer the same filter, and a state that fits it:\n"
+        "    tx = sharedtree.optimizer(tx, wrt=wrt)\n"
+        "    state = tx.init(model)",
+        paths,
+    )
 
 
 def _optax() -> Any:

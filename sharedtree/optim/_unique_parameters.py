@@ -32,7 +32,7 @@ from ..core._warning_source import definition_of_caller, warn_about
 from ..ties._list_ties import how_to_sum, is_inexact
 from ..ties._policy_and_context import walk_exactly
 from ..tree._asking_filters import selection
-from ..tree._filters import Filter
+from ..tree._filters import AnyFilter
 from ._wrt import select_everywhere
 
 MAX_WHOLE = 100_000
@@ -67,7 +67,7 @@ class Parameters(NamedTuple):
     state: Sequence[str] = ()
 
     @classmethod
-    def of(cls, model: Any, wrt: Filter | None = None) -> "Parameters":
+    def of(cls, model: Any, wrt: AnyFilter | None = None) -> "Parameters":
         """The inexact leaves of a model that are no state, or those that a filter selects.
 
         Raises:
@@ -152,6 +152,11 @@ class Parameters(NamedTuple):
     def whole(self, tree: Any) -> Any:
         """The inverse of `cut`: new nodes, shared as in the model."""
         return self._rebuilt(tree, lambda _, obj: None if obj is NOTHING else obj, again=True)
+
+    def missing_in(self, tree: Any) -> list[str]:
+        """The paths of the parameters for which a matching tree has nothing."""
+        places = [place for place in self._places(tree) if place is not None]
+        return [jtu.keystr(path) for number, obj, path in places if self.is_parameter[number] and _is_nothing(obj)]
 
     def cut_labels(self, tree: Any, name: str) -> Any:
         """A mask, or another prefix of the model with a label for each parameter, in the shape of a cut tree.
@@ -249,7 +254,7 @@ class Models(NamedTuple):
     parts: Sequence[Parameters]
 
     @classmethod
-    def of(cls, params: Any, wrt: Filter | None = None) -> "Models":
+    def of(cls, params: Any, wrt: AnyFilter | None = None) -> "Models":
         return cls([Parameters.of(part, wrt) for part in (params if holds_several_models(params) else [params])])
 
     @property
@@ -287,6 +292,10 @@ class Models(NamedTuple):
     def cut(self, tree: Any, name: str, advice: str | None = None) -> Any:
         """A tree in which every part of the shape of a model is cut."""
         return self.change(tree, lambda part, found: part.cut(found, name, advice))
+
+    def missing_in(self, tree: Any) -> list[str]:
+        """The paths of the parameters for which a tree of the model's shape has nothing."""
+        return [path for part in self.parts if part.matches(tree) for path in part.missing_in(tree)]
 
     def whole(self, tree: Any) -> Any:
         """The inverse of `cut`."""

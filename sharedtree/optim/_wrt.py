@@ -12,13 +12,13 @@ from ..core._library_rows import argument_and_filter
 from ..core._printing import shown
 from ..core._warning_source import definition_of
 from ..tree._asking_filters import code_that_selects, selection
-from ..tree._filters import Filter, Option, Place, how_to_select
+from ..tree._filters import AnyFilter, Filter, FilterPrefix, Option, Place, how_to_select
 
 OF_GRAD = Option("wrt", "sharedtree.grad(f, wrt=")
 OF_OPTIMIZER = Option("wrt", "sharedtree.optimizer(tx, wrt=")
 
 
-def select_everywhere(arguments: Sequence[Any], wrt: Filter, leaves: Sequence[Any]) -> str:
+def select_everywhere(arguments: Sequence[Any], wrt: AnyFilter, leaves: Sequence[Any]) -> str:
     """The fix where a filter that asks for paths selects leaves at some of theirs only: it selects the others, too.
 
     Args:
@@ -32,6 +32,9 @@ def select_everywhere(arguments: Sequence[Any], wrt: Filter, leaves: Sequence[An
     wanted, selected = IdentitySet(leaves), IdentitySet()
     others: list[tuple[Any, tuple[Any, ...]]] = []
 
+    if isinstance(wrt, FilterPrefix) or not wrt.asks_for_path:
+        return ""
+
     def ask(place: Place) -> bool:
         answer = wrt.selects(place)
         if answer:
@@ -40,7 +43,7 @@ def select_everywhere(arguments: Sequence[Any], wrt: Filter, leaves: Sequence[An
             others.append((place.leaf, place.path))
         return answer
 
-    for argument in arguments if wrt.asks_for_path and wrt.prefix is None else ():
+    for argument in arguments:
         selection(argument, Filter(ask, asks_for_path=True), "")
     # What is selected nowhere is to stay so.
     return code_that_selects(list(dict.fromkeys(path for leaf, path in others if leaf in selected)), wrt)

@@ -30,10 +30,10 @@ from ..core._structure import Node, Op, Structure, intern, reached_outside
 from ..ties._policy_and_context import PolicyOption, current_policy
 from ..transforms._ahead_of_time import require_made_for
 from ..transforms._caller_side import Grouping, enter, leave
-from ..transforms._function_and_options import OURS, lists_options_of, title_of
 from ..transforms._function_transform import rules_of_call
 from ..transforms._jit import Filtered, JitTransform
 from ..transforms._leaf_groups import LeafGroup, LeafGroups, LeafSelection
+from ..transforms._option_lists import OURS, lists_options_of, title_of
 from ..transforms._preserve_identities import preserve_identities
 from ..transforms._signatures import Exporting
 from ..transforms.checks._lost_changes import only_traced

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overloa
 
 from ..core._comparison import array_text
 from ..core._printing import printable
-from ..transforms._function_and_options import lists_options_of
+from ..transforms._option_lists import lists_options_of
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
 from .container._byte_sources import ProgressOption, Readable, Source, open_source

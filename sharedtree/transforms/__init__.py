@@ -6,9 +6,10 @@ and warnings about what would be lost (`checks/`). A call is one graph (`_caller
 arguments of a call alive.
 """
 
-from ._crossing import Crossing as Crossing
-from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
-from ._function_side import Inside as Inside
+import typing as _typing
+
+# Now, while `jax.jit` is what JAX has by that name: a program may put ours there before it wraps a transform.
+from . import _adapter_names as _adapter_names
 from ._preserve_identities import preserve_identities as preserve_identities, register_transform as register_transform
 from ._ready_made_control_flow import (
     associative_scan as associative_scan,
@@ -50,7 +51,22 @@ from ._ready_made_with_operands import (
     linearize as linearize,
     vjp as vjp,
 )
-from .checks._explain import Explanation as Explanation, LeafReport as LeafReport, explain as explain
 
-for _type in (Crossing, Explanation, Inside, LeafReport):
-    _type.__module__ = __name__  # under which they are printed, pickled and documented
+if _typing.TYPE_CHECKING:
+    from ._crossing import Crossing as Crossing
+    from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
+    from ._function_side import Inside as Inside
+    from .checks._explain import Explanation as Explanation, LeafReport as LeafReport, explain as explain
+else:
+    from ..core._lazy_names import later_in as _later_in
+
+    # They need what is imported with the first transform that is wrapped.
+    __getattr__ = _later_in(
+        __name__,
+        {
+            **dict.fromkeys(("device_put", "with_sharding_constraint"), "_device_put"),
+            **dict.fromkeys(("Explanation", "LeafReport", "explain"), "checks._explain"),
+            "Crossing": "_crossing",
+            "Inside": "_function_side",
+        },
+    )

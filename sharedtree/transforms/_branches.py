@@ -28,7 +28,7 @@ from ..core._printing import listed
 from ..core._structure import Node, Structure
 from ..core._trees_taken_apart import Walked
 from ._caller_side import leave
-from ._crossing import Crossing
+from ._crossing import Crossing, TakingOperands
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
 from ._function_side import Inside, packed
@@ -263,3 +263,7 @@ def _written(crossing: Crossing, result: LeafGroup, changed: set[int]) -> LeafGr
     return whole(
         result.leaves, as_kept(structure, of_caller, told, crossing.call.tree.records, in_place=True, noted=noted)
     )
+
+
+COND = TakingOperands(cond)
+SWITCH = TakingOperands(switch)

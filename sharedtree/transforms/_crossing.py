@@ -28,7 +28,7 @@ from ..core._structure import Structure, canonical, intern
 from ..ties._policy_and_context import PolicyOption, current_policy, with_options
 from ._argument_names import Names
 from ._caller_side import Call, Grouping, enter, leave, repacked
-from ._function_and_options import in_code, is_of_equinox, title_of
+from ._function_and_options import in_code, is_of_equinox
 from ._function_given_to_jax import Inner, Learned, shared_by
 from ._function_side import Inside, Terms
 from ._function_transform import rules_of_call
@@ -36,6 +36,7 @@ from ._in_place import Changes
 from ._joining_trees import Repacking
 from ._leaf_groups import LeafGroup, whole
 from ._leaf_labels import Treatment
+from ._option_lists import title_of
 from .checks._lost_changes import Unsaid
 from .checks._refused_arguments import forbid_bound_module
 
@@ -287,3 +288,6 @@ def _by_name(bound: inspect.BoundArguments, as_one: Container[str]) -> dict[str,
     for name in rest:
         found |= found.pop(name, {})
     return found
+
+
+Crossing.__module__ = __name__.rpartition(".")[0]  # under which it is printed, pickled and documented

@@ -28,12 +28,13 @@ from ..ties._leaf_notes import note_tied, noting_whole
 from ..ties._policy_and_context import Policy
 from ._argument_names import Names
 from ._caller_side import Call, leave
-from ._function_and_options import How, in_code, public_name
+from ._function_and_options import How, in_code
 from ._function_given_to_jax import Inner
 from ._function_side import Inside
 from ._function_transform import FunctionTransform
 from ._joining_trees import Sides, holds_modules, join
 from ._leaf_groups import LeafGroup, whole
+from ._option_lists import public_name
 from ._tangents import Fit, as_tuple, fitted
 from .checks._ties_lost_in_calls import report_lost_ties, ties_lost_between
 

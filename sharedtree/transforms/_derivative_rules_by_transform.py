@@ -18,9 +18,9 @@ from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call
 from ._derivative_rules import RuleTransform, returning, tree_of
-from ._function_and_options import lists_options_of
 from ._joining_trees import holds_modules
 from ._leaf_groups import LeafGroup, tangents_of, whole
+from ._option_lists import lists_options_of
 from ._tangents import fitted
 
 

@@ -14,10 +14,10 @@ from ..core._prefix_trees import Branch
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import read_tree
 from ..ties._policy_and_context import Context
-from ._crossing import Crossing
-from ._function_and_options import lists_options_of
+from ._crossing import Crossing, TakingOperands
 from ._inconsistent_sharing import raise_inconsistent
 from ._leaf_labels import Outcomes
+from ._option_lists import lists_options_of
 from ._placements import placing
 from ._signatures import Placing
 
@@ -99,3 +99,6 @@ def filter_shard(crossing: Crossing, x: Any, device_or_shardings: Any) -> Any:
     """`equinox.filter_shard`. Like `device_put`, it takes its whole argument as one model."""
     with Context(crossing.policy):
         return placed(x, device_or_shardings, "device_or_shardings", crossing.title, eqx.filter_shard)
+
+
+FILTER_SHARD = TakingOperands(filter_shard)

@@ -8,7 +8,7 @@ the layer and what is to be done with it, and does that anew whenever it is call
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import equinox as eqx
 import equinox.internal
@@ -20,6 +20,7 @@ from ..core._jax_internals import api_boundary
 from ..core._static_values import Static
 from ..libraries._equinox import name_of
 from ..ties._policy_and_context import PolicyOption
+from ._option_lists import title_of
 
 
 def apply_options(
@@ -69,57 +70,6 @@ def _takes_any(transform: Callable[..., Any], parameters: Sequence[inspect.Param
     return package in ("jax", "equinox") and any(each.kind is each.VAR_POSITIONAL for each in parameters)
 
 
-C = TypeVar("C", bound=Callable[..., Any])
-
-OURS = ("policy", "in_place")
-"""The options that each transform with identities preserved has beside its own."""
-
-
-def signature_with(transform: Callable[..., Any], first: inspect.Parameter, ours: Sequence[str]) -> inspect.Signature:
-    """What `help` shows: a first parameter, those that the vanilla transform has after its own, and our options."""
-    _, *others = inspect.signature(transform).parameters.values()
-    # Some defaults only say that nothing was given, and print as an address.
-    others = [each.replace(default=...) if type(each.default) is object else each for each in others]
-    rest = [each for each in others if each.kind is each.VAR_KEYWORD]
-    known = {each.name for each in others}
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ours if name not in known
-    ]
-    return inspect.Signature([first, *[each for each in others if each not in rest], *added, *rest])
-
-
-def lists_options_of(transform: Callable[..., Any], *ours: str) -> Callable[[C], C]:
-    """A decorator for what hands its `**options` on: `help` lists them by their names.
-
-    Args:
-        transform: to which they are handed on. It has one parameter before those that both have.
-        ours: further ones, by name.
-    """
-
-    def listed(function: C) -> C:
-        first = next(iter(inspect.signature(function).parameters.values())).replace(annotation=inspect.Parameter.empty)
-        # pyright takes a function for one without attributes of its own.
-        vars(function)["__signature__"] = signature_with(transform, first, ours)
-        return function
-
-    return listed
-
-
-def title_of(transform: Any) -> str:
-    """What a transform is called in errors: `jax.lax.scan`, `my_transform`."""
-    public = public_name(transform)
-    return public or name_of(transform, transform, "__qualname__")
-
-
-def public_name(transform: Any) -> str | None:
-    """The name under which JAX or Equinox offers a transform, whatever it is called where it is defined."""
-    for module in (jax, jax.lax, jax.debug, jax.custom_batching, jax.experimental, jax.export, eqx, equinox.internal):
-        for name, value in list(vars(module).items()):  # another thread may import
-            if value is transform and not name.startswith("_"):
-                return f"{module.__name__}.{name}"
-    return None
-
-
 def in_code(title: str, options: str, function: str = "") -> str:
     """How to write a transform with these options, with the ready-made function where there is one.
 
@@ -130,8 +80,8 @@ def in_code(title: str, options: str, function: str = "") -> str:
     """
     package, _, name = title.rpartition(".")
     # The door offers what is ready made, and imports this file.
-    offered = vars(sys.modules[__name__.rpartition(".")[0]])
-    ready = offered.get(name) if package in ("jax", "jax.lax", "equinox") else None
+    offered = sys.modules[__name__.rpartition(".")[0]]
+    ready = getattr(offered, name, None) if package in ("jax", "jax.lax", "equinox") else None
     if ready is None:
         own = f", {options}" if options else ""
         title = title if all(part.isidentifier() for part in title.split(".")) else "transform"

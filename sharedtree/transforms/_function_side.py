@@ -349,3 +349,6 @@ def enclosing_traces() -> Sequence[Any]:
     """The traces around the one that a function is being traced in."""
     traces = current_traces()
     return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+Inside.__module__ = __name__.rpartition(".")[0]  # under which it is printed, pickled and documented

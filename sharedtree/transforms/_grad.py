@@ -35,6 +35,7 @@ from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ..tree._asking_filters import selection
 from ..tree._filters import Filter, Place, filter_of
+from ._adapter_names import UNDER_FILTER
 from ._argument_names import several
 from ._caller_side import Call, Grouping, leave
 from ._function_side import Inside, packed
@@ -93,15 +94,6 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
         "said:\n"
         f"    sharedtree.{title.removeprefix('jax.')}(f, wrt=lambda path, value: not isinstance(value, {several}))"
     )
-
-
-_VANILLA = {
-    "filter_grad": jax.grad,
-    "filter_value_and_grad": jax.value_and_grad,
-    "filter_jacfwd": jax.jacfwd,
-    "filter_jacrev": jax.jacrev,
-    "filter_hessian": jax.hessian,
-}
 
 
 class GradTransform(FunctionTransform):
@@ -225,7 +217,7 @@ class GradTransform(FunctionTransform):
             options = {**self.options, "argnums": 1}
             if policy.in_place:
                 options["has_aux"] = True
-            transform = _VANILLA[self.transform.__name__] if self.is_filtered else self.transform
+            transform = UNDER_FILTER[self.transform.__name__] if self.is_filtered else self.transform
             made = self._made.setdefault(policy, transform(self.inner(policy), **options))
         return made
 

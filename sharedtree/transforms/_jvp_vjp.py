@@ -25,7 +25,7 @@ from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact
 from ._argument_names import Names
 from ._caller_side import Grouping, leave
-from ._crossing import Crossing
+from ._crossing import Crossing, TakingOperands
 from ._function_and_options import is_of_equinox
 from ._function_side import Inside, packed
 from ._grad import handed_beside
@@ -363,3 +363,10 @@ def _filled(primals: LeafGroup, tangents: LeafGroup) -> LeafGroup:
     """Tangents with zeros where there are none."""
     each = zip(primals.leaves, tangents.leaves, strict=True)
     return LeafGroup([jnp.zeros_like(primal) if leaf is None else leaf for primal, leaf in each], tangents.selection)
+
+
+VJP = TakingOperands(vjp, writes=False, calls_each_time=True)
+JVP = TakingOperands(jvp, writes=False, calls_each_time=True)
+LINEARIZE = TakingOperands(linearize, writes=False, calls_each_time=True)
+LINEAR_TRANSPOSE = TakingOperands(linear_transpose, writes=False)
+FILTER_JVP = TakingOperands(filter_jvp, writes=False, calls_each_time=True)

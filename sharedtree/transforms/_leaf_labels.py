@@ -17,7 +17,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..core._by_identity import IdentityDict
+from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._errors import SharingMismatchError
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, raise_unfit
@@ -319,15 +319,16 @@ def distinct_labels(all_labels: Iterable[Any]) -> list[Any]:
 def labels_in(prefix: Any, is_label: Callable[[Any], bool]) -> list[Any]:
     """Collects the distinct labels of a prefix tree in flatten order."""
     collected: list[Any] = []
+    # A prefix may share its parts, with exponentially many paths to one of them.
+    visited = IdentitySet()
     stack = [prefix]
     while stack:
         part = stack.pop()
-        if type(part) is Branch:
-            stack.extend(reversed(part.parts))
-            continue
-        node_type = None if is_label(part) else node_type_of(part)
-        if node_type is not None:
-            stack.extend(reversed(node_type.take_apart(part)[0]))
+        node_type = None if type(part) is Branch or is_label(part) else node_type_of(part)
+        if type(part) is Branch or node_type is not None:
+            if visited.add(part):
+                parts = part.parts if node_type is None else node_type.take_apart(part)[0]
+                stack.extend(reversed(parts))
         else:
             collected.append(part)
     return distinct_labels(collected)

@@ -29,7 +29,7 @@ from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import is_noted
 from ._argument_names import Names
 from ._caller_side import Call
-from ._crossing import Crossing, part_of
+from ._crossing import Crossing, TakingOperands, part_of
 from ._function_given_to_jax import Inner
 from ._function_side import Inside, receive
 from ._joining_trees import Join, Repacking, Sides, holds_modules, join, leaves_like, repacking_for
@@ -363,3 +363,12 @@ def form_of(call: Call) -> Any:
         return tuple(map(jax.typeof, call.leaves))
     except TypeError:
         return None
+
+
+SCAN = TakingOperands(scan)
+WHILE_LOOP = TakingOperands(while_loop)
+UNWRITTEN_SCAN = TakingOperands(scan, writes=False)
+UNWRITTEN_WHILE_LOOP = TakingOperands(while_loop, writes=False)
+FORI_LOOP = TakingOperands(fori_loop)
+MAP = TakingOperands(map_over)
+ASSOCIATIVE_SCAN = TakingOperands(associative_scan, writes=False)

@@ -22,6 +22,7 @@ from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Structure, canonical
 from ..core._traced_leaves_and_identity import carries_identity
 from ..core._trees_taken_apart import Walked
+from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, keep
 
 
@@ -127,7 +128,7 @@ class Unchanged:
         return same and all(map(self._is_made_anew_of, parts, others, children))
 
 
-@functools.partial(jax.jit, keep_unused=True)
+@functools.partial(VANILLA_JIT, keep_unused=True)
 def _as_outputs(leaves: Sequence[Any], anchor: Any) -> Sequence[Any]:
     """What vanilla `jax.jit` makes of leaves that it returns as they are, with `anchor` among its arguments."""
     del anchor

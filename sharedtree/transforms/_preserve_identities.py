@@ -1,98 +1,15 @@
-"""`preserve_identities`, and the table that says how each transform is wrapped."""
+"""`preserve_identities` and `register_transform`, as users see them. What they do is in `_adapters`.
+
+Most of this room is imported with the first transform that a program wraps, which is when it decorates its first
+function. A program that only reads, ties or saves models does not pay for it.
+"""
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any, overload
 
-import equinox as eqx
-import equinox.internal
-import jax
-import jax.custom_batching
-import jax.export
-
-from ..core._jax_internals import deprecated_shard_map
-from ..core._node_types import is_module
-from ..core._printing import shown
-from ..libraries._equinox import name_of
-from ..ties._policy_and_context import Policy, PolicyHere, PolicyOption, with_options
-from ._branches import cond, switch
-from ._crossing import TakingOperands
-from ._derivative_rules_by_transform import (
-    CustomGradientTransform,
-    CustomJvpTransform,
-    CustomVjpTransform,
-    CustomVmapTransform,
-)
-from ._device_put import filter_shard
-from ._function_and_options import How, TransformedModule, apply_options, is_of_equinox, title_of
-from ._function_transform import FunctionTransform
-from ._grad import GradTransform, JacobianTransform, ValueAndGradTransform
-from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
-from ._jvp_vjp import filter_jvp, jvp, linear_transpose, linearize, vjp
-from ._loops import associative_scan, fori_loop, map_over, scan, while_loop
-from ._shape_evaluation import FilterMakeJaxprTransform, MakeJaxprTransform, as_it_is, eval_shape, filter_eval_shape
+from ..ties._policy_and_context import PolicyOption
 from ._signatures import Checkpoint, Grad, Jit, LikeCheckpoint, LikeGrad, LikeJit, LikeValueAndGrad, ValueAndGrad
-from ._transforms_without_adapter import refusal_of
-from ._unregistered_transforms import OpaqueTransform, UnregisteredTransform
-from ._vmap import FilterVmapTransform, PmapTransform, ShardMapTransform, VmapTransform
-
-
-def _exporting(transform: Callable[..., Any], *how: Any) -> Any:
-    """Programs are files, whose part of the package is imported when it is first used."""
-    package = __name__.partition(".")[0]
-    return importlib.import_module(f"{package}.serialise._export").exporting(transform, *how)
-
-
-_adapters: dict[Any, Any] = {
-    jax.jit: JitTransform,
-    jax.grad: GradTransform,
-    jax.value_and_grad: ValueAndGradTransform,
-    jax.jacfwd: JacobianTransform,
-    jax.jacrev: JacobianTransform,
-    jax.jacobian: JacobianTransform,
-    jax.hessian: JacobianTransform,
-    jax.vmap: VmapTransform,
-    jax.checkpoint: CheckpointTransform,
-    jax.remat: CheckpointTransform,
-    jax.custom_vjp: CustomVjpTransform,
-    jax.custom_jvp: CustomJvpTransform,
-    jax.custom_gradient: CustomGradientTransform,
-    jax.custom_batching.custom_vmap: CustomVmapTransform,
-    eqx.filter_jit: FilterJitTransform,
-    eqx.filter_grad: GradTransform,
-    eqx.filter_value_and_grad: ValueAndGradTransform,
-    eqx.filter_jacfwd: JacobianTransform,
-    eqx.filter_jacrev: JacobianTransform,
-    eqx.filter_hessian: JacobianTransform,
-    eqx.filter_vmap: FilterVmapTransform,
-    eqx.filter_checkpoint: FunctionTransform,
-    jax.vjp: TakingOperands(vjp, writes=False, calls_each_time=True),
-    jax.jvp: TakingOperands(jvp, writes=False, calls_each_time=True),
-    jax.linearize: TakingOperands(linearize, writes=False, calls_each_time=True),
-    jax.linear_transpose: TakingOperands(linear_transpose, writes=False),
-    eqx.filter_vjp: TakingOperands(vjp, writes=False, calls_each_time=True),
-    eqx.filter_jvp: TakingOperands(filter_jvp, writes=False, calls_each_time=True),
-    jax.shard_map: ShardMapTransform,
-    deprecated_shard_map(): ShardMapTransform,
-    jax.pmap: PmapTransform,
-    eqx.filter_shard: TakingOperands(filter_shard),
-    jax.lax.scan: TakingOperands(scan),
-    jax.lax.while_loop: TakingOperands(while_loop),
-    equinox.internal.scan: TakingOperands(scan, writes=False),
-    equinox.internal.while_loop: TakingOperands(while_loop, writes=False),
-    jax.lax.fori_loop: TakingOperands(fori_loop),
-    jax.lax.map: TakingOperands(map_over),
-    jax.lax.associative_scan: TakingOperands(associative_scan, writes=False),
-    jax.lax.cond: TakingOperands(cond),
-    jax.lax.switch: TakingOperands(switch),
-    jax.eval_shape: TakingOperands(eval_shape),
-    eqx.filter_eval_shape: TakingOperands(filter_eval_shape),
-    jax.make_jaxpr: MakeJaxprTransform,
-    eqx.filter_make_jaxpr: FilterMakeJaxprTransform,
-    jax.named_call: as_it_is,
-    jax.export.export: _exporting,
-}
 
 
 def register_transform(transform: Callable[..., Any], adapter: Any = None, *, takes_operands: bool = False) -> None:
@@ -125,30 +42,9 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None, *, ta
         >>> st.preserve_identities(traced_and_logged)(lambda a, b: a is b and 1)(model, model)
         Array(1, dtype=int32, weak_type=True)
     """
-    refusal = refusal_of(adapter) if _is_hashable(adapter) and adapter not in _adapters else None
-    if refusal is not None:
-        raise refusal
-    if _is_hashable(adapter) and adapter in _adapters:
-        found = _adapters[adapter]
-        if takes_operands and not isinstance(found, TakingOperands):
-            raise TypeError(
-                f"`{title_of(adapter)}` takes no operands beside the function, so it is no model for a transform that "
-                "does. Write an adapter:\n"
-                "    sharedtree.register_transform(transform, adapter, takes_operands=True)"
-            )
-        adapter = found
-    elif takes_operands and callable(adapter):
-        # Whether it writes back what the function changed cannot be seen, and not to do so would be silent.
-        adapter = TakingOperands(adapter, writes=False)
-    elif adapter is None and not takes_operands:
-        adapter = OpaqueTransform
-    elif not callable(adapter):
-        raise TypeError(
-            f"An adapter is None, a registered transform or a callable, not {adapter!r}. Of a transform that takes "
-            "operands beside the function, it is one of the latter two:\n"
-            "    sharedtree.register_transform(transform, adapter, takes_operands=True)"
-        )
-    _adapters[transform] = adapter
+    from ._adapters import register
+
+    register(transform, adapter, takes_operands=takes_operands)
 
 
 @overload
@@ -240,76 +136,11 @@ def preserve_identities(
     two arrays; wrap them in a `Dag` to tie them. `Policy(containers=True)` gives identity to lists and dicts, and to
     the arrays in them.
     """
-    if policy is not None and not isinstance(policy, (Policy, PolicyHere)):
-        raise TypeError(
-            f"`policy` is a `sharedtree.Policy`, not {policy!r}. An option of the transform by that name goes with the "
-            "function:\n"
-            "    preserve_identities(jax.checkpoint)(f, policy=jax.checkpoint_policies.dots_saveable)"
-        )
-    if not callable(transform):
-        raise TypeError(
-            f"`preserve_identities` takes a transform, not {shown(transform)}:\n"
-            "    sharedtree.preserve_identities(jax.jit)"
-        )
-    while isinstance(transform, functools.partial) and not transform.args:
-        options = {**transform.keywords, **options}
-        transform = transform.func
-    if in_place is not None:
-        options["in_place"] = in_place
-    # What is no `in_place` is refused here, not only when there is a function.
-    with_options({**options}, policy)
-    adapter = _adapter_of(transform)
-    if isinstance(adapter, TakingOperands):
-        return adapter.applied(transform, policy, options)
+    from ._adapters import wrapped
 
-    def preserving(*positional: Any, **more: Any) -> Any:
-        own = {**options, **more}
-        if adapter is UnregisteredTransform and positional and not any(map(callable, (*positional, *own.values()))):
-            raise _is_no_transform(transform, positional[0])
-        chosen = with_options(own, policy)
-        ours = {name: own.pop(name) for name in getattr(adapter, "own_options", ()) if name in own}
-        function, bound = apply_options(transform, positional, own)
-        if function is None:
-            return functools.partial(preserving, **more)
-        if adapter is UnregisteredTransform and not callable(function):
-            raise _is_no_transform(transform, function)
-        bound |= ours
-        takes_rules = getattr(adapter, "takes_rules", False)
-        if is_module(function) and is_of_equinox(transform) and not takes_rules:
-            return TransformedModule(function, How(adapter, transform, chosen, bound))
-        return adapter(transform, function, chosen, bound)
-
-    preserving.__name__ = name_of(transform, "transform")
-    preserving.__doc__ = f"`{preserving.__name__}`, with identities preserved; see `sharedtree.preserve_identities`."
-    return preserving
+    return wrapped(transform, policy, in_place, options)
 
 
-def _adapter_of(transform: Callable[..., Any]) -> Any:
-    """The adapter that is registered for a transform, or that of an unregistered one.
-
-    Raises:
-        TypeError: if it is a transform that is refused, and nobody registered an adapter for it.
-    """
-    if not _is_hashable(transform):
-        return UnregisteredTransform
-    if transform not in _adapters:
-        refusal = refusal_of(transform)
-        if refusal is not None:
-            raise refusal
-    return _adapters.get(transform, UnregisteredTransform)
-
-
-def _is_no_transform(transform: Callable[..., Any], given: Any) -> TypeError:
-    return TypeError(
-        f"`{title_of(transform)}` was given {shown(given)}, where a transform is given a function. "
-        "`preserve_identities` takes a transform, not the function that is to be transformed:\n"
-        "    f = sharedtree.preserve_identities(jax.jit)(f)"
-    )
-
-
-def _is_hashable(obj: Any) -> bool:
-    try:
-        hash(obj)
-    except TypeError:
-        return False
-    return True
+def preserved_later(transform: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    """Returns a function that gives a transform with identities preserved, and wraps it in the first call."""
+    return functools.cache(functools.partial(preserve_identities, transform))

@@ -6,8 +6,8 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 import jax
 
 from ..core._jax_internals import api_boundary
-from ._function_and_options import OURS, lists_options_of
-from ._preserve_identities import preserve_identities
+from ._option_lists import OURS, lists_options_of
+from ._preserve_identities import preserved_later
 from ._signatures import Scanning, Usual
 
 Carry = TypeVar("Carry")
@@ -17,13 +17,13 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R")
 
-_scan = preserve_identities(jax.lax.scan)
-_while_loop = preserve_identities(jax.lax.while_loop)
-_fori_loop = preserve_identities(jax.lax.fori_loop)
-_map = preserve_identities(jax.lax.map)
-_associative_scan = preserve_identities(jax.lax.associative_scan)
-_cond = preserve_identities(jax.lax.cond)
-_switch = preserve_identities(jax.lax.switch)
+_scan = preserved_later(jax.lax.scan)
+_while_loop = preserved_later(jax.lax.while_loop)
+_fori_loop = preserved_later(jax.lax.fori_loop)
+_map = preserved_later(jax.lax.map)
+_associative_scan = preserved_later(jax.lax.associative_scan)
+_cond = preserved_later(jax.lax.cond)
+_switch = preserved_later(jax.lax.switch)
 
 
 @lists_options_of(jax.lax.scan, *OURS)
@@ -77,7 +77,7 @@ def scan(
 
     See `preserve_identities` for further errors, cost and limitations.
     """
-    return _scan(f, init, xs, length, reverse=reverse, unroll=unroll, **options)
+    return _scan()(f, init, xs, length, reverse=reverse, unroll=unroll, **options)
 
 
 @lists_options_of(jax.lax.while_loop, *OURS)
@@ -101,7 +101,7 @@ def while_loop(
         >>> last.tree[0] is last.tree[1], last.tree[0]
         (True, Array([8., 8.], dtype=float32))
     """
-    return _while_loop(cond_fun, body_fun, init_val, **options)
+    return _while_loop()(cond_fun, body_fun, init_val, **options)
 
 
 @lists_options_of(jax.lax.fori_loop, *OURS)
@@ -132,7 +132,7 @@ def fori_loop(
         >>> last.tree[0] is last.tree[1], last.tree[0]
         (True, Array([4., 4.], dtype=float32))
     """
-    return _fori_loop(lower, upper, body_fun, init_val, unroll=unroll, **options)
+    return _fori_loop()(lower, upper, body_fun, init_val, unroll=unroll, **options)
 
 
 @lists_options_of(jax.lax.map, *OURS)
@@ -154,7 +154,7 @@ def map(  # noqa: A001 -- as in `jax.lax`
         >>> st.map(lambda d: d.tree[0] + d.tree[1], st.Dag([w, w]))
         Array([0., 2., 4.], dtype=float32)
     """
-    return _map(f, xs, batch_size=batch_size, **options)
+    return _map()(f, xs, batch_size=batch_size, **options)
 
 
 @lists_options_of(jax.lax.associative_scan, *OURS)
@@ -180,7 +180,7 @@ def associative_scan(
         >>> sums.tree[0] is sums.tree[1], sums.tree[0]
         (True, Array([0., 1., 3., 6.], dtype=float32))
     """
-    return _associative_scan(fn, elems, reverse=reverse, axis=axis, **options)
+    return _associative_scan()(fn, elems, reverse=reverse, axis=axis, **options)
 
 
 @overload
@@ -226,7 +226,7 @@ def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: An
 
     See `preserve_identities` for cost and limitations.
     """
-    return _cond(pred, true_fun, false_fun, *operands, **options)
+    return _cond()(pred, true_fun, false_fun, *operands, **options)
 
 
 @overload
@@ -251,4 +251,4 @@ def switch(index: Any, branches: Any, *operands: Any, **options: Any) -> Any:
         >>> st.switch(1, branches, st.Dag({"a": w, "b": w}))
         Array([0., 0.], dtype=float32)
     """
-    return _switch(index, branches, *operands, **options)
+    return _switch()(index, branches, *operands, **options)

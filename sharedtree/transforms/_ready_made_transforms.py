@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 
 from ..core._jax_internals import api_boundary
-from ._function_and_options import OURS, signature_with, title_of
+from ._option_lists import OURS, signature_with, title_of
 from ._preserve_identities import preserve_identities
 from ._signatures import (
     Checkpoint,

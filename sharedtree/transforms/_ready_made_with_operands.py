@@ -12,22 +12,22 @@ import equinox as eqx
 import jax
 
 from ..core._jax_internals import api_boundary
-from ._function_and_options import OURS, lists_options_of
-from ._preserve_identities import preserve_identities
+from ._option_lists import OURS, lists_options_of
+from ._preserve_identities import preserved_later
 from ._ready_made_transforms import Said, made_of
 from ._signatures import LikeCustomJvp, LikeCustomVjp, Linearising, Pulling, Transposing, Usual
 
 R = TypeVar("R")
 A = TypeVar("A")
 
-_vjp = preserve_identities(jax.vjp)
-_jvp = preserve_identities(jax.jvp)
-_linearize = preserve_identities(jax.linearize)
-_linear_transpose = preserve_identities(jax.linear_transpose)
-_filter_vjp = preserve_identities(eqx.filter_vjp)
-_filter_jvp = preserve_identities(eqx.filter_jvp)
-_filter_eval_shape = preserve_identities(eqx.filter_eval_shape)
-_eval_shape = preserve_identities(jax.eval_shape)
+_vjp = preserved_later(jax.vjp)
+_jvp = preserved_later(jax.jvp)
+_linearize = preserved_later(jax.linearize)
+_linear_transpose = preserved_later(jax.linear_transpose)
+_filter_vjp = preserved_later(eqx.filter_vjp)
+_filter_jvp = preserved_later(eqx.filter_jvp)
+_filter_eval_shape = preserved_later(eqx.filter_eval_shape)
+_eval_shape = preserved_later(jax.eval_shape)
 
 
 @overload
@@ -70,7 +70,7 @@ def vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
     can be called and is a pytree, but has none of the other attributes of vanilla's. Options that are trees cannot
     reach inside a module.
     """
-    return _vjp(function, *primals, **options)
+    return _vjp()(function, *primals, **options)
 
 
 @overload
@@ -117,7 +117,7 @@ def jvp(function: Any, /, *operands: Any, **options: Any) -> Any:
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return _jvp(function, *operands, **options)
+    return _jvp()(function, *operands, **options)
 
 
 @overload
@@ -152,7 +152,7 @@ def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return _linearize(function, *primals, **options)
+    return _linearize()(function, *primals, **options)
 
 
 @lists_options_of(jax.linear_transpose, *OURS)
@@ -179,7 +179,7 @@ def linear_transpose(
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return _linear_transpose(function, *primals, **options)
+    return _linear_transpose()(function, *primals, **options)
 
 
 @overload
@@ -216,7 +216,7 @@ def filter_vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return _filter_vjp(function, *primals, **options)
+    return _filter_vjp()(function, *primals, **options)
 
 
 @lists_options_of(eqx.filter_jvp, *OURS)
@@ -245,7 +245,7 @@ def filter_jvp(function: Callable[..., R], primals: Any, tangents: Any, **option
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return _filter_jvp(function, primals, tangents, **options)
+    return _filter_jvp()(function, primals, tangents, **options)
 
 
 @lists_options_of(eqx.filter_eval_shape, *OURS)
@@ -273,7 +273,7 @@ def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return _filter_eval_shape(function, *args, **kwargs)
+    return _filter_eval_shape()(function, *args, **kwargs)
 
 
 @lists_options_of(jax.eval_shape, *OURS)
@@ -298,7 +298,7 @@ def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 
     See `preserve_identities` for errors, cost and limitations. Nothing is written back in place.
     """
-    return _eval_shape(function, *args, **kwargs)
+    return _eval_shape()(function, *args, **kwargs)
 
 
 _custom_vjp = cast(Callable[..., Callable[[Said], LikeCustomVjp]], made_of)

@@ -9,6 +9,7 @@ Nothing is written back in place, for there are no values.
 """
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -19,14 +20,15 @@ import jax
 from ..core._structure import intern
 from ..libraries._equinox import name_of
 from ..ties._policy_and_context import Policy, PolicyOption
+from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, leave
-from ._crossing import Crossing
+from ._crossing import Crossing, TakingOperands
 from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
 from ._joining_trees import holds_modules
 from ._leaf_groups import LeafGroup, whole, without_statics
 from .checks._lost_changes import only_traced
 
-_VanillaJitted = type(jax.jit(lambda: None))
+_VanillaJitted = type(VANILLA_JIT(lambda: None))
 
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -110,5 +112,15 @@ def as_it_is(
     return transform(function, **options)
 
 
+def exporting(transform: Callable[..., Any], *how: Any) -> Any:
+    """Programs are files, whose part of the package is imported when it is first used."""
+    package = __name__.partition(".")[0]
+    return importlib.import_module(f"{package}.serialise._export").exporting(transform, *how)
+
+
 def _without_changes(policy: Policy) -> Policy:
     return dataclasses.replace(policy, in_place=False)
+
+
+EVAL_SHAPE = TakingOperands(eval_shape)
+FILTER_EVAL_SHAPE = TakingOperands(filter_eval_shape)

@@ -13,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.experimental
 
-from ._function_and_options import title_of
+from ._option_lists import title_of
 
 _SECTION = "docs/transforms.md, “Transforms that need no adapter”"
 

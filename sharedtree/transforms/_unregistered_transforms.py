@@ -126,15 +126,7 @@ class OpaqueTransform(FunctionTransform):
         outermost = _Outermost.modules(result, policy)
         if not policy.in_place:
             return outermost.replaced_by(_split(packed(inside.walked(tuple(outermost.objects)))))
-        rules = rules_for_state(inside.forbidding(inside.terms.rules), received.tree, lambda _: False)
-        around = conventions(received.tree, rules)
-        # What was changed goes out before the result.
-        updated = list((rules.updated or IdentityDict[int]()).values())
-        objects = [*[received.tree.objects[number] for number in updated], *outermost.objects]
-        around_each: list[Inherited] = [around[number] for number in updated]
-        around_each.extend(rules.convention for _ in outermost.objects)
-        groups = _split(packed(walked_together(zip(objects, around_each, strict=True), rules, [""] * len(objects))))
-        return groups[: len(updated)], outermost.replaced_by(groups[len(updated) :])
+        return _split_with_changes(outermost, inside, received)
 
     def _receive(self, args: Sequence[Any], kwargs: Mapping[str, Any], policy: Policy) -> Received:
         """Puts modules in the place of groups.
@@ -170,6 +162,23 @@ class OpaqueTransform(FunctionTransform):
                 "    f(sharedtree.Dag((model, shared)))"
             )
         return unpack(run.structure, run.leaves)
+
+
+def _split_with_changes(outermost: "_Outermost", inside: Inside, received: Received) -> tuple[Any, Any]:
+    """Splits what a function changed in place, and what it returned, into groups.
+
+    Returns:
+        A group for each object that was changed; and the result, with groups in the place of its modules.
+    """
+    rules = rules_for_state(inside.forbidding(inside.terms.rules), received.tree, lambda _: False)
+    around = conventions(received.tree, rules)
+    # What was changed goes out before the result.
+    updated = list((rules.updated or IdentityDict[int]()).values())
+    objects = [*[received.tree.objects[number] for number in updated], *outermost.objects]
+    around_each: list[Inherited] = [around[number] for number in updated]
+    around_each.extend(rules.convention for _ in outermost.objects)
+    groups = _split(packed(walked_together(zip(objects, around_each, strict=True), rules, [""] * len(objects))))
+    return groups[: len(updated)], outermost.replaced_by(groups[len(updated) :])
 
 
 def _by_path(owners: Sequence[str], outermost: "_Outermost", objects: Sequence[Any]) -> Arguments:

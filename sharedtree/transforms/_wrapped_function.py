@@ -10,8 +10,9 @@ from typing import Any
 from ..core._static_kinds import Incomparable
 from ..libraries._equinox import name_of, update_wrapper, warn_of_layers_in
 from ..ties._policy_and_context import PolicyOption, current_policy
-from ._function_and_options import How, is_of_equinox, public_name, title_of, transform_named
+from ._function_and_options import How, is_of_equinox, transform_named
 from ._function_given_to_jax import Shared, shared_by
+from ._option_lists import public_name, title_of
 from ._repeated_calls import Caller, Way
 from .checks._refused_arguments import forbid_bound_module
 

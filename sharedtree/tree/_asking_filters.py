@@ -4,9 +4,13 @@
 
 Where a whole branch has one answer, the answer stands for the branch. So under a transform one object at two paths with
 two answers is what it is under `in_axes`, too: an array parts, a module is an error.
+
+A record is asked about once where the path makes no difference, and equal branches are one object, so a tower of sixty
+layers that each hold the one below twice costs sixty steps. A function of a path is asked at each path, of which there
+may be too many.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,17 +20,31 @@ from ..core._by_identity import IdentityDict
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._node_types import is_module, node_type_of
 from ..core._pack_and_unpack import walked
-from ..core._prefix_trees import Branch, parts_for
+from ..core._prefix_trees import branch_of, parts_for
 from ..core._printing import MOST_PATHS, listed, name_of_class, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path
 from ..core._trees_taken_apart import Walked
 from ._dag import Dag
-from ._filters import Filter, Option, Place, Prefix, any_of, is_one_filter, is_several, one_filter, selects_nothing
+from ._filters import (
+    AnyFilter,
+    Filter,
+    FilterPrefix,
+    Option,
+    Place,
+    any_of,
+    is_one_filter,
+    is_several_where_no_list_is,
+    one_filter,
+    prefix_of,
+)
+
+MOST_REPEATED_VISITS = 100_000
+"""How often a function of a path may come to records where it has been before. A second or so."""
 
 
-def selection(argument: Any, spec: Filter, name: str) -> Any:
-    """The prefix of an argument that says which traced leaves a filter selects: True, False, or a `Branch` of such.
+def selection(argument: Any, spec: AnyFilter, name: str) -> Any:
+    """Returns the prefix of an argument that says which traced leaves a filter selects: True, False, or a `Branch`.
 
     Args:
         argument: with its modules in it.
@@ -36,6 +54,7 @@ def selection(argument: Any, spec: Filter, name: str) -> Any:
     Raises:
         InconsistentSharingError: if the filter selects a leaf of a `Dag` at one path and not at another.
         SharingMismatchError: if it is a tree prefix that does not fit.
+        ValueError: if it looks at paths, and there are too many.
 
     Cost: one question for each path, or for each leaf where the path makes no difference.
     """
@@ -54,22 +73,12 @@ class Answers(NamedTuple):
     """What a filter said of a tree.
 
     Attributes:
-        prefix: True, False, or a `Branch` of such.
+        prefix: True, False, or a `Branch` of such. Equal ones are one object.
         of_leaves: for each leaf, by its number, what was answered at its paths.
     """
 
     prefix: Any
     of_leaves: dict[int, list[Asked]]
-
-
-class _Visit(NamedTuple):
-    """A record on its path, what a filter is asked about there, the filter, and whether what is below has been done."""
-
-    number: int
-    keys: Path
-    place: Place
-    spec: Filter
-    is_done: bool = False
 
 
 class Words(NamedTuple):
@@ -80,7 +89,7 @@ class Words(NamedTuple):
     not_selected: str
 
     def of(self, answer: bool) -> str:
-        """What is said of a leaf."""
+        """Returns what is said of a leaf."""
         return self.selected if answer else self.not_selected
 
 
@@ -92,7 +101,7 @@ ROOT = Place((), None, None, None)
 
 def ask(
     tree: Walked,
-    spec: Filter,
+    spec: AnyFilter,
     name: str = "",
     above: Place = ROOT,
     *,
@@ -112,111 +121,185 @@ def ask(
     Raises:
         As `selection`.
     """
-    of_leaves: dict[int, list[Asked]] = {
-        number: [] for number, (op, _) in enumerate(tree.records) if op is LEAF or (asks_static and type(op) is Static)
-    }
-    done: list[Any] = []
-    # Where paths make no difference: a record under a variable, a holder and a filter → its answer. The first two are
-    # alive in `tree`, the filters in `parts`.
-    known: dict[tuple[int, int, int, int], Any] = {}
-    parts = _PartsOfPrefix(spec)
-    left_over: list[tuple[Filter, Path]] = []
-    stack = [_Visit(tree.root, (), above, spec)]
-    while stack:
-        number, keys, place, here, is_done = stack.pop()
-        op, children = tree.records[number]
-        obj = tree.objects[number]
-        under = number, id(place.variable), id(place.holder), id(here)  # as above
-        if not here.asks_for_path and under in known:
-            done.append(known[under])
-        elif is_done:
-            below = done[len(done) - len(children) :]
-            del done[len(done) - len(children) :]
-            known[under] = _joined(below)
-            done.append(known[under])
-        elif number in of_leaves:
-            answer = None
-            if type(op) is Static and keys and _is_left_over(here, op):
-                left_over.append((here, keys))
+    return _Questions(tree, spec, name, words, asks_static=asks_static).asked_from(above)
+
+
+class _Visit(NamedTuple):
+    """A record on its path, what a filter is told of there, the filter, and whether what is below has been done."""
+
+    record: int
+    keys: Path
+    place: Place
+    spec: AnyFilter
+    is_done: bool = False
+
+
+class _Questions:
+    """A filter that is being asked about the leaves of a tree. The parameters are those of `ask`."""
+
+    def __init__(self, tree: Walked, spec: AnyFilter, name: str, words: Words, *, asks_static: bool) -> None:
+        self._tree = tree
+        self._spec = spec
+        self._name = name
+        self._words = words
+        self._parts = PartsOfPrefix()
+        self._of_leaves: dict[int, list[Asked]] = {
+            number: []
+            for number, (op, _) in enumerate(tree.records)
+            if op is LEAF or (asks_static and type(op) is Static)
+        }
+        # Record, variable, holder and filter → answer; None is of what holds no leaf. The objects whose addresses are
+        # here are alive in `tree`, and the filters in `_parts`.
+        self._answers: dict[tuple[int, int, int, int], Any] = {}
+        self._left_over: list[tuple[FilterPrefix, Path]] = []
+        self._visited: set[int] = set()
+        self._num_repeated = 0
+
+    def asked_from(self, above: Place) -> Answers:
+        """Visits every record, on every path where the filter looks at paths."""
+        # The answers of what has been visited, below what waits for them.
+        done: list[Any] = []
+        stack = [_Visit(self._tree.root, (), above, self._spec)]
+        while stack:
+            visit = stack.pop()
+            key = visit.record, id(visit.place.variable), id(visit.place.holder), id(visit.spec)  # as of `_answers`
+            children = self._tree.records[visit.record][1]
+            if not visit.spec.asks_for_path and key in self._answers:
+                done.append(self._answers[key])
+                continue
+            if visit.is_done:
+                answer = _joined(done[len(done) - len(children) :])
+                del done[len(done) - len(children) :]
+            elif visit.record in self._of_leaves:
+                answer = self._of_leaf(visit)
+            elif not children:
+                answer = None
+            elif self._is_dag(visit):
+                answer = self._of_dag(visit)
             else:
-                answer = parts.at_leaf(here, keys).selects(place._replace(leaf=obj))
-                of_leaves[number].append(Asked(keys, place.path, answer))
-            known[under] = answer
+                self._count(visit)
+                stack.append(visit._replace(is_done=True))
+                stack.extend(reversed(self._below(visit)))
+                continue
+            self._answers[key] = answer
             done.append(answer)
-        elif type(op) is not Node or not children:
-            done.append(None)
-        elif isinstance(obj, Dag) and not (here.prefix is not None and isinstance(here.prefix.tree, Dag)):
-            answers = _of_dag(obj, here, name + jtu.keystr(keys), place._replace(holder=obj), words)
-            for key, child, answer in zip(op.keys, children, answers, strict=True):
-                if child in of_leaves:
-                    of_leaves[child].append(Asked((*keys, key), place.path, answer))
-            done.append(_joined(answers))
-        else:
-            inner = place
-            if place.variable is None and is_module(obj):
-                inner = place._replace(holder=obj, variable=obj if op.type.convention == "variable" else None)
-            stack.append(_Visit(number, keys, place, here, is_done=True))
-            filters = parts.below(here, op, len(children), keys)
-            for key, child, part in reversed(list(zip(op.keys, children, filters, strict=True))):
-                # What is in a variable is, to NNX, the variable.
-                steps = () if inner.variable is not None else (_part_of_path(key),)
-                there = inner._replace(path=(*inner.path, *steps))
-                stack.append(_Visit(child, (*keys, key), there, part))
-    if left_over:
-        raise _left_over(left_over)
-    return Answers(False if done[0] is None else done[0], of_leaves)
+        if self._left_over:
+            raise _left_over(self._left_over)
+        return Answers(False if done[0] is None else done[0], self._of_leaves)
+
+    def _count(self, visit: _Visit) -> None:
+        if visit.record in self._visited:
+            self._num_repeated += 1
+        self._visited.add(visit.record)
+        if self._num_repeated > MOST_REPEATED_VISITS:
+            raise too_many_paths(self._words.option, _num_paths(self._tree, self._of_leaves))
+
+    def _of_leaf(self, visit: _Visit) -> bool | None:
+        op, leaf = self._tree.records[visit.record][0], self._tree.objects[visit.record]
+        if type(op) is Static and visit.keys and isinstance(visit.spec, FilterPrefix) and _is_static(visit.spec, op):
+            self._left_over.append((visit.spec, visit.keys))
+            return None
+        answer = self._parts.at_leaf(visit.spec, visit.keys).selects(visit.place._replace(leaf=leaf))
+        self._of_leaves[visit.record].append(Asked(visit.keys, visit.place.path, answer))
+        return answer
+
+    def _is_dag(self, visit: _Visit) -> bool:
+        """Tells whether a record is a `Dag`, and no part of a prefix says of it what to select."""
+        has_own_part = isinstance(visit.spec, FilterPrefix) and isinstance(visit.spec.tree, Dag)
+        return isinstance(self._tree.objects[visit.record], Dag) and not has_own_part
+
+    def _of_dag(self, visit: _Visit) -> Any:
+        op, children = self._tree.records[visit.record]
+        assert type(op) is Node
+        dag = self._tree.objects[visit.record]
+        place = visit.place._replace(holder=dag)
+        answers = _answers_of_dag(dag, visit.spec, self._name + jtu.keystr(visit.keys), place, self._words)
+        for key, child, answer in zip(op.keys, children, answers, strict=True):
+            if child in self._of_leaves:
+                self._of_leaves[child].append(Asked((*visit.keys, key), visit.place.path, answer))
+        return _joined(answers)
+
+    def _below(self, visit: _Visit) -> list[_Visit]:
+        op, children = self._tree.records[visit.record]
+        assert type(op) is Node
+        obj, place = self._tree.objects[visit.record], visit.place
+        if place.variable is None and is_module(obj):
+            place = place._replace(holder=obj, variable=obj if op.type.convention == "variable" else None)
+
+        def split(part: Any) -> Sequence[Any]:
+            return parts_for(part, op, len(children), self._words.option, visit.keys)
+
+        parts = self._parts.below(visit.spec, op.type.cls, len(children), visit.keys, split)
+        visits: list[_Visit] = []
+        for key, child, part in zip(op.keys, children, parts, strict=True):
+            # What is in a variable is, to NNX, the variable.
+            step = () if place.variable is not None else (step_of_path(key),)
+            visits.append(_Visit(child, (*visit.keys, key), place._replace(path=(*place.path, *step)), part))
+        return visits
 
 
 def _joined(answers: Sequence[Any]) -> Any:
-    """One answer for all, if all have it; None is of what holds no leaf."""
-    own = [answer for answer in answers if answer is not None]
-    if not own:
+    """Returns one answer for all, if all have it; None is of what holds no leaf."""
+    answers_of_leaves = [answer for answer in answers if answer is not None]
+    if not answers_of_leaves:
         return None
-    if all(answer is own[0] for answer in own) and isinstance(own[0], bool):
-        return own[0]
-    return Branch(tuple([answer if answer is not None else False for answer in answers]))
+    first = answers_of_leaves[0]
+    if isinstance(first, bool) and all(answer is first for answer in answers_of_leaves):
+        return first
+    return branch_of(tuple([answer if answer is not None else False for answer in answers]))
 
 
-def _of_dag(dag: Dag[Any], spec: Filter, name: str, above: Place, words: Words) -> list[bool]:
-    """The answer for each leaf of a `Dag`: each is one, whatever its paths."""
+def _answers_of_dag(dag: Dag[Any], spec: AnyFilter, name: str, above: Place, words: Words) -> list[bool]:
+    """Returns the answer for each leaf of a `Dag`: each is one, whatever its paths."""
     answers: list[bool] = []
     of_leaves = list(ask(walked(dag.tree), spec, name, above, words=words).of_leaves.values())
     for asked in of_leaves:
-        if len({each.answer for each in asked}) > 1:
-            treatments = [words.of(each.answer) for each in asked]
-            texts = [name + jtu.keystr(each.keys) for each in asked]
-            lines = [f"    `{text}` is {treatment}" for text, treatment in zip(texts, treatments, strict=True)]
-            cut = [each for each in of_leaves if spec.asks_for_path and any(one.answer for one in each)]
-            others = [each.path for one in cut for each in one if not each.answer]
-            raise InconsistentSharingError(
-                "\n".join(
-                    [
-                        f"One leaf of a `Dag`, but `{words.option}` selects it at one path and not at another:",
-                        *lines[:MOST_PATHS],
-                        code_that_selects(others, spec, words.option)
-                        + "A `Dag` has each leaf once. Select it at all of its paths, or make it several before:",
-                        "    dag = sharedtree.Dag(sharedtree.untie(dag.tree))",
-                    ]
-                ),
-                texts,
-                treatments,
-            )
+        if len({question.answer for question in asked}) > 1:
+            raise _selected_somewhere(asked, of_leaves, spec, name, words)
         answers.append(asked[0].answer)
     return answers
 
 
-def _part_of_path(key: Any) -> Any:
-    """A step of a path as NNX writes it: an attribute's name, a key, an index."""
+def _selected_somewhere(
+    asked: Sequence[Asked], of_leaves: Sequence[Sequence[Asked]], spec: AnyFilter, name: str, words: Words
+) -> InconsistentSharingError:
+    treatments = [words.of(question.answer) for question in asked]
+    texts = [name + jtu.keystr(question.keys) for question in asked]
+    lines = [f"    `{text}` is {treatment}" for text, treatment in zip(texts, treatments, strict=True)]
+    # The fix selects all leaves that are selected somewhere, so that the next call does not refuse another one.
+    other_paths: list[tuple[Any, ...]] = []
+    for questions in of_leaves if spec.asks_for_path else ():
+        if any(question.answer for question in questions):
+            other_paths.extend(question.path for question in questions if not question.answer)
+    return InconsistentSharingError(
+        "\n".join(
+            [
+                f"One leaf of a `Dag`, but `{words.option}` selects it at one path and not at another:",
+                *lines[:MOST_PATHS],
+                code_that_selects(other_paths, spec, words.option)
+                + "A `Dag` has each leaf once. Select it at all of its paths, or make it several before:",
+                "    dag = sharedtree.Dag(sharedtree.untie(dag.tree))",
+            ]
+        ),
+        texts,
+        treatments,
+    )
+
+
+def step_of_path(key: Any) -> Any:
+    """Returns a step of a path as NNX writes it: an attribute's name, a key, an index."""
     for name in ("name", "key", "idx"):
         if hasattr(key, name):
             return getattr(key, name)
     return str(key)
 
 
-def code_that_selects(paths: Sequence[tuple[Any, ...]], spec: Filter, name: str = "wrt", brackets: str = "[]") -> str:
+def code_that_selects(
+    paths: Sequence[tuple[Any, ...]], spec: AnyFilter, name: str = "wrt", brackets: str = "[]"
+) -> str:
     """Lines of a message with a filter that selects these paths, too, empty if it could not be written down."""
     can_be_written = all(type(step) in (str, int) for path in paths for step in path)
-    if spec.prefix is not None or not 0 < len(paths) <= MOST_PATHS or not can_be_written:
+    if isinstance(spec, FilterPrefix) or not 0 < len(paths) <= MOST_PATHS or not can_be_written:
         return ""
     begin, end = brackets
     return (
@@ -225,79 +308,111 @@ def code_that_selects(paths: Sequence[tuple[Any, ...]], spec: Filter, name: str 
     )
 
 
-class _PartsOfPrefix:
-    """The filters that a tree prefix has at its nodes, each made once, so that what is shared is asked about once.
+def too_many_paths(option: str, text: str) -> ValueError:
+    """Returns the error for a filter that looks at paths, of which there are too many to ask about each.
 
     Args:
-        root: the filter with the whole prefix.
+        option: where the filter was given.
+        text: how many there are, as in "10 paths".
     """
+    return ValueError(
+        f"`{option}` looks at paths, and {text} lead to the leaves of the tree.\n"
+        "What is tied is selected at all of its paths or at none, so a function of a path is asked at each. A class, "
+        "or a function of a leaf, is asked about each leaf once:\n"
+        f"    {option} = lambda leaf: getattr(leaf, 'ndim', 0) > 1"
+    )
 
-    def __init__(self, root: Filter) -> None:
-        self._asks_for_path = root.asks_for_path
-        # The keys are parts of the prefix, which are kept alive, and with them the filters that `known` has by address.
-        self._parts: IdentityDict[Filter] = IdentityDict()
+
+def _num_paths(tree: Walked, leaves: Collection[int]) -> str:
+    to_leaves: list[int] = []
+    for number, (_, children) in enumerate(tree.records):
+        to_leaves.append(1 if number in leaves else sum(to_leaves[child] for child in children))
+    count = to_leaves[tree.root]
+    return f"{count:,} paths" if count < 10**15 else f"about 10**{len(str(count)) - 1} paths"
+
+
+class PartsOfPrefix:
+    """The filters that a tree prefix has at its nodes, each made once, so that what is shared is asked about once."""
+
+    def __init__(self) -> None:
+        # The keys are parts of the prefix, which are kept alive, and with them the filters, known by their addresses.
+        self._parts: IdentityDict[FilterPrefix] = IdentityDict()
         self._filters: IdentityDict[Filter] = IdentityDict()
 
-    def below(self, here: Filter, node: Node, num_children: int, keys: Path) -> Sequence[Filter]:
-        """The filter for each child of a node."""
-        if here.prefix is None:
-            return [here] * num_children
-        part, option = here.prefix
-        has_list = node.type.cls is type(part) and isinstance(part, (list, tuple)) and len(part) == num_children
-        if is_one_filter(part) or (not has_list and is_several(part, option)):
-            return [self._filter(here.prefix)] * num_children
-        return [self._part(below, option) for below in parts_for(part, node, num_children, option.name, keys)]
+    def below(
+        self, spec: AnyFilter, cls: type, num_children: int, keys: Path, split: Callable[[Any], Sequence[Any]]
+    ) -> Sequence[AnyFilter]:
+        """Returns the filter for each child of a node.
 
-    def at_leaf(self, here: Filter, keys: Path) -> Filter:
-        """The filter for a leaf."""
-        if here.prefix is None:
-            return here
-        part, option = here.prefix
-        if is_one_filter(part) or is_several(part, option):
-            return self._filter(here.prefix)
-        raise _not_a_filter(part, jtu.keystr(keys), option)
+        Args:
+            spec: the filter at the node.
+            cls: the class of the node.
+            num_children: of the node.
+            keys: the path to it, for errors.
+            split: part of a prefix → what it has for each child. Raises if it does not fit the node.
+        """
+        if isinstance(spec, Filter):
+            return [spec] * num_children
+        part, option = spec.tree, spec.option
+        has_list = cls is type(part) and isinstance(part, (list, tuple)) and len(part) == num_children
+        if is_one_filter(part) or (not has_list and is_several_where_no_list_is(part, option)):
+            return [self._filter(spec)] * num_children
+        if isinstance(part, str):
+            raise _not_a_filter(part, keys, option)
+        return [self._part(child_part, spec) for child_part in split(part)]
 
-    def _part(self, part: Any, option: Option) -> Filter:
-        """Part of the prefix, which shows where it is met whether it is a filter: a function may be a static value."""
+    def at_leaf(self, spec: AnyFilter, keys: Path) -> Filter:
+        """Returns the filter for a leaf."""
+        if isinstance(spec, Filter):
+            return spec
+        if is_one_filter(spec.tree) or is_several_where_no_list_is(spec.tree, spec.option):
+            return self._filter(spec)
+        raise _not_a_filter(spec.tree, keys, spec.option)
+
+    def _part(self, part: Any, whole: FilterPrefix) -> FilterPrefix:
         if part not in self._parts:
-            self._parts[part] = Filter(selects_nothing, self._asks_for_path, Prefix(part, option))
+            # If no filter in the whole looks at paths, nobody has to look for one in each part.
+            no_paths = FilterPrefix(part, whole.option, asks_for_path=False)
+            self._parts[part] = prefix_of(part, whole.option) if whole.asks_for_path else no_paths
         return self._parts[part]
 
-    def _filter(self, prefix: Prefix) -> Filter:
-        part, option = prefix
+    def _filter(self, spec: FilterPrefix) -> Filter:
+        part, option = spec.tree, spec.option
         if part not in self._filters:
-            make = one_filter if is_one_filter(part) else any_of
-            self._filters[part] = make(part, option)
+            self._filters[part] = one_filter(part, option) if is_one_filter(part) else any_of(part, option)
         return self._filters[part]
 
 
-def _is_left_over(here: Filter, op: Static) -> bool:
-    """Whether a specification has a static value where the tree has one, which nobody can have meant as a filter."""
-    if here.prefix is None:
-        return False
-    part = here.prefix.tree
+def _is_static(spec: FilterPrefix, op: Static) -> bool:
+    """Tells whether a prefix has a static value where the tree has one, which nobody can have meant as a filter."""
+    part = spec.tree
     if part is ... or isinstance(part, (bool, np.bool_)) or node_type_of(part) is not None:
         return False
     # A function may have been said for what is no function.
     return not callable(part) or callable(op.peek())
 
 
-def _not_a_filter(part: Any, path: str, option: Option) -> SharingMismatchError:
-    advice = (
-        f"If this is meant to be called, say so:\n    {option.name} = lambda leaf: spec(leaf)"
-        if callable(part)
-        else "Write True or False there."
-    )
+def _not_a_filter(part: Any, keys: Path, option: Option) -> SharingMismatchError:
+    path, name = jtu.keystr(keys), option.name
+    if callable(part):
+        advice = f"If this is meant to be called, say so:\n    {name} = lambda leaf: spec(leaf)"
+    elif isinstance(part, str):
+        advice = (
+            "A string in a tree may be a static value. A tag of NNX is there in a list:\n"
+            f"    {name} = equinox.tree_at(lambda tree: tree{path}, {name}, [{part!r}])"
+        )
+    else:
+        advice = "Write True or False there."
     return SharingMismatchError(
-        f"`{option.name}` has a `{name_of_class(part)}` at `{path}`, where the tree has a leaf. It is made of booleans "
+        f"`{name}` has a `{name_of_class(part)}` at `{path}`, where it must say what to select. It is made of booleans "
         f"and functions that take a leaf, in the nodes of the tree. {advice}",
         (path,),
     )
 
 
-def _left_over(found: Sequence[tuple[Filter, Path]]) -> SharingMismatchError:
-    assert found[0][0].prefix is not None
-    (value, option), paths = found[0][0].prefix, [jtu.keystr(keys) for _, keys in found]
+def _left_over(occurrences: Sequence[tuple[FilterPrefix, Path]]) -> SharingMismatchError:
+    value, option, _ = occurrences[0][0]
+    paths = [jtu.keystr(keys) for _, keys in occurrences]
     name = option.name
     return SharingMismatchError(
         f"`{name}` has {shown(value)} at {listed(paths)}, where the tree has a static value. That is "

@@ -54,20 +54,6 @@ class Place(NamedTuple):
         return self.leaf if self.variable is None else self.variable
 
 
-class Filter(NamedTuple):
-    """A filter, understood.
-
-    Attributes:
-        selects: whether a leaf is selected.
-        asks_for_path: whether that may differ from path to path where value and holder are the same.
-        prefix: a tree prefix of filters, which then is asked instead; None if there is none.
-    """
-
-    selects: Callable[[Place], bool]
-    asks_for_path: bool = False
-    prefix: "Prefix | None" = None
-
-
 class Option(NamedTuple):
     """Where a filter is given.
 
@@ -82,23 +68,41 @@ class Option(NamedTuple):
     calls_with: Literal["leaf", "path and value"] = "path and value"
 
 
-class Prefix(NamedTuple):
-    """A tree prefix of filters.
+class Filter(NamedTuple):
+    """A filter that is asked about each leaf.
+
+    Attributes:
+        selects: tells whether a leaf is selected.
+        asks_for_path: whether that may differ from path to path where value and holder are the same.
+    """
+
+    selects: Callable[[Place], bool]
+    asks_for_path: bool = False
+
+
+class FilterPrefix(NamedTuple):
+    """A tree prefix of filters, or a part of one.
+
+    Where it meets the tree shows whether such a part is a filter: a function may be a static value of the prefix.
 
     Attributes:
         tree: the prefix.
         option: where it was given.
+        asks_for_path: whether one of the filters in it may.
     """
 
     tree: Any
     option: Option
+    asks_for_path: bool
+
+
+AnyFilter = Filter | FilterPrefix
 
 
 OF_TREE = Option("filter_spec", "sharedtree.tree.partition(model, ", "leaf")
 
 
-def selects_nothing(place: Place) -> bool:  # noqa: ARG001
-    """What a filter is that selects nothing."""
+def _selects_nothing(place: Place) -> bool:  # noqa: ARG001
     return False
 
 
@@ -109,8 +113,8 @@ def _selects_everything(place: Place) -> bool:  # noqa: ARG001
 # What a filter is ----------------------------------------------------------------------------------------------------
 
 
-def filter_of(spec: Any, option: Option) -> Filter:
-    """What a user gave as an option that is a filter, understood.
+def filter_of(spec: Any, option: Option) -> AnyFilter:
+    """Reads what a user gave as an option that is a filter.
 
     Args:
         spec: what was given.
@@ -125,46 +129,47 @@ def filter_of(spec: Any, option: Option) -> Filter:
         return any_of(spec, option)
     if node_type_of(spec) is None or not any(map(is_one_filter, _leaves_of(spec))):
         raise _no_filter(spec, option)
-    return prefix_filter(spec, option)
+    return prefix_of(spec, option)
 
 
-def prefix_filter(spec: Any, option: Option) -> Filter:
-    """A filter that is a tree prefix of filters, or one of these, or several of these where the tree has no such list.
-
-    Whether it is one shows where it meets the tree.
-    """
+def filter_or_prefix(spec: Any, option: Option) -> AnyFilter:
+    """Reads a filter where a list is a tree prefix if the tree has a list of as many. Errors as for `filter_of`."""
     if is_one_filter(spec) or isinstance(spec, str):
         return one_filter(spec, option)
-    asks = any(_may_ask_for_path(part) for part in _leaves_of(spec))
-    return Filter(selects_nothing, asks, Prefix(spec, option))
+    return prefix_of(spec, option)
+
+
+def prefix_of(tree: Any, option: Option) -> FilterPrefix:
+    """Reads a tree prefix of filters, or a part of one."""
+    return FilterPrefix(tree, option, any(_looks_at_path(leaf, option) for leaf in _leaves_of(tree)))
 
 
 def _leaves_of(spec: Any) -> list[Any]:
-    """The leaves of a specification, traced or static."""
+    """Returns the leaves of a specification, traced or static."""
     read = walked(spec)
     return [read.objects[number] for number, (op, _) in enumerate(read.records) if op is LEAF or type(op) is Static]
 
 
-def _may_ask_for_path(part: Any) -> bool:
-    """Whether a leaf of a specification is a function of a path. It may also be a static value that is no filter."""
-    if not callable(part) or isinstance(part, type):
+def _looks_at_path(part: Any, option: Option) -> bool:
+    """Tells whether a leaf of a specification is a function of a path. It may also be a static value of any kind."""
+    if isinstance(part, type) or not callable(part):
         return False
     try:
-        return _binds(inspect.signature(part), 2)
-    except (ValueError, TypeError):
-        return True
+        return takes(part, option) == "path and value"
+    except TypeError:  # it is no filter, which is said where it is met
+        return False
 
 
 def is_one_filter(spec: Any) -> bool:
-    """Whether part of a prefix says what to select. A node never does, even if it can be called."""
+    """Tells whether part of a prefix says what to select. A node never does, even if it can be called."""
     return spec is ... or isinstance(spec, (bool, np.bool_)) or (callable(spec) and node_type_of(spec) is None)
 
 
 def is_several(spec: Any, option: Option) -> bool:
-    """Whether a list or tuple has several filters of which one must select, as in NNX, and is no tree of booleans.
+    """Tells whether a list or tuple can only be several filters of which one must select, as in NNX.
 
-    Booleans and functions of a leaf are Equinox's, each for the part at its place. A namedtuple names its parts, so it
-    is a tree, as a module is.
+    If all of it are booleans and functions of a leaf, it may also be a tree of filters, as in Equinox, each for the
+    part at its place. A namedtuple names its parts, so it is a tree, as a module is.
     """
     if type(spec) not in (list, tuple):
         return False
@@ -178,10 +183,21 @@ def is_several(spec: Any, option: Option) -> bool:
     )
 
 
+def is_several_where_no_list_is(spec: Any, option: Option) -> bool:
+    """Tells whether a list or tuple is several filters where the tree has no list or tuple of as many.
+
+    Functions of a leaf are then, too. Booleans are not: those that do not fit are a mistake in a tree of booleans.
+    """
+    if type(spec) not in (list, tuple):
+        return False
+    are_functions = bool(spec) and all(callable(part) and is_one_filter(part) for part in spec)
+    return are_functions or is_several(spec, option)
+
+
 def one_filter(spec: Any, option: Option) -> Filter:
-    """A filter that is neither several nor a prefix. Errors as for `filter_of`."""
+    """Reads a filter that is neither several nor a prefix. Errors as for `filter_of`."""
     if spec is None or isinstance(spec, (bool, np.bool_)) or spec is ...:
-        return Filter(_selects_everything if spec is ... or spec else selects_nothing)
+        return Filter(_selects_everything if spec is ... or spec else _selects_nothing)
     if isinstance(spec, str):
         return Filter(lambda place: getattr(place.value, "tag", None) == spec)
     cls = typing.get_origin(spec) or spec
@@ -195,7 +211,7 @@ def one_filter(spec: Any, option: Option) -> Filter:
 
 
 def any_of(spec: Sequence[Any], option: Option) -> Filter:
-    """Several filters, of which one must select. Errors as for `filter_of`."""
+    """Reads several filters, of which one must select. Errors as for `filter_of`."""
     for part in spec:
         if not (is_one_filter(part) or part is None or isinstance(part, (str, list, tuple))):
             raise _no_filter(part, option)
@@ -205,7 +221,7 @@ def any_of(spec: Sequence[Any], option: Option) -> Filter:
 
 
 def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path and value"]:
-    """What a function that is a filter is called with.
+    """Tells what a function that is a filter is called with.
 
     Raises:
         TypeError: if it can be called neither with a leaf nor with a path and a value.

@@ -2,7 +2,7 @@
 
 import builtins
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import equinox as eqx
 from jax import tree_util as jtu
@@ -227,7 +227,10 @@ def _mapped(
         found, structure = pack_exactly(tree, is_leaf, takes_path=takes_path)
         before = []
     require_all_seen(structure)
-    columns = [_aligned(structure, other, f"rest[{i}]", "tree", how_to_tie) for i, other in enumerate(rest)]
+    columns = [
+        _aligned(structure, other, _NamesOfTrees(f"rest[{i}]", "tree", "the tree", how_to_tie))
+        for i, other in enumerate(rest)
+    ]
     new = [f(*args) for args in zip(*before, found, *columns, strict=True)]
     if rest:
         report_stacked_modules((tree, *rest), found, new)
@@ -239,7 +242,8 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
     require_registered(model)
     found, structure = pack_exactly(model)
     require_all_seen(structure)
-    column = _aligned(structure, updates, "updates", "model", how_to_tie, refuses=_refuse_static)
+    words = _NamesOfTrees("updates", "model", "the model", how_to_tie)
+    column = _aligned(structure, updates, words, refuses=_refuse_static)
     return _put_together(structure, found, [f(*both) for both in zip(found, column, strict=True)])
 
 
@@ -256,7 +260,7 @@ def require_alike(tree: Any, other: Any, name: str, like: str, how_to_tie: Advic
     Raises:
         SharingMismatchError: names the paths.
     """
-    _aligned(pack_exactly(tree)[1], other, name, like, how_to_tie)
+    _aligned(pack_exactly(tree)[1], other, _NamesOfTrees(name, like, f"the {like}", how_to_tie))
 
 
 def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: Advice) -> T:
@@ -267,7 +271,8 @@ def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: 
     require_registered(new)
     walked = walk_exactly(new)
     require_all_seen(walked.structure)
-    column = _aligned(walked.structure, old, "old", "new", how_to_tie, title="`new`", may_lack=True)
+    words = _NamesOfTrees("old", "new", "`new`", how_to_tie)
+    column = _aligned(walked.structure, old, words, may_lack=True)
     leaves = builtins.list(walked.leaves.values())
     changed = [f(*each) for each in zip(_leaf_paths(walked), leaves, column, strict=True)]
     return _put_together(walked.structure, leaves, changed)
@@ -303,30 +308,47 @@ def _leaf_paths(tree: Walked) -> list[Path]:
     return [tree.first_paths[number] for number in tree.leaf_numbers]
 
 
+class _NamesOfTrees(NamedTuple):
+    """What messages about two trees say.
+
+    Attributes:
+        name: the second tree, in code.
+        like: the first tree, in code.
+        title: the first tree, in a sentence.
+        advice: what to do if the second lacks ties.
+    """
+
+    name: str
+    like: str
+    title: str
+    advice: Advice
+
+
+def _nothing_to_refuse(static: Static, value: Any, path: Path) -> None:
+    """Takes whatever the second tree has for a static leaf."""
+
+
 def _aligned(
     structure: Structure,
     other: Any,
-    name: str,
-    like: str,
-    advice: Advice,
-    refuses: Callable[[Static, Any, Path], None] = lambda static, value, path: None,
-    title: str | None = None,
+    words: _NamesOfTrees,
+    refuses: Callable[[Static, Any, Path], None] = _nothing_to_refuse,
+    *,
     may_lack: bool = False,
 ) -> list[Any]:
-    """What `other` holds where `structure` has its leaves; errors call the two trees by these names.
+    """Returns what a second tree holds where the first has its leaves.
 
     Args:
         structure: of the first tree.
-        other: the second.
-        name: what the second is called.
-        like: what the first is called.
-        advice: what to do if the second lacks ties.
+        other: the second tree.
+        words: of errors.
         refuses: is given each static leaf, what the second has there, and the path, to object to it.
-        title: the first in sentences; "the `like`" if None.
         may_lack: whether the second may have anything where the first has None.
+
+    Raises:
+        SharingMismatchError: if the trees differ in shape, or what is tied in the first is not tied in the second.
     """
     walked, model = walk_alone(other), structure.records
-    title = title or f"the {like}"
 
     def agree(i: int, _: int) -> bool:
         op = model[i][0]
@@ -335,7 +357,7 @@ def _aligned(
     found: dict[int, tuple[int, Path]] = {}
     for pair in pairs(structure, walked, agree, compares_keys=True):
         if isinstance(pair, Mismatch):
-            raise pair.error(title, f"`{name}`")
+            raise pair.error(words.title, f"`{words.name}`")
         op = model[pair.left][0]
         if type(op) is Static:
             refuses(op, walked.objects[pair.right], pair.path)
@@ -346,8 +368,9 @@ def _aligned(
             one, two = jtu.keystr(path), jtu.keystr(pair.path)
             in_containers = pair.left in Walked.of(structure).outside
             raise SharingMismatchError(
-                f"`{one}` and `{two}` are one leaf in {title}, but two objects in `{name}`.\n"
-                f"Which of the two is meant cannot be known.\n{advice(name, like, in_containers=in_containers)}",
+                f"`{one}` and `{two}` are one leaf in {words.title}, but two objects in `{words.name}`.\n"
+                "Which of the two is meant cannot be known.\n"
+                f"{words.advice(words.name, words.like, in_containers=in_containers)}",
                 (one, two),
             )
     return [walked.objects[found[number][0]] for number, (op, _) in enumerate(model) if op is LEAF]

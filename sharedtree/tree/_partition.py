@@ -14,7 +14,7 @@ from ..core._structure import LEAF, Node, Op, Record, canonical
 from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import IsLeaf, walk_exactly
 from ._asking_filters import IN_TREE, Asked, ask, code_that_selects
-from ._filters import OF_TREE, Filter, Place, how_to_select, prefix_filter, strings_in
+from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, Place, filter_or_prefix, how_to_select, strings_in
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     require_registered(tree)
     walked = walk_exactly(tree, is_leaf)
     require_all_seen_in(walked.records, walked.root)
-    spec = prefix_filter(filter_spec, OF_TREE)
+    spec = filter_or_prefix(filter_spec, OF_TREE)
     of_leaves = ask(walked, spec, asks_static=True, words=IN_TREE).of_leaves
     selected: dict[int, bool] = {}
     for number, asked in of_leaves.items():
@@ -109,7 +109,7 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     return half(True), half(False)
 
 
-def _inconsistent_filter(asked: Sequence[Asked], spec: Filter, tree: Any) -> InconsistentSharingError:
+def _inconsistent_filter(asked: Sequence[Asked], spec: AnyFilter, tree: Any) -> InconsistentSharingError:
     first = asked[0]
     second = next(each for each in asked if each.answer is not first.answer)
     treatments = ("selected", "not selected") if first.answer else ("not selected", "selected")
@@ -117,7 +117,7 @@ def _inconsistent_filter(asked: Sequence[Asked], spec: Filter, tree: Any) -> Inc
     # A list where the tree is a list of as many would be a tree prefix.
     others = list(dict.fromkeys(each.path for each in asked if not each.answer))
     fix = code_that_selects(others, spec, OF_TREE.name, "()" if isinstance(tree, list) else "[]")
-    if spec.prefix is not None:
+    if isinstance(spec, FilterPrefix):
         fix = (
             "Select it at all of its paths, or at none:\n"
             f"    spec = eqx.tree_at(lambda m: (m{one}, m{two}), spec, replace_fn=lambda _: True)\n"

@@ -173,3 +173,7 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
         if was != is_now:
             reasons.append(f"`{path}` was {was} and is {is_now}")
     return reasons or ["the placement of arguments or the configuration of JAX changed, or its caches were cleared"]
+
+
+for _type in (Explanation, LeafReport):
+    _type.__module__ = __name__.partition(".checks")[0]  # under which they are printed, pickled and documented

@@ -1,7 +1,13 @@
-"""Whether a function returns what it changed in its arguments, though as other objects.
+"""Tells whether a function returns what it changed in its arguments, though as other objects.
 
-    m(x)                                        # changes `m.bn.mean`
-    return jax.tree.map(f, m)                   a new `Model` with another `bn.mean`: returned
+    def step(m, x):                             # `m.bn.mean` comes in as the tracer `a`
+        y = m(x)                                # sets m.bn.mean = 0.9 * a + 0.1 * x.mean(), the tracer `b`
+        return jax.tree.map(jnp.copy, m)        # a new `Model`, whose bn.mean is copy(b), the tracer `c`
+
+The change is `b` at ("bn", "mean") of a `Model`. The result holds a `Model`, and has `c` at that place. In the program,
+`c` is computed from `b`, so the change is returned. If the model had been copied before the call, `c` would be copy(a):
+computed from what came in and not from the change, which would be lost. In the same way,
+
     return jax.tree.map(f, nnx.state(m))        a new `State` with another ['bn']['mean']: returned
     return gradient                             a new `Model`, not made of the changed one: lost
 

@@ -4,6 +4,7 @@ The idea is that of `Flux.state` (Flux.jl, pull request 2239): names always matc
 the empty tuple and never left out. It departs from it in that the state shares where the model shares.
 """
 
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from jax import tree_util as jtu
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._node_types import require_registered
 from ...core._walk import MAX_DEPTH, cycle_error, raise_too_deep
+from .._filters import filter_of, filter_or_prefix, is_one_filter, takes
+from ._kept_leaves import OF_STATE, KeptLeaves
 from ._state_forms import Form, form_of, is_state_leaf
 
 
@@ -77,7 +80,7 @@ def _text(keys: Sequence[tuple[Any, ...]]) -> str:
     return jtu.keystr(tuple([key for each in keys for key in each]))
 
 
-def state(tree: Any, keep: Callable[[Any], Any] | None = None) -> Any:
+def state(tree: Any, keep: Any = None) -> Any:
     """A model as nested dicts, lists and tuples of arrays, numbers, strings and None.
 
     - A module is a dict of all its fields by name, the static ones too.
@@ -96,8 +99,8 @@ def state(tree: Any, keep: Callable[[Any], Any] | None = None) -> Any:
 
     Args:
         tree: a module, or any container of modules and arrays.
-        keep: takes a leaf and says whether it is kept; the others are the empty tuple. For the trainable part,
-            `equinox.is_inexact_array`. It is asked once for each object.
+        keep: which leaves are kept, a filter as in `sharedtree.tree.filter`; the others are the empty tuple. For the
+            trainable part, `equinox.is_inexact_array`. A function of a leaf is asked once for each object.
 
     Returns:
         New containers, with the leaves of `tree`.
@@ -105,8 +108,12 @@ def state(tree: Any, keep: Callable[[Any], Any] | None = None) -> Any:
     Raises:
         CycleError: if an object contains itself.
         UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+        InconsistentSharingError: if `keep` selects what is one object at one of its paths and not at another.
+        SharingMismatchError: if `keep` is a tree that does not fit.
+        TypeError: if `keep` is no filter.
+        ValueError: if `keep` looks at paths, and there are too many.
 
-    Cost: one visit for each object, however many paths lead to it.
+    Cost: one visit for each object, however many paths lead to it, and one for each path if `keep` looks at paths.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, sharedtree as st
@@ -119,6 +126,8 @@ def state(tree: Any, keep: Callable[[Any], Any] | None = None) -> Any:
         [{'weight': Array([1., 1.], dtype=float32), 'activation': (), 'name': 'linear'}, 3]
         >>> st.state(linear, keep=eqx.is_inexact_array)
         {'weight': Array([1., 1.], dtype=float32), 'activation': (), 'name': ()}
+        >>> st.state(linear, keep=lambda path, value: path == ("name",))
+        {'weight': (), 'activation': (), 'name': 'linear'}
 
     Limitations: an empty tuple of the model cannot be told from what is no state. Two keys of a dict may become one
     where a format has only strings for keys, as JSON has.
@@ -126,10 +135,34 @@ def state(tree: Any, keep: Callable[[Any], Any] | None = None) -> Any:
     if form_of(tree) is None:
         require_registered(tree)
     objects = Objects(tree)
-    made: dict[int, Any] = {}  # id → what is made of an object, which is alive in `objects`
+    keeps = _keeper(tree, objects, keep)
+    made: dict[int, Any] = {}  # id → what is made of an object with parts, which is alive in `objects`
+
+    def state_of(part: Any, holder: Any, index: int) -> Any:
+        if objects.form(part) is not None:
+            return made[id(part)]
+        return part if is_state_leaf(part) and keeps(part, holder, index) else ()
+
     for obj, form in objects.items():
         if form is not None:
-            made[id(obj)] = form.holding([made[id(part)] for part in form.parts])
-        else:
-            made[id(obj)] = obj if is_state_leaf(obj) and (keep is None or keep(obj)) else ()
-    return made[id(tree)]
+            made[id(obj)] = form.holding([state_of(part, obj, index) for index, part in enumerate(form.parts)])
+    return state_of(tree, None, 0)
+
+
+def _keeper(tree: Any, objects: Objects, keep: Any) -> Callable[[Any, Any, int], bool]:
+    """Returns a function that tells of a leaf, the object that holds it and its place there whether it is kept."""
+    if keep is None:
+        return lambda leaf, holder, index: True
+    is_function = is_one_filter(keep) and callable(keep) and not isinstance(typing.get_origin(keep) or keep, type)
+    if is_function and takes(keep, OF_STATE) == "leaf":
+        answers: IdentityDict[bool] = IdentityDict()
+
+        def keeps(leaf: Any, holder: Any, index: int) -> bool:  # noqa: ARG001
+            if leaf not in answers:
+                answers[leaf] = bool(keep(leaf))
+            return answers[leaf]
+
+        return keeps
+    filter_of(keep, OF_STATE)  # raises if it is no filter
+    kept = KeptLeaves(tree, objects, filter_or_prefix(keep, OF_STATE))
+    return lambda leaf, holder, index: kept.keeps(holder, index)
