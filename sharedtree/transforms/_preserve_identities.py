@@ -114,7 +114,8 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None, *, ta
             `in_place=True`.
 
     Raises:
-        TypeError: if the adapter is none of these, or a transform that `preserve_identities` refuses.
+        TypeError: if the adapter is none of these, or a transform that `preserve_identities` refuses, or if there is
+            none and the transform is such a one.
 
     Example:
         >>> import jax, sharedtree as st
@@ -125,7 +126,9 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None, *, ta
         >>> st.preserve_identities(traced_and_logged)(lambda a, b: a is b and 1)(model, model)
         Array(1, dtype=int32, weak_type=True)
     """
-    refusal = refusal_of(adapter) if _is_hashable(adapter) and adapter not in _adapters else None
+    is_plain = adapter is None and not takes_operands and _is_hashable(transform)
+    refused = transform if is_plain else adapter
+    refusal = refusal_of(refused) if _is_hashable(refused) and refused not in _adapters else None
     if refusal is not None:
         raise refusal
     if _is_hashable(adapter) and adapter in _adapters:
