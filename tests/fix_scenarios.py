@@ -1444,3 +1444,32 @@ def untied_by(title):
 scenarios(
     **{f"untied_by_{title.replace('.', '_')}": functools.partial(untied_by, title) for title in VANILLA},
 )
+
+
+def mapped_over_shards(f, params):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    spec = jax.sharding.PartitionSpec()
+    transform = f if f is not loss else st.shard_map
+    return transform(lambda params: params["embed"], mesh=mesh, in_specs=spec, out_specs=spec)(params)
+
+
+scenarios(
+    a_tied_dict_under_a_transform_with_options=lambda: of(
+        lambda f, params: mapped_over_shards(f, params),
+        st.UntiedWarning,
+        lambda inner, params: mapped_over_shards(inner, params),
+        are_alternatives=False,
+        params=tied_dict(),
+        functools=functools,
+    ),
+    an_average_of_a_model_that_has_lost_a_tie=lambda: again(
+        lambda new, old: st.incremental_update(new, old, 0.5),
+        MISMATCH,
+        are_alternatives=True,
+        new=double(tied()),
+        old=tied(),
+    ),
+    a_refused_transform_that_is_registered=lambda: of(
+        lambda: st.register_transform(eqx.filter_pmap), TypeError, f=lambda x: x
+    ),
+)

@@ -37,7 +37,7 @@ def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str
         return fun.eval_shape(*args, **kwargs)
     if not callable(fun):
         return crossing.transform(fun, *args, **kwargs)  # says best what is wrong
-    jitted = JitTransform(jax.jit, fun, crossing.policy, {})
+    jitted = _ShapesUnderJit(jax.jit, fun, crossing.policy, {})
     if type(fun) is not _VanillaJitted:
         return jitted.eval_shape(*args, **kwargs)
     with jitted.enter(args, dict(kwargs), crossing.policy) as call:
@@ -56,12 +56,24 @@ def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str
 
 def filter_eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
     """`equinox.filter_eval_shape`. A module that is the function is traced, too, as under `equinox.filter_jit`."""
-    jitted = FilterJitTransform(eqx.filter_jit, fun, _without_changes(crossing.policy), {})
+    jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _without_changes(crossing.policy), {})
     try:
         jitted.arguments(args, dict(kwargs))
     except TypeError:
         return crossing.transform(fun, *args, **kwargs)  # says best what is wrong
     return jitted.eval_shape(*args, **kwargs)
+
+
+class _ShapesUnderJit(JitTransform):
+    """A function under the `jax.jit` that `jax.eval_shape` asks, of which messages say what the user called."""
+
+    transform_name = "jax.eval_shape"
+
+
+class _ShapesUnderFilterJit(FilterJitTransform):
+    """A function under the `equinox.filter_jit` that `equinox.filter_eval_shape` asks."""
+
+    transform_name = "equinox.filter_eval_shape"
 
 
 class MakeJaxprTransform(CheckpointTransform):
