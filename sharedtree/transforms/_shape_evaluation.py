@@ -9,6 +9,7 @@ Nothing is written back in place, for there are no values.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -67,13 +68,17 @@ def filter_eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapp
 class _ShapesUnderJit(JitTransform):
     """A function under the `jax.jit` that `jax.eval_shape` asks, of which messages say what the user called."""
 
-    transform_name = "jax.eval_shape"
+    @functools.cached_property
+    def transform_name(self) -> str:
+        return "jax.eval_shape"
 
 
 class _ShapesUnderFilterJit(FilterJitTransform):
     """A function under the `equinox.filter_jit` that `equinox.filter_eval_shape` asks."""
 
-    transform_name = "equinox.filter_eval_shape"
+    @functools.cached_property
+    def transform_name(self) -> str:
+        return "equinox.filter_eval_shape"
 
 
 class MakeJaxprTransform(CheckpointTransform):
