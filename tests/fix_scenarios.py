@@ -20,6 +20,7 @@ import pytest
 from flax import nnx
 
 import sharedtree as st
+from tests import test_untying_transforms
 from tests.deep import lists
 from tests.fixes import Scenario, scenario, scenarios
 from tests.kinds import Free
@@ -1421,4 +1422,109 @@ scenarios(
     an_attribute_without_order=lambda: _assigning({Free()}),
     a_mark_in_a_container=lambda: _assigning([st.parameter(jnp.ones(2))], [jnp.ones(2)]),
     a_mark_of_the_class=lambda: of(lambda: type("Net", (st.Module,), {"weight": st.parameter(jnp.ones(2))}), TypeError),
+)
+
+
+VANILLA = {
+    "jax.lax.scan": {"f": lambda m, _: (test_untying_transforms.double(m), None), "init": tied(), "xs": jnp.ones(2)},
+    "jax.lax.map": {"f": test_untying_transforms.double, "xs": tied()},
+    "jax.lax.while_loop": {"cond_fun": lambda m: m.embed.weight[0, 1] < 10, "body_fun": test_untying_transforms.double},
+    "jax.lax.fori_loop": {"lower": 0, "upper": 2, "body_fun": lambda _, m: test_untying_transforms.double(m)},
+    "jax.lax.cond": {"pred": jnp.array(True), "true_fun": test_untying_transforms.double, "false_fun": lambda m: m},
+    "jax.lax.switch": {"index": jnp.array(0), "branches": [test_untying_transforms.double, lambda m: m]},
+    "jax.jit": {"f": test_untying_transforms.double},
+    "jax.checkpoint": {"f": test_untying_transforms.double},
+    "jax.vmap": {"f": test_untying_transforms.double},
+    "jax.grad": {},
+    "jax.value_and_grad": {},
+    "jax.vjp": {},
+    "jax.jvp": {"f": test_untying_transforms.double, "tangent": tied()},
+    "equinox.filter_jit": {"f": test_untying_transforms.double},
+    "equinox.filter_checkpoint": {"f": test_untying_transforms.double},
+    "equinox.filter_vmap": {"f": test_untying_transforms.double},
+    "equinox.filter_grad": {},
+    "equinox.filter_value_and_grad": {},
+}
+"""A transform that unties → what is called as the code for it says."""
+
+
+def untied_by(title):
+    """A function unties its model by a vanilla transform. With ours the model keeps its tie."""
+    before = tied()
+
+    def after(names):
+        results = [names[name] for name in ("carry", "ys", "gradient", "tangent") if name in names]
+        if "vjp" in names:
+            results += names["vjp"](1.0)
+        if names.get("f") not in (None, loss, VANILLA[title].get("f")):
+            results.append(names["f"](before))
+        kept = [model for model in (*results, names["model"]) if isinstance(model, Net) and st.ties(model)]
+        # The other code says that the model is meant to have no ties.
+        assert len(kept) > 1 or names["model"] is not before
+
+    names = {"model": before, "before": before, **VANILLA[title]}
+    # A function that is new each time, which JAX has to trace again.
+    provoke = lambda: st.jit(lambda model: test_untying_transforms.VANILLA[title](model))(before)
+    scenario = of(provoke, st.UntiedWarning, are_alternatives=True, **names)
+    scenario.after = after
+    return scenario
+
+
+scenarios(
+    **{f"untied_by_{title.replace('.', '_')}": functools.partial(untied_by, title) for title in VANILLA},
+)
+
+
+def mapped_over_shards(f, params):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    spec = jax.sharding.PartitionSpec()
+    transform = f if f is not loss else st.shard_map
+    return transform(lambda params: params["embed"], mesh=mesh, in_specs=spec, out_specs=spec)(params)
+
+
+scenarios(
+    a_tied_dict_under_a_transform_with_options=lambda: of(
+        lambda f, params: mapped_over_shards(f, params),
+        st.UntiedWarning,
+        lambda inner, params: mapped_over_shards(inner, params),
+        are_alternatives=False,
+        params=tied_dict(),
+        functools=functools,
+    ),
+    an_average_of_a_model_that_has_lost_a_tie=lambda: again(
+        lambda new, old: st.incremental_update(new, old, 0.5),
+        MISMATCH,
+        are_alternatives=True,
+        new=double(tied()),
+        old=tied(),
+    ),
+    a_refused_transform_that_is_registered=lambda: of(
+        lambda: st.register_transform(eqx.filter_pmap), TypeError, f=lambda x: x
+    ),
+)
+
+
+def beside_a_constant(f):
+    return lambda *args: (f(*args), f(*args))
+
+
+def gradients_by_pair(f):
+    return lambda *args: list(zip(jax.grad(f, argnums=(0, 1))(*args), args, strict=True))
+
+
+st.register_transform(beside_a_constant)
+st.register_transform(gradients_by_pair)
+
+scenarios(
+    a_result_that_comes_back_twice_in_place=lambda: of(
+        lambda transform: st.preserve_identities(transform, in_place=True)(loss)(tied()),
+        MISMATCH,
+        lambda f: f(tied())[0] == loss(tied()) or 1 / 0,
+        transform=beside_a_constant,
+    ),
+    gradients_and_parameters_by_pair=lambda: of(
+        lambda model: st.preserve_identities(gradients_by_pair)(lambda one, two: loss(one) + loss(two))(model, model),
+        MISMATCH,
+        f=st.preserve_identities(lambda f: lambda dag: [(jax.grad(f)(dag), dag)])(lambda dag: loss(dag.tree[0])),
+    ),
 )

@@ -106,6 +106,27 @@ def test_a_target_follows_in_one_line_without_a_retrace():
     assert len(traces) == 1
 
 
+def test_what_was_untied_on_purpose_may_be_tied_in_the_old():
+    for new, old in (
+        (st.untie([W, W]), [V, V]),
+        ([W, W + 1], st.untie([V, V])),
+        ([jnp.array(1), jnp.array(2)], [jnp.array(3)] * 2),  # an average takes integers from `new`
+    ):
+        average = st.incremental_update(new, old, 0.5)
+        expected = optax.incremental_update(new, old, 0.5) if jnp.issubdtype(new[0].dtype, jnp.floating) else new
+        jax.tree.map(np.testing.assert_array_equal, average, expected)
+        assert average[0] is not average[1]
+
+
+def test_two_variables_of_nnx_with_one_array_are_no_tie():
+    class Two(nnx.Module):
+        def __init__(self, one, two):
+            self.one, self.two = nnx.Param(one), nnx.Param(two)
+
+    average = st.incremental_update(Two(W, W + 1), Two(V, V), 0.5)
+    np.testing.assert_allclose(average.two[...], (W + 1 + V) / 2)
+
+
 WRONG = {
     "another shape of an array": ([W], [W[:1]], r"`\[0\]` has the shape \(2,\) in `new`, and \(1,\) in `old`"),
     "no array": ({"a": W}, {"a": None}, r"`\['a'\]` is a floating-point leaf in `new`, and None in `old`"),
@@ -115,6 +136,16 @@ WRONG = {
     "another node": ([W], (W,), "differ in shape at the root: `new` has a `list`"),
     "other keys": ({"a": W}, {"b": W}, "differ in shape"),
     "a tie that is lost": ([W, W], [V, V + 1], r"`\[0\]` and `\[1\]` are one leaf in `new`, but two objects in `old`"),
+    "a tie that the new one lacks": (
+        [W, W + 1],
+        [V, V],
+        r"`\[0\]` and `\[1\]` are one leaf in `old`, but two objects in `new`",
+    ),
+    "a layer that the new one has twice": (
+        Pair(Pair(W, V), Pair(W + 1, V + 1)),
+        Pair(*[Pair(V, W)] * 2),
+        r"`\.first\.first` and `\.second\.first` are one leaf in `old`",
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 import inspect
 import textwrap
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -141,6 +142,29 @@ def test_what_is_no_adapter():
             st.register_transform(transform, wrong, **options)
         with pytest.raises(TypeError, match="no adapter"):
             st.preserve_identities(transform)(decay, tied())
+
+
+REFUSED = [
+    jax.lax.custom_root,
+    jax.lax.custom_linear_solve,
+    jax.closure_convert,
+    jax.pure_callback,
+    jax.debug.callback,
+    eqx.filter_closure_convert,
+    eqx.filter_custom_vjp,
+    eqx.filter_pmap,
+]
+
+
+@pytest.mark.parametrize("transform", REFUSED, ids=lambda transform: transform.__name__)
+def test_what_is_refused_is_refused_without_an_adapter(transform):
+    """With the same recipe, and nothing is registered."""
+    for register in (st.register_transform, lambda transform: st.register_transform(transform, None)):
+        with pytest.raises(TypeError) as caught:
+            register(transform)
+        with pytest.raises(TypeError) as of_preserving:
+            st.preserve_identities(transform)
+        assert str(caught.value) == str(of_preserving.value)
 
 
 def test_the_adapter_in_the_docstring_of_the_crossing():

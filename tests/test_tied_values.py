@@ -1,5 +1,6 @@
 """Ties of arrays in plain containers without `Policy(containers=True)`: the transform that undoes them says so."""
 
+import functools
 import re
 import threading
 import warnings
@@ -93,6 +94,82 @@ def test_a_tie_that_is_made_inside_is_missed_in_the_result():
     assert said(st.jit(lambda p: loss(st.tie(p, where))), loose()) == []
     out = st.jit(lambda p: st.tie(p, where), policy=POLICY)(loose())
     assert out["embed"]["w"] is out["head"]["w"]
+
+
+def same(params: Any) -> Any:
+    return params
+
+
+def stacked(params: Any) -> Any:
+    return st.tree.map(lambda x: x[None], params)
+
+
+def with_rules(transform: Any) -> Any:
+    function = transform(lambda p: loss(p))
+    if transform is st.custom_vjp:
+        function.defvjp(lambda p: (loss(p), p), lambda p, _: (p,))
+    else:
+        function.defjvp(lambda p, t: (loss(*p), loss(*t)))
+    return function
+
+
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+SPEC = jax.sharding.PartitionSpec()
+
+CALLED = {
+    "jax.jit": lambda p: st.jit(lambda p: loss(p))(p),
+    "jax.grad": lambda p: st.grad(lambda p: loss(p))(p),
+    "jax.value_and_grad": lambda p: st.value_and_grad(lambda p: loss(p))(p),
+    "jax.jacfwd": lambda p: st.jacfwd(lambda p: loss(p))(p),
+    "jax.jacrev": lambda p: st.jacrev(lambda p: loss(p))(p),
+    "jax.hessian": lambda p: st.hessian(lambda p: loss(p))(p),
+    "jax.vmap": lambda p: st.vmap(lambda p: loss(p))(stacked(p)),
+    "jax.pmap": lambda p: st.pmap(lambda p: loss(p))(stacked(p)),
+    "jax.shard_map": lambda p: st.shard_map(lambda p: loss(p), mesh=MESH, in_specs=SPEC, out_specs=SPEC)(p),
+    "jax.checkpoint": lambda p: st.checkpoint(lambda p: loss(p))(p),
+    "jax.eval_shape": lambda p: st.eval_shape(lambda p: loss(p), p),
+    "jax.make_jaxpr": lambda p: st.make_jaxpr(lambda p: loss(p))(p),
+    "jax.vjp": lambda p: st.vjp(lambda p: loss(p), p),
+    "jax.jvp": lambda p: st.jvp(lambda p: loss(p), (p,), (p,)),
+    "jax.linearize": lambda p: st.linearize(lambda p: loss(p), p),
+    "jax.linear_transpose": lambda p: st.preserve_identities(jax.linear_transpose)(lambda p: p["embed"]["w"], p),
+    "jax.lax.scan": lambda p: st.scan(lambda c, p: (c, loss(p)), 0.0, stacked(p)),
+    "jax.lax.while_loop": lambda p: st.while_loop(lambda _: False, same, p),
+    "jax.lax.fori_loop": lambda p: st.fori_loop(0, 2, lambda _, p: p, p),
+    "jax.lax.map": lambda p: st.map(lambda p: loss(p), stacked(p)),
+    "jax.lax.associative_scan": lambda p: st.associative_scan(lambda a, _: a, p),
+    "jax.lax.cond": lambda p: st.cond(True, same, same, p),
+    "jax.lax.switch": lambda p: st.switch(0, [same, same], p),
+    "jax.custom_vjp": lambda p: with_rules(st.custom_vjp)(p),
+    "jax.custom_jvp": lambda p: with_rules(st.custom_jvp)(p),
+    "equinox.filter_jit": lambda p: st.filter_jit(lambda p: loss(p))(p),
+    "equinox.filter_grad": lambda p: st.filter_grad(lambda p: loss(p))(p),
+    "equinox.filter_value_and_grad": lambda p: st.filter_value_and_grad(lambda p: loss(p))(p),
+    "equinox.filter_vmap": lambda p: st.filter_vmap(lambda p: loss(p))(stacked(p)),
+    "equinox.filter_checkpoint": lambda p: st.filter_checkpoint(lambda p: loss(p))(p),
+    "equinox.filter_eval_shape": lambda p: st.filter_eval_shape(lambda p: loss(p), p),
+    "equinox.filter_make_jaxpr": lambda p: st.preserve_identities(eqx.filter_make_jaxpr)(lambda p: loss(p))(p),
+    "equinox.filter_vjp": lambda p: st.filter_vjp(lambda p: loss(p), p),
+    "equinox.filter_jvp": lambda p: st.filter_jvp(lambda p: loss(p), (p,), (p,)),
+}
+"""What its user calls → a call of ours."""
+
+
+@pytest.mark.parametrize("title", CALLED)
+def test_the_transform_that_was_called_is_named(title):
+    messages = said(CALLED[title], tied())
+    assert messages
+    for message in messages:
+        assert f"under `{title}` they are 2" in message
+        name = title.rpartition(".")[2]
+        (code,) = re.findall(r"^    inner = (.*)$", message, re.MULTILINE)
+        assert re.search(rf"sharedtree\.{name}\b|preserve_identities\({re.escape(title)}\b", code)
+        assert callable(
+            eval(
+                code,
+                {"sharedtree": st, "jax": jax, "equinox": eqx, "functools": functools, "f": loss, "policy": POLICY},
+            )
+        )
 
 
 RESULTS = {

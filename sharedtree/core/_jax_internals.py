@@ -19,6 +19,8 @@
 - `_line_info` of a tracer: the line that made it. Without it, warnings name no line.
 - `parent` of a tracer and `in_tracers` of an operation: the dependence of a result on a value. Without them it is not
   known, and a test fails.
+- `source_info`, `outvars` and `params` of an operation: the calls of `jax.vmap` and the like in which it was made, and
+  the program that `jax.lax.scan` and the like run. Without them, warnings do not name the transform, and a test fails.
 - `batch_dim` of a tracer, and `manual_axis_type` of its type: tell whether a value differs between the elements of a
   `vmap` or the devices of a `shard_map`. Without them nothing seems to, and a test fails.
 - `traceback_util`: removes JAX's frames, and those of registered packages, from the traceback of an error. Without it
@@ -30,6 +32,7 @@ import importlib
 import inspect
 import pathlib
 import types
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -104,10 +107,15 @@ def frames_of(leaf: Any) -> list[Frame]:
     while isinstance(leaf, Tracer):
         traceback = getattr(getattr(leaf, "_line_info", None), "traceback", None)
         if traceback is not None:
-            return [Frame(frame.file_name, frame.function_name, frame.line_num) for frame in traceback.frames]
+            return frames_in(traceback)
         # A tracer of differentiation has no line; the tracer in it may have one.
         leaf = getattr(leaf, "primal", None)
     return []
+
+
+def frames_in(traceback: Any) -> list[Frame]:
+    """Lists the calls in a traceback of JAX's, the innermost first."""
+    return [Frame(frame.file_name, frame.function_name, frame.line_num) for frame in traceback.frames]
 
 
 def program_tracer(leaf: Any) -> Any:
@@ -138,6 +146,51 @@ def operation_of(tracer: Any) -> Any:
 def operands_of(operation: Any) -> Sequence[Any]:
     """Returns the operands of an operation, as tracers."""
     return operation.in_tracers
+
+
+def transform_calls(operation: Any) -> tuple[Any, ...]:
+    """An object for each call of `jax.vmap`, `jax.grad` and the like in which an operation was made, outermost first.
+
+    JAX makes a new object for each call, so two operations with the same objects were made in the same calls. Compare
+    them by identity, as the objects of two calls are equal.
+    """
+    stack = getattr(getattr(getattr(operation, "source_info", None), "name_stack", None), "stack", ())
+    return tuple([entry for entry in stack if type(entry).__name__ == "Transform"])
+
+
+class InnerProgram(NamedTuple):
+    """A program that an operation runs, such as the body of a `jax.lax.scan`.
+
+    Attributes:
+        inputs: for each input variable the tracer that it first is.
+        jaxpr: the program. Its outputs are those of the operation.
+    """
+
+    inputs: Sequence[Any]
+    jaxpr: Any
+
+
+def programs_in(operation: Any) -> list[InnerProgram]:
+    """The programs whose outputs are the outputs of an operation; none where JAX does not say."""
+    params = getattr(operation, "params", {})
+    # A `while` has the program of its condition, too, whose output is another one.
+    closed = [params[name] for name in ("jaxpr", "body_jaxpr") if name in params] or [*params.get("branches", ())]
+    jaxprs = [getattr(program, "jaxpr", program) for program in closed]
+    operands = operands_of(operation)
+    outvars = getattr(operation, "outvars", ())
+    # What the operation itself needs, such as the index of a branch, comes before the inputs of the program.
+    return [
+        InnerProgram(operands[len(operands) - len(jaxpr.invars) :], jaxpr)
+        for jaxpr in jaxprs
+        if len(jaxpr.invars) <= len(operands) and len(jaxpr.outvars) == len(outvars)
+    ]
+
+
+def output_number(tracer: Any) -> int | None:
+    """Which output of its operation a tracer is; None where JAX does not say."""
+    outvars = getattr(operation_of(tracer), "outvars", ())
+    variables = [variable() if isinstance(variable, weakref.ref) else variable for variable in outvars]
+    return next((number for number, variable in enumerate(variables) if variable is tracer.val), None)
 
 
 def are_of_one_program(tracers: Iterable[Any]) -> bool:

@@ -262,7 +262,8 @@ def incremental_update(new: T, old: Any, step_size: Any) -> T:
         `new`: integers, such as counters, PRNG keys, static values, and None. Arrays among it are aliased.
 
     Raises:
-        SharingMismatchError: if the shapes of the trees differ, or what is tied in `new` is not tied in `old`.
+        SharingMismatchError: if the shapes of the trees differ, or what is tied in one of them is not tied in the
+            other. What `untie` has parted in `new` may be tied in `old`.
         ValueError: if two floating-point leaves differ in shape, or only one of the two is a floating-point leaf.
 
     Cost: two walks over the nodes, one new array for each averaged leaf.

@@ -11,12 +11,12 @@ Only what was traced is known in that way. Of the public functions that lose tie
 loops use; `docs/unties.md` has them all.
 """
 
-import pathlib
-import sys
-from functools import cache
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..core._jax_internals import frames_of
+from ..core._jax_internals import Frame, frames_of
+from ._frames_of_libraries import TRACED, package_of
+from ._transforms_that_untie import culprit_of, outermost_call
 
 MORE = "More about what loses ties, and what keeps them: docs/unties.md, “What unties, and what to use instead”."
 """The last line of what is said of lost ties."""
@@ -84,13 +84,17 @@ class Origin(NamedTuple):
 
 def origin_of(leaf: Any) -> Origin | None:
     """Where a leaf was made by the function that is traced; None if that cannot be told."""
+    return _origin_in(frames_of(leaf))
+
+
+def _origin_in(frames: Sequence[Frame]) -> Origin | None:
     called: tuple[str, str] | None = None
     innermost: Origin | None = None
     is_known = True
-    for frame in frames_of(leaf):
-        package = _package_of(frame.filename)
+    for frame in frames:
+        package = package_of(frame.filename)
         if package == "sharedtree":
-            if frame.function == "Inside.call_with":
+            if frame.function == TRACED:
                 break  # what is further out has called the function, which is traced
             called = None  # ties are kept by what is further in
             is_known = False
@@ -108,6 +112,25 @@ def origin_of(leaf: Any) -> Origin | None:
             elif package != "jax" and called is not None and called[0] == "jax":
                 called = None  # a function of that library maps over the tree
     return innermost
+
+
+def untying_transform(one: Any, two: Any) -> list[Origin]:
+    """The vanilla transform that has made two leaves of one; none if that is not certain.
+
+    If a function that is known to lose ties was called inside the transform, it comes second: both untie.
+    """
+    culprit = culprit_of(one, two)
+    if culprit is None:
+        return []
+    transform, caller = culprit.transform, culprit.caller
+    inside = _origin_in(culprit.inside) if culprit.inside else origin_of(one)
+    origin = Origin(caller.filename, caller.lineno, transform.title, transform.keeping)
+    return [origin, inside] if inside is not None and inside.keeping is not None else [origin]
+
+
+def is_by_transform(leaf: Any) -> bool:
+    """Whether a leaf was made in a call of a vanilla transform, which may have untied it or not."""
+    return outermost_call(leaf) is not None
 
 
 class Advice(NamedTuple):
@@ -153,15 +176,3 @@ def to_begin_as_copy(other: str, one: str) -> tuple[str, str]:
         f"`{other}` began as `{one}` itself. Begin with a copy, which has arrays and ties of its own:",
         "    target = sharedtree.copy(params)",
     )
-
-
-@cache
-def _package_of(filename: str) -> str | None:
-    """Which of the libraries a file is part of."""
-    path = pathlib.Path(filename)
-    for name in ("jax", "jaxlib", "equinox", "optax", "flax", "sharedtree"):
-        module = sys.modules.get(name)
-        for folder in getattr(module, "__path__", ()):
-            if path.is_relative_to(folder):
-                return name
-    return None

@@ -32,7 +32,9 @@ ADAPTERS: dict[Any, Any] = {transform: _adapter_named(name) for transform, name 
 
 def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: bool) -> None:
     """Enters an adapter into the table, as `register_transform` says."""
-    refusal = refusal_of(adapter) if _is_hashable(adapter) and adapter not in ADAPTERS else None
+    is_plain = adapter is None and not takes_operands and _is_hashable(transform)
+    refused = transform if is_plain else adapter
+    refusal = refusal_of(refused) if _is_hashable(refused) and refused not in ADAPTERS else None
     if refusal is not None:
         raise refusal
     if _is_hashable(adapter) and adapter in ADAPTERS:

@@ -86,8 +86,9 @@ def in_code(title: str, options: str, function: str = "") -> str:
         own = f", {options}" if options else ""
         title = title if all(part.isidentifier() for part in title.split(".")) else "transform"
         return f"sharedtree.preserve_identities({title}{own}){function and f'({function})'}"
-    first = next(iter(inspect.signature(ready).parameters.values()))
-    if first.default is None:  # without a function it returns a decorator
+    first, *others = inspect.signature(ready).parameters.values()
+    needs_options = any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in others)
+    if first.default is None and not needs_options:  # without a function it returns a decorator
         return f"sharedtree.{name}({function or 'f'}{options and f', {options}'})"
     return f"functools.partial(sharedtree.{name}{options and f', {options}'})"
 

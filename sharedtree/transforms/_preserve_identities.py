@@ -31,7 +31,8 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None, *, ta
             `in_place=True`.
 
     Raises:
-        TypeError: if the adapter is none of these, or a transform that `preserve_identities` refuses.
+        TypeError: if the adapter is none of these, or a transform that `preserve_identities` refuses, or if there is
+            none and the transform is such a one.
 
     Example:
         >>> import jax, sharedtree as st

@@ -9,6 +9,7 @@ Nothing is written back in place, for there are no values.
 """
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -39,7 +40,7 @@ def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str
         return fun.eval_shape(*args, **kwargs)
     if not callable(fun):
         return crossing.transform(fun, *args, **kwargs)  # says best what is wrong
-    jitted = JitTransform(jax.jit, fun, crossing.policy, {})
+    jitted = _ShapesUnderJit(jax.jit, fun, crossing.policy, {})
     if type(fun) is not _VanillaJitted:
         return jitted.eval_shape(*args, **kwargs)
     with jitted.enter(args, dict(kwargs), crossing.policy) as call:
@@ -58,12 +59,28 @@ def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str
 
 def filter_eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
     """`equinox.filter_eval_shape`. A module that is the function is traced, too, as under `equinox.filter_jit`."""
-    jitted = FilterJitTransform(eqx.filter_jit, fun, _without_changes(crossing.policy), {})
+    jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _without_changes(crossing.policy), {})
     try:
         jitted.arguments(args, dict(kwargs))
     except TypeError:
         return crossing.transform(fun, *args, **kwargs)  # says best what is wrong
     return jitted.eval_shape(*args, **kwargs)
+
+
+class _ShapesUnderJit(JitTransform):
+    """A function under the `jax.jit` that `jax.eval_shape` asks, of which messages say what the user called."""
+
+    @functools.cached_property
+    def transform_name(self) -> str:
+        return "jax.eval_shape"
+
+
+class _ShapesUnderFilterJit(FilterJitTransform):
+    """A function under the `equinox.filter_jit` that `equinox.filter_eval_shape` asks."""
+
+    @functools.cached_property
+    def transform_name(self) -> str:
+        return "equinox.filter_eval_shape"
 
 
 class MakeJaxprTransform(CheckpointTransform):

@@ -12,7 +12,7 @@ either, in any nesting: results, and something like the arguments, such as gradi
 
 import bisect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import tree_util as jtu
@@ -85,9 +85,9 @@ class OpaqueTransform(FunctionTransform):
         if not policy.in_place:
             return _put_together(result, call)
         changes = Changes(call, self.transform_name)
-        _, own_result = _put_together(result, call, changes)
+        _, result = _put_together(_with_changes_first(result, self.transform_name), call, changes)
         changes.commit()
-        return own_result
+        return result
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """Takes the outermost modules apart."""
@@ -164,7 +164,7 @@ class OpaqueTransform(FunctionTransform):
         return unpack(run.structure, run.leaves)
 
 
-def _split_with_changes(outermost: "_Outermost", inside: Inside, received: Received) -> tuple[Any, Any]:
+def _split_with_changes(outermost: "_Outermost", inside: Inside, received: Received) -> "_WithChanges":
     """Splits what a function changed in place, and what it returned, into groups.
 
     Returns:
@@ -178,7 +178,39 @@ def _split_with_changes(outermost: "_Outermost", inside: Inside, received: Recei
     around_each: list[Inherited] = [around[number] for number in updated]
     around_each.extend(rules.convention for _ in outermost.objects)
     groups = _split(packed(walked_together(zip(objects, around_each, strict=True), rules, [""] * len(objects))))
-    return groups[: len(updated)], outermost.replaced_by(groups[len(updated) :])
+    return _WithChanges(groups[: len(updated)], outermost.replaced_by(groups[len(updated) :]))
+
+
+class _WithChanges(NamedTuple):
+    """What a function changed in place, and what it returned.
+
+    The transform may put this anywhere in what it returns, beside a value of its own, so it has a class to be found by.
+    """
+
+    changed: Any
+    result: Any
+
+
+def _with_changes_first(result: Any, transform_name: str) -> tuple[Any, Any]:
+    """Finds what the function changed in what a transform returned: the changes, and all the rest in its place.
+
+    Raises:
+        SharingMismatchError: if the transform returned it several times or not at all.
+    """
+    leaves, treedef = jtu.tree_flatten(result, is_leaf=lambda obj: isinstance(obj, (_WithChanges, ChildGroup)))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, _WithChanges)]
+    if len(places) != 1:
+        raise SharingMismatchError(_NOT_RETURNED_ONCE.format(transform_name))
+    changed, leaves[places[0]] = leaves[places[0]]
+    return changed, treedef.unflatten(leaves)
+
+
+_NOT_RETURNED_ONCE = (
+    "`{0}` does not return once what the function has returned, so what the function changes could not be written "
+    "back, as `in_place=True` has it.\n"
+    "Say that changes are meant to be lost, and return what is to be kept:\n"
+    "    f = sharedtree.preserve_identities(transform, in_place=False)(f)"
+)
 
 
 def _by_path(owners: Sequence[str], outermost: "_Outermost", objects: Sequence[Any]) -> Arguments:
@@ -467,14 +499,43 @@ def _put_together(result: Any, call: Call, changes: Changes | None = None) -> An
     """
     outermost = _Outermost(result, _is_group)
     groups = outermost.objects
-    return outermost.replaced_by(_built(groups, _runs(groups), lambda run: _root_of_run(run, call, changes)))
+    runs = _runs(groups)
+    _refuse_ambiguous(runs)
+    return outermost.replaced_by(_built(groups, runs, lambda run: _root_of_run(run, call, changes)))
+
+
+def _refuse_ambiguous(runs: Sequence[_Run]) -> None:
+    """Raises if a value that arguments share may be missing, or be that of another result, such as of a gradient.
+
+    A transform may return several trees like the arguments: gradients and parameters, for example. If they come one
+    after the other, each is complete. If they come by pairs, `[(g0, m0), (g1, m1)]`, what `g1` shares with `g0` cannot
+    be told from what `m1` shares with `m0`.
+
+    Raises:
+        SharingMismatchError: if one of them is not complete, and a part of it shares a leaf with another part.
+    """
+    for run in runs:
+        if not _is_of_arguments(run.selection.structure) or run.is_whole:
+            continue
+        is_only_one = [other.selection.structure for other in runs].count(run.selection.structure) == 1
+        parts = [run] if is_only_one else [_Run({position: group}) for position, group in run.groups.items()]
+        missing = [place for part in parts for place in part.missing_places]
+        if missing:
+            path = leaf_paths(run.selection.structure)[missing[0]]
+            raise SharingMismatchError(
+                f"The transform returns something like a part of its arguments, and this shares `{path}` with another "
+                "part. Whether that is left out, or which of several results it belongs to, cannot be known.\n"
+                "An array that several modules share comes with the first of them. Pass what belongs together as one "
+                "value:\n"
+                "    f(sharedtree.Dag((model, shared)))",
+                (path,),
+            )
 
 
 def _root_of_run(run: _Run, call: Call, changes: Changes | None) -> Any:
     """Builds the graph of a run, with None for each child that is missing."""
     structure = run.selection.structure
-    # The gradient of some arguments has None for leaves that came with others.
-    if run.missing_places and not _is_of_arguments(structure):
+    if run.missing_places:
         raise SharingMismatchError(_PART_OF_RESULTS)
     # In a Jacobian, what stands for a leaf is a tree with groups of its own.
     leaves: Sequence[Any] = [

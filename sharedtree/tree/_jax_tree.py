@@ -1,7 +1,7 @@
 """`flatten`, `unflatten`, `map` and their like: `jax.tree`, each shared node once."""
 
 import builtins
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import equinox as eqx
@@ -16,10 +16,10 @@ from ..core._printing import shown
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path, Structure
-from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
+from ..core._traced_leaves_and_identity import PYTHON_NUMBERS, carries_identity
 from ..core._trees_taken_apart import Walked
-from ..ties._leaf_notes import hand_on, recall, remember
-from ..ties._list_ties import are_one_value, how_to_tie
+from ..ties._leaf_notes import hand_on, is_noted, recall, remember
+from ..ties._list_ties import are_one_value, how_to_tie, is_inexact
 from ..ties._policy_and_context import (
     IsLeaf,
     pack_alone,
@@ -272,10 +272,40 @@ def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: 
     walked = walk_exactly(new)
     require_all_seen(walked.structure)
     words = _NamesOfTrees("old", "new", "`new`", how_to_tie)
-    column = _aligned(walked.structure, old, words, may_lack=True)
-    leaves = builtins.list(walked.leaves.values())
-    changed = [f(*each) for each in zip(_leaf_paths(walked), leaves, column, strict=True)]
+    old_tree, records = _aligned_records(walked.structure, old, words, may_lack=True)
+    leaves, paths = builtins.list(walked.leaves.values()), _leaf_paths(walked)
+    _refuse_lost_ties(old_tree, records, leaves, paths)
+    old_leaves = [old_tree.objects[record] for record in records]
+    changed = [f(*pair) for pair in zip(paths, leaves, old_leaves, strict=True)]
     return _put_together(walked.structure, leaves, changed)
+
+
+def _refuse_lost_ties(old: Walked, numbers: Sequence[int], leaves: Sequence[Any], paths: Sequence[Path]) -> None:
+    """Raises if two floating-point leaves of `new` are one leaf in `old`, unless `untie` has parted them.
+
+    Args:
+        old: the second tree.
+        numbers: for each leaf of `new` the record in `old`.
+        leaves: those of `new`.
+        paths: where they are.
+    """
+    first: dict[int, int] = {}
+    for place, number in enumerate(numbers):
+        leaf = old.objects[number]
+        if old.records[number][0] is not LEAF or not carries_identity(leaf) or not is_inexact(leaf):
+            continue
+        other = first.setdefault(number, place)
+        if other != place and not (is_noted(leaves[other]) and is_noted(leaves[place])):
+            one, two = jtu.keystr(paths[other]), jtu.keystr(paths[place])
+            raise SharingMismatchError(
+                f"`{one}` and `{two}` are one leaf in `old`, but two objects in `new`.\n"
+                "The result would have two leaves, so the tie would be lost. If the two hold one value, because a "
+                "function that sees trees, such as `jax.tree.map`, has parted them, put the tie back:\n"
+                "    new = sharedtree.retie(new, like=old)\n"
+                "If they are meant to be two:\n"
+                "    old = sharedtree.untie(old)",
+                (one, two),
+            )
 
 
 def _refuse_static(static: Static, update: Any, path: Path) -> None:
@@ -336,7 +366,20 @@ def _aligned(
     *,
     may_lack: bool = False,
 ) -> list[Any]:
-    """Returns what a second tree holds where the first has its leaves.
+    """Returns what a second tree holds where the first has its leaves. Takes the arguments of `_aligned_records`."""
+    tree, records = _aligned_records(structure, other, words, refuses, may_lack=may_lack)
+    return [tree.objects[record] for record in records]
+
+
+def _aligned_records(
+    structure: Structure,
+    other: Any,
+    words: _NamesOfTrees,
+    refuses: Callable[[Static, Any, Path], None] = _nothing_to_refuse,
+    *,
+    may_lack: bool = False,
+) -> tuple[Walked, list[int]]:
+    """Flattens a second tree, and finds its record for each leaf of the first.
 
     Args:
         structure: of the first tree.
@@ -373,7 +416,7 @@ def _aligned(
                 f"{words.advice(words.name, words.like, in_containers=in_containers)}",
                 (one, two),
             )
-    return [walked.objects[found[number][0]] for number, (op, _) in enumerate(model) if op is LEAF]
+    return walked, [found[number][0] for number, (op, _) in enumerate(model) if op is LEAF]
 
 
 def equal(*trees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0) -> Any:

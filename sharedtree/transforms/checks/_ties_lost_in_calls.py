@@ -40,9 +40,11 @@ from ...ties._what_loses_ties import (
     REPLACES,
     Advice,
     Origin,
+    is_by_transform,
     origin_of,
     to_begin_as_copy,
     to_keep,
+    untying_transform,
 )
 from .._argument_names import Names
 
@@ -128,7 +130,13 @@ def _advice(lost: Lost, pair: _Pair, both: Walked, shape: Sequence[int], had: Id
     begun: tuple[str, str] | None = None
     first: Origin | None = None
     for tie in lost.ties[:_MOST_TIES]:
+        one, two = [both.objects[part] for part in tie.parts]
         is_new = [both.objects[part] not in had for part in tie.parts]
+        by_transform = untying_transform(one, two) if all(is_new) else []
+        if by_transform:
+            first = first or by_transform[0]
+            keeping.extend(to_keep(origin.keeping) for origin in by_transform if origin.keeping is not None)
+            continue
         origins = [origin_of(both.objects[part]) if new else None for part, new in zip(tie.parts, is_new, strict=True)]
         known_origin = next((each for each in origins if each is not None and each.keeping is not None), None)
         known = None if known_origin is None else known_origin.keeping
@@ -137,16 +145,18 @@ def _advice(lost: Lost, pair: _Pair, both: Walked, shape: Sequence[int], had: Id
         # may be replaced, too; but hardly all of its arrays, and not by an update.
         is_replaced = not all(is_new) and known in (None, REPLACES) and (versions is None or versions.num_leaves == 1)
         if versions is not None and origins[0] != origins[1] and not is_replaced:
-            one, other = named(pair.text, versions.paths)
-            begun, first = begun or to_begin_as_copy(other, one), first or known_origin
+            model, target = named(pair.text, versions.paths)
+            begun, first = begun or to_begin_as_copy(target, model), first or known_origin
             continue
         first = first or known_origin or next((each for each in origins if each is not None), None)
         if known is not None:
             keeping.append(to_keep(known))
         elif is_replaced:
             keeping.append(to_keep(REPLACES))
+        elif versions is not None and versions.num_leaves > 1 and not is_by_transform(one):
+            keeping.append(to_keep(KEEPS_NODES))
         else:
-            keeping.append(to_keep(KEEPS_NODES) if versions is not None and versions.num_leaves > 1 else PUT_BACK)
+            keeping.append(PUT_BACK)
     fixes = list(dict.fromkeys(keeping))
     if begun is not None:
         return Advice(first, [*fixes[:1], begun])

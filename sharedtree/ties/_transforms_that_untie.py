@@ -1,0 +1,313 @@
+"""Which vanilla transform made two leaves of one that was tied, where that is certain.
+
+A vanilla transform flattens its arguments and its results to trees, so a tied model leaves it as an untied one. The
+traceback of the operation that made a leaf has the call:
+
+    scan             jax        the operation is a `scan`, and this is what the user called,
+    step             train.py   and this is where
+
+But JAX and other libraries call transforms, too, and a user may call one for each leaf in turn. So a transform is named
+only if the user's code called it directly, on a function of the user's, and if both leaves came out of *one* call of
+it. Of `jax.lax.scan`, `jax.jit` and the like both are then outputs of one operation, whose program computes the two
+alike. `jax.vmap` and `jax.grad` leave no operation behind, but JAX notes for each operation in which of their calls it
+was made.
+"""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..core._by_identity import IdentityDict, IdentitySet
+from ..core._jax_internals import (
+    Frame,
+    InnerProgram,
+    frames_in,
+    frames_of,
+    operands_of,
+    operation_of,
+    output_number,
+    program_tracer,
+    programs_in,
+    transform_calls,
+)
+from ._frames_of_libraries import TRACED, package_of
+
+
+class VanillaTransform(NamedTuple):
+    """A transform that unties models.
+
+    Attributes:
+        title: how its user calls it.
+        keeping: the code that keeps ties.
+        primitives: of the operation that it leaves in a program; empty if it leaves none.
+        calls: what JAX calls the transform in the notes of an operation; empty if it makes none.
+    """
+
+    title: str
+    keeping: str
+    primitives: tuple[str, ...] = ()
+    calls: str = ""
+
+
+_JIT = ("jit", "pjit")
+_CHECKPOINT = ("checkpoint", "remat", "remat2")
+
+_TRANSFORMS: dict[tuple[str, str, str], VanillaTransform] = {
+    ("jax", "loops.py", "scan"): VanillaTransform(
+        "jax.lax.scan", "    carry, ys = sharedtree.scan(f, init, xs)", ("scan",)
+    ),
+    ("jax", "loops.py", "map"): VanillaTransform("jax.lax.map", "    ys = sharedtree.map(f, xs)", ("scan",)),
+    ("jax", "loops.py", "while_loop"): VanillaTransform(
+        "jax.lax.while_loop", "    model = sharedtree.while_loop(cond_fun, body_fun, model)", ("while",)
+    ),
+    ("jax", "loops.py", "fori_loop"): VanillaTransform(
+        "jax.lax.fori_loop", "    model = sharedtree.fori_loop(lower, upper, body_fun, model)", ("scan", "while")
+    ),
+    ("jax", "conditionals.py", "cond"): VanillaTransform(
+        "jax.lax.cond", "    model = sharedtree.cond(pred, true_fun, false_fun, model)", ("cond",)
+    ),
+    ("jax", "conditionals.py", "switch"): VanillaTransform(
+        "jax.lax.switch", "    model = sharedtree.switch(index, branches, model)", ("cond",)
+    ),
+    ("jax", "pjit.py", "cache_miss"): VanillaTransform("jax.jit", "    f = sharedtree.jit(f)", _JIT),
+    ("jax", "ad_checkpoint.py", "fun_remat"): VanillaTransform(
+        "jax.checkpoint", "    f = sharedtree.checkpoint(f)", _CHECKPOINT
+    ),
+    ("jax", "api.py", "vmap_f"): VanillaTransform("jax.vmap", "    f = sharedtree.vmap(f)", calls="vmap"),
+    ("jax", "api.py", "grad_f"): VanillaTransform(
+        "jax.grad", "    gradient = sharedtree.grad(loss)(model)", calls="jvp"
+    ),
+    ("jax", "api.py", "value_and_grad_f"): VanillaTransform(
+        "jax.value_and_grad", "    value, gradient = sharedtree.value_and_grad(loss)(model)", calls="jvp"
+    ),
+    ("jax", "api.py", "vjp"): VanillaTransform("jax.vjp", "    value, vjp = sharedtree.vjp(f, model)", calls="jvp"),
+    ("jax", "api.py", "jvp"): VanillaTransform(
+        "jax.jvp", "    value, tangent = sharedtree.jvp(f, (model,), (tangent,))", calls="jvp"
+    ),
+    ("equinox", "_jit.py", "_JitWrapper.__call__"): VanillaTransform(
+        "equinox.filter_jit", "    f = sharedtree.filter_jit(f)", _JIT
+    ),
+    ("equinox", "_ad.py", "_CheckpointWrapper.__call__"): VanillaTransform(
+        "equinox.filter_checkpoint", "    f = sharedtree.filter_checkpoint(f)", _CHECKPOINT
+    ),
+    ("equinox", "_vmap_pmap.py", "_VmapWrapper.__call__"): VanillaTransform(
+        "equinox.filter_vmap", "    f = sharedtree.filter_vmap(f)", calls="vmap"
+    ),
+    ("equinox", "_ad.py", "_GradWrapper.__call__"): VanillaTransform(
+        "equinox.filter_grad", "    gradient = sharedtree.filter_grad(loss)(model)", calls="jvp"
+    ),
+    ("equinox", "_ad.py", "_ValueAndGradWrapper.__call__"): VanillaTransform(
+        "equinox.filter_value_and_grad",
+        "    value, gradient = sharedtree.filter_value_and_grad(loss)(model)",
+        calls="jvp",
+    ),
+}
+"""The package, the file and the function that its user's code has called → the transform."""
+
+_WRAPPERS = ("reraise_with_filtered_traceback",)
+"""Functions of JAX around others, which are not what a user calls."""
+
+
+class TransformCall(NamedTuple):
+    """A call of a vanilla transform by the user's code.
+
+    Attributes:
+        transform: what was called.
+        caller: where.
+        function: where the frame is that the transform called; None if that cannot be told.
+        is_innermost: whether only frames of libraries are further in, so that the operation is the transform's own.
+    """
+
+    transform: VanillaTransform
+    caller: Frame
+    function: Frame | None
+    is_innermost: bool
+
+
+def outermost_call(leaf: Any) -> TransformCall | None:
+    """The outermost vanilla transform that the traced function has called to make a leaf; None if there is none."""
+    found: TransformCall | None = None
+    library: list[Frame] = []  # the frames of libraries since the last one of the user's
+    inner: Frame | None = None
+    for frame in frames_of(leaf):
+        if frame.function == TRACED:
+            break
+        if package_of(frame.filename) is not None:
+            library.append(frame)
+            continue
+        transform = _called(library)
+        if transform is not None:
+            found = TransformCall(transform, frame, inner, inner is None)
+        library, inner = [], frame
+    return found
+
+
+def _called(library: Sequence[Frame]) -> VanillaTransform | None:
+    """The transform that the outermost of some frames is; None if it is something else."""
+    for frame in reversed(library):
+        name = frame.function if "Wrapper." in frame.function else frame.function.rpartition(".")[2]
+        if name not in _WRAPPERS:
+            key = str(package_of(frame.filename)), pathlib.PurePath(frame.filename).name, name
+            return _TRANSFORMS.get(key)
+    return None
+
+
+class Culprit(NamedTuple):
+    """The transform that untied two leaves, for certain.
+
+    Attributes:
+        transform: what the user called.
+        caller: where.
+        inside: the calls on the way to what made the leaves within the transform, the innermost first.
+    """
+
+    transform: VanillaTransform
+    caller: Frame
+    inside: Sequence[Frame]
+
+
+def culprit_of(one: Any, two: Any) -> Culprit | None:
+    """The outermost vanilla transform in which two leaves were made, if it is certain that it has untied them.
+
+    Args:
+        one: a leaf of what the traced function returned.
+        two: another leaf, which was one with the first when the function was entered.
+    """
+    call, other = outermost_call(one), outermost_call(two)
+    tracers = program_tracer(one), program_tracer(two)
+    if call is None or other is None or call[:2] != other[:2] or None in tracers:
+        return None
+    operations = [operation_of(tracer) for tracer in tracers]
+    if call.transform.calls:
+        calls, other_calls = map(transform_calls, operations)
+        is_one_call = len(calls) == len(other_calls) and all(map(_is_same, calls, other_calls))
+        named = [entry for entry in calls if entry.name == call.transform.calls]
+        if not is_one_call or not named:
+            return None
+        # Of a function that is itself jitted, no frame is left.
+        programs = programs_in(operations[0]) if call.function is None and operations[0] is operations[1] else ()
+        is_by_user = any(_is_function_by_user(program, (), call.caller) for program in programs)
+        if not is_by_user and not _is_by_user(call.function, call.caller):
+            return None
+        return Culprit(call.transform, call.caller, ()) if _entered_as_one(tracers, named[-1]) else None
+    if operations[0] is not operations[1] or not call.is_innermost:
+        return None
+    if operations[0].primitive.name not in call.transform.primitives:
+        return None
+    numbers = output_number(tracers[0]), output_number(tracers[1])
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    for program in programs_in(operations[0]):
+        inside = _computes_alike(program, numbers[0], numbers[1])
+        if inside is not None and _is_function_by_user(program, inside, call.caller):
+            return Culprit(call.transform, call.caller, inside)
+    return None
+
+
+def _entered_as_one(tracers: Sequence[Any], call: object) -> bool:
+    """Whether two leaves were computed from one array that entered a call, and from no two that one line had made.
+
+    Args:
+        tracers: the leaves.
+        call: what JAX notes in each operation that was made in the call.
+
+    Cost: one look at each operation of the call, in a trace that warns.
+    """
+    entered: list[IdentitySet] = []
+    for tracer in tracers:
+        seen, outside = IdentitySet(), IdentitySet()
+        stack = [tracer]
+        while stack:
+            value = stack.pop()
+            if not seen.add(value):
+                continue
+            operation = operation_of(value)
+            if any(entry is call for entry in transform_calls(operation)):
+                stack.extend(operands_of(operation))
+            elif value.aval.shape == tracer.aval.shape and value.aval.dtype == tracer.aval.dtype:
+                outside.add(value)
+        entered.append(outside)
+    made = [operation_of(value) for value in entered[0] if operation_of(value) is not None]
+    tracebacks = [operation.source_info.traceback for operation in made]
+    is_tied = any(value in entered[1] for value in entered[0])
+    return is_tied and len(set(tracebacks)) == len(tracebacks)
+
+
+def _is_same(one: object, two: object) -> bool:
+    return one is two
+
+
+def _is_by_user(function: Frame | None, caller: Frame) -> bool:
+    """Whether a function is of the program that called the transform, not of a library that has applied it."""
+    return function is not None and _is_installed(function.filename) <= _is_installed(caller.filename)
+
+
+def _is_function_by_user(program: InnerProgram, inside: Sequence[Frame], caller: Frame) -> bool:
+    filename = str(program.jaxpr.debug_info.func_src_info).rpartition(" at ")[2].rpartition(":")[0]
+    if package_of(filename) is None:
+        return _is_installed(filename) <= _is_installed(caller.filename)
+    # A library has wrapped the function before it gave it to JAX.
+    functions = [frame for frame in inside if package_of(frame.filename) is None]
+    return _is_by_user(functions[-1] if functions else None, caller)
+
+
+def _is_installed(filename: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(pathlib.PurePath(filename).parts)
+
+
+def _computes_alike(program: InnerProgram, one: int, two: int) -> Sequence[Frame] | None:
+    """The calls on the way to what made two outputs, if a program makes both in one way of one value; else None.
+
+    They are made alike if they are the same operations on inputs that are one value. They also are if one line made
+    both, as a function of trees does, the first of one input and the second of another, which are one value.
+    """
+    # The numbers of two variables are equal if their values are.
+    numbers: IdentityDict[Any] = IdentityDict()
+    sources: IdentityDict[frozenset[int]] = IdentityDict()  # of a variable, the inputs that it was computed from
+    made_by: IdentityDict[Any] = IdentityDict()
+    inputs: IdentityDict[int] = IdentityDict()
+    table: dict[Any, int] = {}
+    for place, (variable, tracer) in enumerate(zip(program.jaxpr.invars, program.inputs, strict=True)):
+        numbers[variable] = inputs.setdefault(tracer, place)
+        sources[variable] = frozenset([place])
+    for equation in program.jaxpr.eqns:
+        # The program keeps the parameters alive, so that what is not hashable is known by its `id`.
+        parameters = [(name, _hashable(value)) for name, value in sorted(equation.params.items())]
+        operands = [numbers.get(operand) if operand in numbers else _literal(operand) for operand in equation.invars]
+        key = equation.primitive, tuple(parameters), tuple(operands)
+        reached = frozenset().union(*[sources[operand] for operand in equation.invars if operand in sources])
+        number = table.setdefault(key, len(program.inputs) + len(table))
+        for place, variable in enumerate(equation.outvars):
+            numbers[variable], sources[variable], made_by[variable] = (number, place), reached, equation
+    first, second = program.jaxpr.outvars[one], program.jaxpr.outvars[two]
+    if first not in numbers or second not in numbers:
+        return None
+    equations = made_by.get(first), made_by.get(second)
+    tracebacks = [getattr(getattr(equation, "source_info", None), "traceback", None) for equation in equations]
+    inside = () if tracebacks[0] is None else frames_in(tracebacks[0])
+    if numbers[first] == numbers[second]:
+        return inside
+    tied = [
+        (a, b)
+        for a in sources[first]
+        for b in sources[second]
+        if a != b
+        and program.inputs[a] is program.inputs[b]
+        and program.jaxpr.invars[a].aval == first.aval == second.aval
+    ]
+    is_one_line = tracebacks[0] is not None and tracebacks[0] == tracebacks[1]
+    return inside if tied and is_one_line else None
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
+def _literal(operand: Any) -> Any:
+    """A key for an operand that is a constant of the program, or a literal."""
+    value = getattr(operand, "val", operand)
+    return type(value), _hashable(value)
