@@ -139,6 +139,7 @@ AS_VANILLA = {
 
 
 @pytest.mark.parametrize("name", AS_VANILLA)
+@pytest.mark.sampled(every=3)
 def test_as_vanilla(mesh, name):
     f, in_specs, out_specs, arguments, expected = AS_VANILLA[name]
     ours, theirs = [], []
@@ -277,6 +278,7 @@ def loss(net, x):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.sampled(every=2)
 def test_data_parallel_gradients(mesh, check_vma):
     x = jnp.linspace(0, 1, 128).reshape(16, 8)
 
@@ -517,6 +519,7 @@ def place_of(answer):
 @pytest.mark.parametrize("name", BY_RULES)
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(data=hs.data())
+@pytest.mark.sampled(every=3)
 def test_rules_by_name_keep_a_tie_or_are_refused(name, data):
     """The oracle is written by hand: whether all paths of each array have one place."""
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
@@ -619,6 +622,7 @@ def test_arrays_in_two_arguments_or_results_stay_soft(mesh):
 
 @pytest.mark.parametrize("answers", [(P("x"), P(None, "x")), (P("x"), P()), (P(), P(None, "x")), (P("x"), None)])
 @pytest.mark.parametrize("of", ["floats", "keys", "large", "NumPy"])
+@pytest.mark.sampled(every=3)
 def test_copies_that_vanilla_placed_differently_have_lost_their_tie(mesh, answers, of):
     """And what differs in value, or tells nothing, has not."""
     base = {

@@ -103,6 +103,7 @@ def caught(call):
 @pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("holding", HOLDING)
 @pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.sampled(every=3)
 def test_half_a_gradient_is_said(gradient, holding):
     model = layer()
     half, messages = caught(lambda: GRADIENTS[gradient](HOLDING[holding](model), model, X))
@@ -143,6 +144,7 @@ GLOBAL = layer()
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.sampled(every=3)
 def test_a_global_variable_counts_as_a_closure_does(gradient):
     def loss(argument, x):
         return (GLOBAL.w * argument.w * x).sum()

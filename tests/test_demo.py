@@ -140,6 +140,7 @@ def test_the_report_shows_what_it_holds(report):
         assert expected in text
 
 
+@pytest.mark.slow
 def test_what_should_not_be_is_a_failure(report, model):
     full = {"quick": False, "unigram_loss": 3.0, "first_loss": 9.0}
     quick = {"unigram_loss": 3.0, "first_loss": 5.0}

@@ -271,6 +271,7 @@ if not THOROUGH:  # most hand their mask on to `add_decayed_weights`
 @pytest.mark.parametrize(("name", "parameter"), TAKES_LABELS, ids=str)
 @pytest.mark.parametrize("place", ["array", "layer"])
 @pytest.mark.parametrize("by", ["tree", "function"])
+@pytest.mark.sampled(every=5)
 def test_labels_that_disagree_at_a_tie_are_an_error(name, parameter, place, by):
     one, two = (True, False)
     if parameter.endswith("dimension_numbers"):

@@ -128,6 +128,7 @@ FILTERS: dict[str, tuple[Any, set[Any]]] = {
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize(("spec", "expected"), FILTERS.values(), ids=FILTERS)
+@pytest.mark.sampled(every=5)
 def test_a_filter_selects_the_same_at_every_place(place, spec, expected):
     assert selected(place(model(), spec)) == expected
 

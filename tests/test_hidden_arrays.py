@@ -77,6 +77,7 @@ ASKED = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.sampled(every=3)
 def test_asked_about(holder, place):
     tree = PLACES[place](HOLDERS[holder])
     for ask in ASKED.values():

@@ -205,6 +205,7 @@ OF_BOUND = {
 
 @pytest.mark.parametrize("name", OF_BOUND)
 @pytest.mark.parametrize("cls", [Counter, NNXCounter])
+@pytest.mark.sampled(every=3)
 def test_what_is_bound_to_a_model_is_refused_before_it_is_traced(cls, name):
     model = cls()
     for function in (model, model.again, functools.partial(model.again), functools.partial(model, x=jnp.ones(2))):

@@ -46,6 +46,7 @@ def mesh():
 
 
 @pytest.mark.parametrize("run", IN_PLACE.values(), ids=IN_PLACE)
+@pytest.mark.sampled(every=3)
 def test_state_with_a_tracer_in_a_static_value_is_not_written_and_a_lost_tie_is_reported(run):
     w = jnp.array([[1.0, 2.0]])
     m = Mutable(a=w, b=w, config=None)

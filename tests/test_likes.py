@@ -127,6 +127,7 @@ def test_modules_in_the_value_and_in_the_auxiliary_data(kind, as_pair):
 
 @pytest.mark.parametrize("has_aux", [False, True])
 @pytest.mark.parametrize("name", ["jacfwd", "jacrev", "hessian"])
+@pytest.mark.sampled(every=3)
 def test_a_module_in_the_value_in_place(name, has_aux):
     w = jnp.array([1.0, 2.0])
     m = Mutable(x=w, y=w, n=jnp.array(0))
@@ -161,6 +162,7 @@ def test_no_auxiliary_data(result):
 
 
 @pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev", "filter_hessian"])
+@pytest.mark.sampled(every=2)
 def test_equinox_jacobians(name):
     transform = getattr(eqx, name)
     linear, x = eqx.nn.Linear(2, "scalar", key=jax.random.key(0)), jnp.ones(2)

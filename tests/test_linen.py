@@ -206,6 +206,7 @@ STEPS = {
 
 @pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.sampled(every=2)
 def test_ties_are_kept_however_the_step_is_run(name):
     tx = optax.adam(0.1)
     first = create(TrainState, tied_params(), tx)
@@ -294,6 +295,7 @@ def test_another_transformation_takes_over():
 # --- without ties it is Flax's ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(every=3)
 def test_without_ties_the_computation_is_that_of_flax(make_tx):
     tx = make_tx(untied_params())
     state, want = (create(cls, untied_params(), tx) for cls in (TrainState, FLAX))

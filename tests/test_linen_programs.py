@@ -226,6 +226,7 @@ def test_td3_of_cleanrl():
         assert_close(one.opt_state, other.opt_state)
 
 
+@pytest.mark.slow
 def test_td3_with_critics_that_share_their_first_layer():
     """Beside a step that is written by hand, which adds up the two gradients of the shared layer."""
 

@@ -485,6 +485,7 @@ def captures(model, x):
 
 @pytest.mark.parametrize("f", [returns_model, returns_state, returns_split, restores, pops, sows, captures])
 @pytest.mark.parametrize("kind", [WithBatchNorm, WithDropout, WithCache, WithMetric])
+@pytest.mark.sampled(every=3)
 def test_what_loses_nothing_is_silent(f, kind):
     assert not caught(lambda: st.jit(f)(kind(), X))
 
@@ -609,6 +610,7 @@ def one_of(kinds):
 @pytest.mark.parametrize("kind", one_of(STATE))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("how", RETURNING)
+@pytest.mark.sampled(every=3)
 def test_what_is_returned_as_another_object_is_not_lost(how, way, kind):
     if kind == "Module" and way in ("state", "states", "pmean", "a layer each", "trained"):
         pytest.skip("a `State`, a layer and `nnx.Param` are NNX's")
@@ -647,6 +649,7 @@ NOT_RETURNED = {
 @pytest.mark.parametrize("kind", one_of(["BatchNorm", "Dropout", "Cache", "Metric", "counter"]))
 @pytest.mark.parametrize("what", NOT_RETURNED)
 @pytest.mark.parametrize("how", ["jit", "checkpoint", "vmap"])
+@pytest.mark.sampled(every=3)
 def test_what_is_not_returned_is_lost_whatever_else_is(how, what, kind):
     def f(model):
         before = nnx.clone(model)
@@ -661,6 +664,7 @@ def test_what_is_not_returned_is_lost_whatever_else_is(how, what, kind):
 
 @pytest.mark.parametrize("kind", ["BatchNorm", "Cache", "Metric"])
 @pytest.mark.parametrize("first", [True, False])
+@pytest.mark.sampled(every=3)
 def test_of_two_models_the_one_that_is_not_returned_is_lost(first, kind):
     def f(one, other):
         one(X), other(X)
@@ -743,6 +747,7 @@ def mapped_layers(before, model):
     ],
     ids=["a gradient", "what it was", "the model", "its layers", "its layers in reverse", "all layers but one"],
 )
+@pytest.mark.sampled(every=2)
 def test_what_is_looked_at_grows_with_the_model_and_not_with_its_square(monkeypatch, what, loses, how):
     """Counts how often a change is looked for in a result, in a model and in one with four times as many layers."""
     looks = []

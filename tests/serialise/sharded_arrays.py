@@ -71,12 +71,14 @@ def placed(way, array):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(every=3)
 def test_the_file_is_that_of_the_gathered_array(way):
     hosts = [values((8, 16)), values((8, 16)).T, values((16, 8, 3)), values((0, 8))]
     assert st.to_bytes([placed(way, host) for host in hosts]) == st.to_bytes([jnp.asarray(host) for host in hosts])
 
 
 @pytest.mark.parametrize("way", ["grid", *[pytest.param(w, marks=pytest.mark.slow) for w in WAYS if w != "grid"]])
+@pytest.mark.sampled(every=2)
 def test_every_dtype(way):
     for dtype in ("float32", "bfloat16", "int8", "float8_e5m2", "int4", "bool", "complex64"):
         host = values((8, 8), dtype)
@@ -198,6 +200,7 @@ def test_a_template_says_where():
 
 
 @pytest.mark.parametrize("way", ["rows", "grid", "replicated", "partially replicated"])
+@pytest.mark.sampled(every=3)
 def test_ties_of_sharded_arrays(way):
     weight = placed(way, values((8, 8)))
     linear = eqx.tree_at(lambda m: m.weight, eqx.nn.Linear(8, 8, use_bias=False, key=jax.random.key(0)), weight)

@@ -79,6 +79,7 @@ def assert_expected(model):
 
 @pytest.mark.parametrize("open_file", OPENED)
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.sampled(every=3)
 def test_a_model_that_is_mapped_from_the_file_it_is_written_to(open_file, change, path):
     model = st.load(saved(path), mmap=True)
     change(model)

@@ -233,6 +233,7 @@ SHAPES = [(), (3,), (0, 2), (7, 11), (300, 400), (5, 2**20)]
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("make", [np.asarray, np.transpose, np.flip, jax.device_put, nnx.Variable])
+@pytest.mark.sampled(every=5)
 def test_booleans_of_any_byte_are_saved_as_0_and_1(make, shape, path):
     mask, expected = bits_of(shape)
     mask.flags.writeable = make is not np.flip

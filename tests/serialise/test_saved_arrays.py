@@ -56,6 +56,7 @@ def array_of(dtype, shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.sampled(every=5)
 def test_numpy_arrays(dtype, path):
     """All shapes in one file, so that some begin where no element of theirs may."""
     arrays = [array_of(dtype, shape) for shape in ((), (0,), (0, 3), (7,), (300,), (2, 3, 5))]

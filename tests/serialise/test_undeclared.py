@@ -182,6 +182,7 @@ def open_trees():
 
 
 @pytest.mark.parametrize("name", ASKED)
+@pytest.mark.sampled(every=5)
 def test_open_kinds_have_no_attribute_that_programs_ask_for(name):
     for tree in open_trees():
         draft = Draft(st.to_bytes(tree))
