@@ -1450,7 +1450,7 @@ VANILLA = {
 
 def untied_by(title):
     """A function unties its model by a vanilla transform. With ours the model keeps its tie."""
-    before = tied()
+    before = test_untying_transforms.tied()
 
     def after(names):
         results = [names[name] for name in ("carry", "ys", "gradient", "tangent") if name in names]

@@ -256,27 +256,37 @@ def _is_installed(filename: str) -> bool:
 
 
 def _computes_alike(program: InnerProgram, one: int, two: int) -> Sequence[Frame] | None:
-    """The calls on the way to what made two outputs, if a program makes both in one way of one value; else None.
+    """Returns the call stack of what made two outputs, if a program makes both in one way of one value; else None.
 
     They are made alike if they are the same operations on inputs that are one value. They also are if one line made
     both, as a function of trees does, the first of one input and the second of another, which are one value.
+
+    Cost: linear in the operations of the program.
     """
     # The numbers of two variables are equal if their values are.
     numbers: IdentityDict[Any] = IdentityDict()
-    sources: IdentityDict[frozenset[int]] = IdentityDict()  # of a variable, the inputs that it was computed from
+    # For each variable, a bit for each input that it was computed from.
+    sources: IdentityDict[int] = IdentityDict()
     made_by: IdentityDict[Any] = IdentityDict()
-    inputs: IdentityDict[int] = IdentityDict()
-    table: dict[Any, int] = {}
+    places_of: IdentityDict[list[int]] = IdentityDict()
     for place, (variable, tracer) in enumerate(zip(program.jaxpr.invars, program.inputs, strict=True)):
-        numbers[variable] = inputs.setdefault(tracer, place)
-        sources[variable] = frozenset([place])
+        places = places_of.get(tracer)
+        if places is None:
+            places = places_of[tracer] = []
+        places.append(place)
+        numbers[variable] = places[0]
+        sources[variable] = 1 << place
+    number_of: dict[Any, int] = {}
     for equation in program.jaxpr.eqns:
         # The program keeps the parameters alive, so that what is not hashable is known by its `id`.
         parameters = [(name, _hashable(value)) for name, value in sorted(equation.params.items())]
-        operands = [numbers.get(operand) if operand in numbers else _literal(operand) for operand in equation.invars]
+        operands: list[Any] = []
+        reached = 0
+        for operand in equation.invars:
+            operands.append(numbers[operand] if operand in numbers else _literal(operand))
+            reached |= sources.get(operand, 0)
         key = equation.primitive, tuple(parameters), tuple(operands)
-        reached = frozenset().union(*[sources[operand] for operand in equation.invars if operand in sources])
-        number = table.setdefault(key, len(program.inputs) + len(table))
+        number = number_of.setdefault(key, len(program.inputs) + len(number_of))
         for place, variable in enumerate(equation.outvars):
             numbers[variable], sources[variable], made_by[variable] = (number, place), reached, equation
     first, second = program.jaxpr.outvars[one], program.jaxpr.outvars[two]
@@ -287,16 +297,15 @@ def _computes_alike(program: InnerProgram, one: int, two: int) -> Sequence[Frame
     inside = () if tracebacks[0] is None else frames_in(tracebacks[0])
     if numbers[first] == numbers[second]:
         return inside
-    tied = [
-        (a, b)
-        for a in sources[first]
-        for b in sources[second]
-        if a != b
-        and program.inputs[a] is program.inputs[b]
-        and program.jaxpr.invars[a].aval == first.aval == second.aval
-    ]
-    is_one_line = tracebacks[0] is not None and tracebacks[0] == tracebacks[1]
-    return inside if tied and is_one_line else None
+    if tracebacks[0] is None or tracebacks[0] != tracebacks[1] or first.aval != second.aval:
+        return None
+    for places in places_of.values():
+        in_first = [place for place in places if sources[first] >> place & 1]
+        in_second = [place for place in places if sources[second] >> place & 1]
+        is_tied = len({*in_first, *in_second}) > 1 and in_first and in_second
+        if is_tied and program.jaxpr.invars[places[0]].aval == first.aval:
+            return inside
+    return None
 
 
 def _hashable(value: Any) -> Any:
