@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._by_identity import IdentitySet
+from ._flat_dags import FlatDag
 from ._structure import Structure, with_several_edges
 from ._traced_leaves_and_identity import carries_identity
-from ._trees_taken_apart import Walked
 
 
 def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
@@ -38,7 +38,7 @@ def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
     return distinct_leaves
 
 
-def with_identity(leaves: Sequence[Any], tree: Walked | Structure) -> Sequence[Any]:
+def with_identity(leaves: Sequence[Any], tree: FlatDag | Structure) -> Sequence[Any]:
     """Converts NumPy's numbers to arrays at leaves that are tied.
 
     Returns the sequence unchanged if it has no such numbers. Cost: a check of each type, and of the edges if there are.

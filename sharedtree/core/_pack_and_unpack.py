@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _walk
+from ._flat_dags import FlatDag
 from ._native_walk import native, natively
 from ._structure import Record, Structure, intern
-from ._trees_taken_apart import Walked
 from ._walk import DEFAULT_RULES, Rules as Rules
 
 if TYPE_CHECKING or native is None:
@@ -49,15 +49,15 @@ def pack(
     return leaves, intern(structure.records, structure.root, base, maker)
 
 
-def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> Walked:
+def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag:
     """Packs a tree by itself, and keeps its objects. Arguments and errors as for `_walk.walk`."""
     tags = Tags()
     packed = natively(tree, tags, rules, prefix)
     if packed is not None:
         _, structure = packed
-        return Walked.of(structure, tags.objects)
+        return FlatDag.of(structure, tags.objects)
     _, records, root = _walk.walk(tree, tags, rules, prefix)
-    return Walked(records, root, tags.objects)
+    return FlatDag(records, root, tags.objects)
 
 
 def walk(

@@ -8,9 +8,9 @@ Everything below state is state. A leaf at several paths is a parameter if it is
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ._flat_dags import FlatDag
 from ._plain_containers import Role
 from ._structure import LEAF, Node
-from ._trees_taken_apart import Walked
 
 
 class Roles(NamedTuple):
@@ -29,7 +29,7 @@ class Roles(NamedTuple):
         return self.of_leaves.get(number) == "state"
 
 
-def roles_in(tree: Walked) -> Roles:
+def roles_in(tree: FlatDag) -> Roles:
     """Finds the roles of all leaves.
 
     Cost: a look at each record; if a class among them has roles, up to three visits of each.

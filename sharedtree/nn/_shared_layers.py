@@ -11,10 +11,10 @@ from typing import Any
 import equinox as eqx
 
 from ..core._errors import CycleError, SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._node_types import require_registered
 from ..core._printing import shown
 from ..core._structure import Op
-from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import walk_exactly
 from ..ties._where_functions import WhereTree
 from ..tree._partition import rebuilt
@@ -91,7 +91,7 @@ def unwrap_shared(tree: Any) -> Any:
     return rebuilt(_followed(walked.root, instead), expand, walked.objects.__getitem__)
 
 
-def _wrappers(tree: Walked) -> dict[int, str]:
+def _wrappers(tree: FlatDag) -> dict[int, str]:
     """The records that are a `Shared`, each with its first path."""
     nodes = {number: tree.node(number) for number in tree.first_paths}
     return {n: tree.text(n) for n, node in nodes.items() if node is not None and node.type.cls is eqx.nn.Shared}
@@ -122,7 +122,7 @@ def _followed(number: int, instead: dict[int, int]) -> int:
     return end
 
 
-def _goes_in_circles(tree: Walked, instead: dict[int, int]) -> bool:
+def _goes_in_circles(tree: FlatDag, instead: dict[int, int]) -> bool:
     """Whether a record holds itself, where some stand in the place of others."""
     is_open: dict[int, bool] = {}
     stack = [(tree.root, False)]

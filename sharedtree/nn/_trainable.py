@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._library_rows import Trained, trained_below
 from ..core._structure import LEAF, Node, Op, Path
-from ..core._trees_taken_apart import Walked
 from ..libraries._sharedtree_module_kinds import kinds_in
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import are_one_value, how_to_tie
@@ -35,7 +35,7 @@ def trainable(module: T) -> T:
     return rebuilt(walked.root, _ends(walked), lambda number: walked.objects[number] if number in kept else None)
 
 
-def _ends(tree: Walked) -> Callable[[int], tuple[Op, Sequence[int]]]:
+def _ends(tree: FlatDag) -> Callable[[int], tuple[Op, Sequence[int]]]:
     """What the records are where each that is no node is a leaf, static values included."""
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
@@ -66,7 +66,7 @@ def merged(module: T, parameters: Any) -> T:
     return rebuilt(walked.root, _ends(walked), lambda number: new.get(number, walked.objects[number]))
 
 
-def _trainable_leaves(tree: Walked) -> set[int]:
+def _trainable_leaves(tree: FlatDag) -> set[int]:
     found: set[int] = set()
     seen: set[tuple[int, Trained]] = set()
     stack: list[tuple[int, Trained]] = [(tree.root, "if marked")]
@@ -94,7 +94,7 @@ def _is_trainable(leaf: Any, rule: Trained) -> bool:
     return rule == "always" or (rule == "if inexact" and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
 
 
-def _side_by_side(module: Walked, parameters: Walked) -> Iterator[tuple[int, int, Path]]:
+def _side_by_side(module: FlatDag, parameters: FlatDag) -> Iterator[tuple[int, int, Path]]:
     """The leaves and static values of a module, with what stands in the same place of another one, and a path.
 
     Attributes of modules are found by name; those that only one of two modules has are passed over.

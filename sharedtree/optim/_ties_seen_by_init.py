@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from jax.core import Tracer
 
+from ..core._flat_dags import FlatDag
 from ..core._locks import Lock
 from ..core._printing import listed
 from ..core._sharing import Rooted
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path, Record, Structure, intern
-from ..core._trees_taken_apart import Walked
 from ..core._warning_source import definition_of_caller, report_untied
 from ..ties._leaf_notes import note
 from ..ties._policy_and_context import Policy, current_policy, walk_alone
@@ -125,7 +125,7 @@ class InitialTies:
             self._reported = _with(self._reported, plain)
         return missing
 
-    def _report(self, losses: Sequence[Lost], walked: Walked, when: str, policy: Policy) -> None:
+    def _report(self, losses: Sequence[Lost], walked: FlatDag, when: str, policy: Policy) -> None:
         names = [named(self._wording.model, lost.paths) for lost in losses]
         which = "; ".join(map(listed, names[:3])) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
         are = "two objects" if len(names) == 1 and len(names[0]) == 2 else "several objects"
@@ -177,7 +177,7 @@ def _with(shapes: tuple[Structure, ...], shape: Structure) -> tuple[Structure, .
     return (*[other for other in shapes if other is not shape], shape)[-_MOST:]
 
 
-def _without_values(tree: Walked) -> Structure:
+def _without_values(tree: FlatDag) -> Structure:
     """A structure whose records say what is shared, and hold nothing static, which is of no matter here."""
     records = tuple(
         [
@@ -196,7 +196,7 @@ def _lost(left: Rooted, right: Rooted) -> list[LostLeaf] | None:
     return lost_leaf_ties(left, right, lambda i, j: not left.records[i][1] and not right.records[j][1])
 
 
-def _tied_in_state(model: Structure, state: Walked) -> list[LostLeaf]:
+def _tied_in_state(model: Structure, state: FlatDag) -> list[LostLeaf]:
     """The ties that every tree of the model's shape in a state has, and the model has not."""
     if not model.records[model.root][1]:
         return []  # a bare array

@@ -20,6 +20,7 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import DepthError, InconsistentSharingError, SharingMismatchError, UnsaidVariableWarning
+from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import labels
 from ..core._printing import listed, shown
@@ -27,7 +28,6 @@ from ..core._recursion_limit import make_room
 from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path, depth_of
-from ..core._trees_taken_apart import Walked
 from ..core._warning_source import definition_of_caller, warn_about
 from ..ties._list_ties import how_to_sum, is_inexact
 from ..ties._policy_and_context import walk_exactly
@@ -61,7 +61,7 @@ class Parameters(NamedTuple):
         state: the paths of what could be optimised, but is state.
     """
 
-    model: Walked
+    model: FlatDag
     is_parameter: Sequence[bool]
     unsaid: Mapping[type, str] = MappingProxyType({})
     state: Sequence[str] = ()
@@ -105,7 +105,7 @@ class Parameters(NamedTuple):
                     fix = select_everywhere([model], wrt, [walked.objects[number]])
                     raise _selected_once(jtu.keystr(selected), jtu.keystr(other), fix)
             chosen = [is_chosen and asked[number][0] for number, is_chosen in enumerate(chosen)]
-        return cls(Walked(walked.records, walked.root), chosen, unsaid, state)
+        return cls(FlatDag(walked.records, walked.root), chosen, unsaid, state)
 
     @property
     def num_paths(self) -> int:
@@ -345,7 +345,7 @@ class Models(NamedTuple):
         return of
 
 
-def _forbid_state_of_nnx(tree: Any, model: Walked, name: str) -> None:
+def _forbid_state_of_nnx(tree: Any, model: FlatDag, name: str) -> None:
     """Raises if a mask or labels have the shape of `nnx.state(model)`, and the optimizer is given the model itself."""
     root = model.node(model.root)
     is_state = type(tree).__module__ == "flax.nnx.statelib"

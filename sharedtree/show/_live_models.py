@@ -7,13 +7,13 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import UnregisteredTypeError
+from ..core._flat_dags import FlatDag
 from ..core._library_rows import LIBRARIES
 from ..core._node_types import node_type_of
 from ..core._printing import printable
 from ..core._state_and_parameters import roles_in
 from ..core._structure import LEAF, Node
 from ..core._traced_leaves_and_identity import carries_identity
-from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact, nbytes_of, read_tree
 from ..tree._dag import Dag
 from ._description import Description, Part
@@ -35,7 +35,7 @@ def description_of(tree: Any) -> Description:
         UnregisteredTypeError: if `tree` is no pytree.
     """
     if isinstance(tree, Dag):
-        read = Walked.of_leaves(tree.structure, jtu.tree_leaves(tree))
+        read = FlatDag.of_leaves(tree.structure, jtu.tree_leaves(tree))
     else:
         _require_tree(tree)
         read = read_tree(tree)
@@ -64,7 +64,7 @@ def _require_tree(tree: Any) -> None:
     raise UnregisteredTypeError(f"{what} is no pytree, so there is nothing to show.\n{advice}", ("",))
 
 
-def _parts(read: Walked) -> list[Part | None]:
+def _parts(read: FlatDag) -> list[Part | None]:
     parts: list[Part | None] = []
     roles = roles_in(read)
     for number, (op, children) in enumerate(read.records):
@@ -78,7 +78,7 @@ def _parts(read: Walked) -> list[Part | None]:
     return parts
 
 
-def _node(op: Node, children: tuple[int, ...], parts: list[Part | None], read: Walked) -> Part:
+def _node(op: Node, children: tuple[int, ...], parts: list[Part | None], read: FlatDag) -> Part:
     kept = [
         (child, _step(key))
         for key, child in zip(op.keys, children, strict=True)

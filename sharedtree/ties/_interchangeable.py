@@ -10,18 +10,18 @@ from jax import tree_util as jtu
 
 from ..core._comparison import described
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._printing import shown
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static, shown_beside
 from ..core._structure import LEAF, Node, Path
 from ..core._traced_leaves_and_identity import carries_identity
-from ..core._trees_taken_apart import Walked
 from ._ties_that_are_missing import kind_of
 
 _MAX_ALIKE, _MAX_FIELDS, _MAX_COMPARED = 4, 3, 1000
 
 
-def require_interchangeable(read: Walked, keep: int, other: int) -> None:
+def require_interchangeable(read: FlatDag, keep: int, other: int) -> None:
     """Raises unless two records of a tree could be one object."""
     path = _first_misfit(read, keep, other)
     if path is None:
@@ -44,7 +44,7 @@ def require_interchangeable(read: Walked, keep: int, other: int) -> None:
     )
 
 
-def _first_misfit(read: Walked, keep: int, other: int) -> Path | None:
+def _first_misfit(read: FlatDag, keep: int, other: int) -> Path | None:
     """Where two records of a tree differ that could be one object otherwise, below both of them."""
     records = read.records
 
@@ -62,7 +62,7 @@ def _first_misfit(read: Walked, keep: int, other: int) -> Path | None:
     return None
 
 
-def _end_of(read: Walked, number: int, path: Path) -> int:
+def _end_of(read: FlatDag, number: int, path: Path) -> int:
     for key in path:
         op, children = read.records[number]
         assert type(op) is Node
@@ -70,7 +70,7 @@ def _end_of(read: Walked, number: int, path: Path) -> int:
     return number
 
 
-def _described(read: Walked, number: int, beside: int) -> str:
+def _described(read: FlatDag, number: int, beside: int) -> str:
     """What a record is, as it differs from another one."""
     op, other = read.records[number][0], read.records[beside][0]
     if op is LEAF:
@@ -92,7 +92,7 @@ def _static_data(op: Node, other: Node) -> str:
     return f"the static data {shown_beside(one, two)}"
 
 
-def _alike_inside(read: Walked, keep: int, other: int) -> list[tuple[int, int]]:
+def _alike_inside(read: FlatDag, keep: int, other: int) -> list[tuple[int, int]]:
     """What two nodes hold that could be one object: at the same path below both, or else the only two of one kind."""
     inside = [_arrays_inside(read, number) for number in (keep, other)]
     below = inside[0].keys() & inside[1].keys()
@@ -105,7 +105,7 @@ def _alike_inside(read: Walked, keep: int, other: int) -> list[tuple[int, int]]:
     return alike if len(alike) == 1 else []
 
 
-def _arrays_inside(read: Walked, number: int) -> dict[Path, int]:
+def _arrays_inside(read: FlatDag, number: int) -> dict[Path, int]:
     """The arrays in a node, or the variables of NNX that hold them, each once, by their paths below it."""
     records = read.records
     found: dict[Path, int] = {}

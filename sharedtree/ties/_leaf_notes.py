@@ -31,9 +31,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core._by_identity import IdentitySet
+from ..core._flat_dags import FlatDag
 from ..core._locks import Lock
 from ..core._structure import LEAF, Structure, at_several_paths
-from ..core._trees_taken_apart import Walked
 
 _FEW = 1_000
 
@@ -134,7 +134,7 @@ def note_tied_values(leaves: Iterable[Any]) -> None:
     _tied_outside.add(leaves)
 
 
-def note_one_around(tree: Walked) -> None:
+def note_one_around(tree: FlatDag) -> None:
     """Notes the arrays that are at several places of containers which carry identity, for the transforms further in.
 
     Args:
@@ -144,7 +144,7 @@ def note_one_around(tree: Walked) -> None:
     _one_around.add([tree.objects[number] for number in sorted(below) if tree.records[number][0] is LEAF])
 
 
-def note_ties(tree: Walked, tied: Iterable[int]) -> None:
+def note_ties(tree: FlatDag, tied: Iterable[int]) -> None:
     """Notes the leaves of records that were made one, as far as they can be reached through plain containers alone.
 
     Args:
@@ -193,7 +193,7 @@ def noting_whole() -> Iterator[IdentitySet]:
         _rules.stack.pop()
 
 
-def note_tied(tree: Walked, leaves: Sequence[Any]) -> None:
+def note_tied(tree: FlatDag, leaves: Sequence[Any]) -> None:
     """Says it of the leaves of a gradient to which several paths lead, inside a rule."""
     if _rules.stack:
         several = at_several_paths(tree.records, [tree.root])

@@ -8,6 +8,7 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._printing import MOST_PATHS
@@ -16,7 +17,6 @@ from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op
 from ..core._traced_leaves_and_identity import carries_identity
-from ..core._trees_taken_apart import Walked
 from ._policy_and_context import walk_exactly
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Tie(NamedTuple):
     nbytes: int
 
 
-def read_tree(tree: Any) -> Walked:
+def read_tree(tree: Any) -> FlatDag:
     """Takes a tree apart for work on its ties."""
     require_registered(tree)
     read = walk_exactly(tree)
@@ -73,7 +73,7 @@ def ties(tree: Any) -> tuple[Tie, ...]:
     return tuple(_describe(read, number, tuple(paths)) for number, paths in read.all_paths.items() if len(paths) > 1)
 
 
-def _describe(read: Walked, number: int, paths: tuple[str, ...]) -> Tie:
+def _describe(read: FlatDag, number: int, paths: tuple[str, ...]) -> Tie:
     op = read.records[number][0]
     if type(op) is Node:
         nbytes = sum(nbytes_of(read.leaves[i]) for i in read.below(number).reached if i in read.leaves)
@@ -217,7 +217,7 @@ def how_to_tie(name: str, like: str, *, in_containers: bool) -> str:
     )
 
 
-def are_one_value(tree: Walked, i: int, j: int) -> bool:
+def are_one_value(tree: FlatDag, i: int, j: int) -> bool:
     """Whether two records without identity, such as two Nones or two equal numbers, hold one value."""
     (op, below), (other, below2) = tree.records[i], tree.records[j]
     if op is LEAF and other is LEAF:

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from typing import Any, Literal, Self, TypeVar
 
 from ..core._errors import ContextMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._native_walk import native
 from ..core._pack_and_unpack import Rules, Tags, pack, unpack, walked
 from ..core._structure import Structure
-from ..core._trees_taken_apart import Walked
 
 ResultType = TypeVar("ResultType")
 
@@ -337,7 +337,7 @@ def pack_alone(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -
     return pack(tree, Tags(), rules_here(is_leaf, takes_path=takes_path))
 
 
-def walk_alone(tree: Any, is_leaf: IsLeaf = None) -> Walked:
+def walk_alone(tree: Any, is_leaf: IsLeaf = None) -> FlatDag:
     """Walks a whole tree as inside, by itself."""
     return walked(tree, rules_here(is_leaf))
 
@@ -354,7 +354,7 @@ def pack_exactly(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False)
     return pack(tree, Tags(), exact_rules_here(is_leaf, takes_path=takes_path))
 
 
-def walk_exactly(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -> Walked:
+def walk_exactly(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -> FlatDag:
     """Walks a whole tree as inside, by itself, for what is put together again with its own static values."""
     return walked(tree, exact_rules_here(is_leaf, takes_path=takes_path))
 

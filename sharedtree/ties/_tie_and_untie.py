@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 from ..core._by_identity import IdentityDict
 from ..core._distinct_leaves import another
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._node_types import is_value_of_variable
 from ..core._pack_and_unpack import build
 from ..core._sharing import matching, merged
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Record, canonical
 from ..core._traced_leaves_and_identity import carries_identity
-from ..core._trees_taken_apart import Walked
 from ._interchangeable import require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
@@ -74,19 +74,19 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     return _built(made)
 
 
-def _with_leaves(records: Sequence[Record], numbers: dict[int, int], read: Walked) -> Walked:
+def _with_leaves(records: Sequence[Record], numbers: dict[int, int], read: FlatDag) -> FlatDag:
     """What was made of a tree, with its leaves; `numbers` are the new ones of its records."""
     leaves = {new: read.leaves[old] for old, new in numbers.items() if old in read.leaves}
-    return Walked(records, len(records) - 1, leaves)
+    return FlatDag(records, len(records) - 1, leaves)
 
 
-def _built(tree: Walked) -> Any:
+def _built(tree: FlatDag) -> Any:
     table: list[Any] = []
     build(tree.records, list(tree.leaves.values()), table)
     return table[-1]
 
 
-def _require_no_values(read: Walked, targets: Sequence[int]) -> None:
+def _require_no_values(read: FlatDag, targets: Sequence[int]) -> None:
     """Raises if one of what is to be tied is the value of a variable of NNX."""
     records = read.records
     holders = {
@@ -146,7 +146,7 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     if where is None:
         targets = set(range(len(twin)))
     else:
-        unfolded = Walked(twin, len(twin) - 1, [read.objects[number] for number in origin])
+        unfolded = FlatDag(twin, len(twin) - 1, [read.objects[number] for number in origin])
         targets = set(WhereTree(unfolded).named_by(where).records)
         if not targets:
             raise SharingMismatchError(
@@ -197,7 +197,7 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     return table[-1]
 
 
-def _unfolded(tree: Walked) -> tuple[list[Record], list[int]]:
+def _unfolded(tree: FlatDag) -> tuple[list[Record], list[int]]:
     """The records of the twin in which nothing is tied, and for each the record of the tree that it is."""
     origin: list[int] = []
     twin: list[Record] = []
@@ -296,7 +296,7 @@ def copy(tree: T) -> T:
     return _built_with_new_statics(read, leaves)
 
 
-def _built_with_new_statics(read: Walked, leaves: Sequence[Any]) -> Any:
+def _built_with_new_statics(read: FlatDag, leaves: Sequence[Any]) -> Any:
     """Puts a tree together from other leaves, with copies of whatever can be mutated in its static values."""
     copies, table, rest = IdentityDict[Any](), list[Any](), iter(leaves)
     for op, children in read.records:

@@ -24,11 +24,11 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._printing import name_of_class, shown
 from ..core._static_values import Static
 from ..core._structure import Given, Node, Record, Update
-from ..core._trees_taken_apart import Walked
 
 NoneFix = Callable[[str], str]
 """The path of a `None` → a line of code that names it."""
@@ -53,7 +53,7 @@ class WhereTree:
         tree: the tree, with the object of each record.
     """
 
-    def __init__(self, tree: Walked) -> None:
+    def __init__(self, tree: FlatDag) -> None:
         self._tree = tree
 
     def named_by(
@@ -174,7 +174,7 @@ class _AnswerOnStandIns(NamedTuple):
 class _Question(NamedTuple):
     """A `where` function, what it is called, and the tree and the root of the part that it is asked of."""
 
-    tree: Walked
+    tree: FlatDag
     root: int
     where: Callable[[Any], Any]
     name: str

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments
+from ..core._flat_dags import FlatDag
 from ..core._jax_internals import api_boundary
 from ..core._pack_and_unpack import unpack
 from ..core._structure import LEAF, Node, Structure
-from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, enter
 from ._joining_trees import Sides, holds_modules, join
 from ._leaf_groups import LeafGroup, LeafSelection, gather_leaves
 
 
-def shapes_of(tree: Walked) -> Callable[[int], Any]:
+def shapes_of(tree: FlatDag) -> Callable[[int], Any]:
     """Number → what is passed through, with shapes in place of arrays."""
     made: dict[int, Any] = {}
 
@@ -112,7 +112,7 @@ def require_made_for(known: Any, call: Call, made: str, again: str) -> None:
     """
     if call.tree.structure is known:
         return
-    before = Walked.of(known, [None] * len(known.records))
+    before = FlatDag.of(known, [None] * len(known.records))
     if not holds_modules(before) and not holds_modules(call.tree):
         _refuse_as_jax(known, call)
     words = Sides("", "in the first", "in these", program=made, again=again)

@@ -24,9 +24,9 @@ from jax import tree_util as jtu
 from ..core._by_identity import IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._printing import listed
 from ..core._structure import Node, Structure
-from ..core._trees_taken_apart import Walked
 from ._caller_side import leave
 from ._crossing import Crossing, TakingOperands
 from ._function_and_options import in_code
@@ -97,7 +97,7 @@ class Meeting:
         self.changed: set[int] = set()
         self.returned: dict[int, Structure] = {}
 
-    def fit(self, inside: Inside, result: Walked) -> LeafGroup:
+    def fit(self, inside: Inside, result: FlatDag) -> LeafGroup:
         """What a branch returns, in the group in which the others do.
 
         Raises:
@@ -113,7 +113,7 @@ class Meeting:
             return group
         if structure is self.expected:
             return group
-        before = Walked.without_objects(self.expected)
+        before = FlatDag.without_objects(self.expected)
         try:
             found = join(before, result, Sides(inside.terms.title, "before", "now"))
         except SharingMismatchError:
@@ -199,7 +199,7 @@ def _next(
     if meeting.expected is not None:  # it is that of a call with operands of other shapes
         return Meeting(meeting.num_functions, apart=meeting.apart)
     each = zip(branches, inner, strict=True)
-    trees = {name: Walked.without_objects(meeting.returned[id(one.terms)]) for name, one in each}  # alive in `inner`
+    trees = {name: FlatDag.without_objects(meeting.returned[id(one.terms)]) for name, one in each}  # alive in `inner`
     try:
         expected = join_of_branches(trees, crossing.title)
     except SharingMismatchError:
@@ -253,7 +253,7 @@ def _branch(inside: Inside, first: Attending) -> Any:
 def _written(crossing: Crossing, result: LeafGroup, changed: set[int]) -> LeafGroup:
     """What came out of a branch, with the operands' objects named; those that some branch changes are to be written."""
     structure, call = result.selection.structure, crossing.call.tree
-    after = Walked.without_objects(structure).child(0)
+    after = FlatDag.without_objects(structure).child(0)
     found = join(call, after, Sides(crossing.title, "when a branch begins", "when it ends"))
     numbers = {j: i for i, j in reversed(found.pairs) if type(call.records[i][0]) is Node}
     every = frozenset([n for n in numbers.values() if call.is_object(n, containers=crossing.policy.containers)])

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..core._call_arguments import Arguments
 from ..core._distinct_leaves import distinct
+from ..core._flat_dags import FlatDag
 from ..core._jax_internals import current_trace, with_enclosing
 from ..core._pack_and_unpack import Rules, Tags, build, pack
 from ..core._structure import Structure
-from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import note, note_tied_values
 from ._grouping_leaves import Cut, LabelledTree, label_arguments
 from ._joining_trees import Repacking
@@ -65,7 +65,7 @@ class Grouping(NamedTuple):
     """
 
     title: str
-    treatments: Callable[[Walked], Sequence[Treatment]]
+    treatments: Callable[[FlatDag], Sequence[Treatment]]
     key: Any = None
     asks: Callable[[Sequence[Any]], Any] | None = None
     groups: Sequence[tuple[Any, ...]] = ()
@@ -97,7 +97,7 @@ class Call:
         self.arguments = arguments
         self.walked = walked
         objects = walked if plan.origins is None else [walked[record] for record in plan.origins]
-        self.tree = Walked.of(plan.structure, objects)
+        self.tree = FlatDag.of(plan.structure, objects)
         self.plan = plan
         self.leaves = leaves
         self.leaving: list[Any] = []
@@ -173,7 +173,7 @@ def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
     """
     tags = Tags()
     leaves, structure = pack(arguments, tags, rules)
-    plan = plan_for(Walked.of(structure, tags.objects), structure, leaves, grouping)
+    plan = plan_for(FlatDag.of(structure, tags.objects), structure, leaves, grouping)
     return Call(arguments, plan, leaves, tags.objects).with_groups()
 
 
@@ -186,13 +186,13 @@ def repacked(call: Call, how: Repacking, grouping: Grouping) -> Call:
         grouping: what the transform does with them.
     """
     structure = how.structure(call.tree)
-    tree = Walked.of(structure, [call.objects[record] for record in how.origins])
+    tree = FlatDag.of(structure, [call.objects[record] for record in how.origins])
     leaves = list(tree.leaves.values())
     plan = plan_for(tree, structure, leaves, grouping)
     return Call(call.arguments, plan, leaves, tree.objects).with_groups()
 
 
-def plan_for(tree: Walked, structure: Structure, leaves: Sequence[Any], grouping: Grouping) -> Plan:
+def plan_for(tree: FlatDag, structure: Structure, leaves: Sequence[Any], grouping: Grouping) -> Plan:
     """Finds or makes the plan for arguments.
 
     Args:
@@ -226,7 +226,7 @@ def call_of(known: Any) -> Any:
     return Call(*known) if type(known) is tuple else known
 
 
-def _new_plan(tree: Walked, structure: Structure, grouping: Grouping) -> Plan:
+def _new_plan(tree: FlatDag, structure: Structure, grouping: Grouping) -> Plan:
     treatments = grouping.treatments(tree)
     if not treatments:
         return Plan(structure, None, tuple(SINGLE_GROUP), (LeafSelection(structure),), (None,), ())
@@ -235,7 +235,7 @@ def _new_plan(tree: Walked, structure: Structure, grouping: Grouping) -> Plan:
 
 
 def _plan_of(
-    labelled: LabelledTree, packed: Walked, initial_groups: Sequence[tuple[Any, ...]], num_treatments: int
+    labelled: LabelledTree, packed: FlatDag, initial_groups: Sequence[tuple[Any, ...]], num_treatments: int
 ) -> Plan:
     """Makes one group for each distinct tuple of labels.
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._pack_and_unpack import unpack, walked
 from ..core._structure import Structure
-from ..core._trees_taken_apart import Walked
 from ..libraries._equinox import name_of
 from ..ties._leaf_notes import note_tied, noting_whole
 from ..ties._policy_and_context import Policy
@@ -50,7 +50,7 @@ class RuleTransform(FunctionTransform):
 
     writes = False
 
-    _operands: Walked
+    _operands: FlatDag
     _primal: Inner | None = None
     _returned: Structure | None
 
@@ -134,7 +134,7 @@ class RuleTransform(FunctionTransform):
         """This, for the rules of one call to refer to."""
         one = self._without_function()
         types = [_type_of(leaf) for leaf in call.tree.leaves.values()]
-        one._operands = Walked.of_leaves(call.tree.structure, types)  # pyright: ignore[reportArgumentType]
+        one._operands = FlatDag.of_leaves(call.tree.structure, types)  # pyright: ignore[reportArgumentType]
         one._returned = None
         return one
 
@@ -206,8 +206,8 @@ class RuleTransform(FunctionTransform):
         if returned is None or returned is packed.structure:
             return packed
         one, two = (f"in what `{name}` returns" for name in (name_of(self, self), name_of(rule, rule)))
-        before = Walked.of(returned, [None] * len(returned.records))
-        after = Walked.of(packed.structure, [None] * len(packed.structure.records))
+        before = FlatDag.of(returned, [None] * len(returned.records))
+        after = FlatDag.of(packed.structure, [None] * len(packed.structure.records))
         above = (_Result(),)
         join(before, after, Sides(self.transform_name, one, two), above, exact=True)
         join(after, before, Sides(self.transform_name, two, one), above, exact=True)

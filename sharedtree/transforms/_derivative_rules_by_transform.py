@@ -10,10 +10,10 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._pack_and_unpack import Tags, pack
 from ..core._prefix_trees import Label, labels
 from ..core._printing import listed
-from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call
@@ -169,7 +169,7 @@ class CustomJvpTransform(RuleTransform):
 
     def _refuse_tangent_as_jax(self, jvp: Callable[..., Any], result: LeafGroup, given: Any) -> None:
         """Raises what JAX says of a tangent of another structure, where there is nothing that it does not know."""
-        if self._primal is None or holds_modules(Walked.of_leaves(result.structure, result.leaves)):
+        if self._primal is None or holds_modules(FlatDag.of_leaves(result.structure, result.leaves)):
             return
         value = tree_of(result)
         if jtu.tree_structure(given) != jtu.tree_structure(value):
@@ -179,7 +179,7 @@ class CustomJvpTransform(RuleTransform):
 
     def _tangent(self, policy: Policy, result: LeafGroup, given: Any) -> LeafGroup:
         """A tangent of the result, in the group in which that is."""
-        tree = Walked.of_leaves(result.structure, result.leaves)
+        tree = FlatDag.of_leaves(result.structure, result.leaves)
         fit = self.fit(policy)
         total: list[Any] = []
         for one in given or [None] if type(given) is Summed else [given]:
@@ -225,7 +225,7 @@ class CustomVmapTransform(RuleTransform):
         return packed[0], self._which(*packed)
 
     def _which(self, result: LeafGroup, given: Any) -> LeafGroup:
-        tree = Walked.of(result.structure)
+        tree = FlatDag.of(result.structure)
         found: dict[int, Label] = {}
         for each in labels(given, tree, lambda part: isinstance(part, bool), "out_batched"):
             if found.setdefault(each.record, each).label is not each.label:

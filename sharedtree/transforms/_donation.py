@@ -8,10 +8,10 @@ import jax
 from ..core._by_identity import IdentitySet
 from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._distinct_leaves import another
+from ..core._flat_dags import FlatDag
 from ..core._jax_internals import current_traces
 from ..core._prefix_trees import Branch
 from ..core._structure import edges
-from ..core._trees_taken_apart import Walked
 from ..nn._stateful_layers import makes_state
 from ._caller_side import Call
 from ._function_side import Received
@@ -123,7 +123,7 @@ def _raise_given_away(leaf: Any, call: Call, donating: Treatment, transform: str
         (op, tuple([number if tree.objects[child] is leaf else child for child in children]))
         for op, children in tree.records
     ]
-    outcomes = Outcomes(Walked(one, tree.root, tree.objects), donating)
+    outcomes = Outcomes(FlatDag(one, tree.root, tree.objects), donating)
     raise inconsistent_sharing_error(find_occurrences(outcomes, number), transform, advice)
 
 

@@ -17,11 +17,11 @@ import jax
 
 from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments, LeafPath
+from ..core._flat_dags import FlatDag
 from ..core._jax_internals import current_traces
 from ..core._pack_and_unpack import Rules, build, walked
 from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, statics_of
-from ..core._trees_taken_apart import Walked
 from ..core._warning_source import Definition, deferring_warnings, give_warnings
 from ..ties._leaf_notes import hand_on, note_one_around
 from ..ties._policy_and_context import Policy, with_in_place
@@ -93,13 +93,13 @@ class Received(NamedTuple):
             if it got none. See `Rules.given_copies`.
     """
 
-    tree: Walked
+    tree: FlatDag
     arguments: Arguments
     call: Call | None
     given_copies: IdentityDict[Any] | None = None
 
 
-NOTHING = Received(Walked((), 0), Arguments((), (), {}), None)
+NOTHING = Received(FlatDag((), 0), Arguments((), (), {}), None)
 
 
 def receive(groups: Sequence[LeafGroup], statics: Sequence[Any] = (), bare: Sequence[Any] = ()) -> Received:
@@ -113,7 +113,7 @@ def receive(groups: Sequence[LeafGroup], statics: Sequence[Any] = (), bare: Sequ
         build(structure, leaves, table)
     first = groups[0].selection
     first.call = call = call_of(first.call)  # all who receive it have one
-    return Received(Walked.of(structure, table), table[structure.root].with_statics(statics), call, given_copies)
+    return Received(FlatDag.of(structure, table), table[structure.root].with_statics(statics), call, given_copies)
 
 
 def _build_with_copies(structure: Structure, leaves: Sequence[Any], table: list[Any]) -> IdentityDict[Any]:
@@ -253,7 +253,7 @@ class Inside:
             tracing.returned(tree, result[0] if is_pair else result, terms.rules)
         return result
 
-    def walked(self, result: Any, rules: Rules | None = None, name: str = "result") -> Walked:
+    def walked(self, result: Any, rules: Rules | None = None, name: str = "result") -> FlatDag:
         """A result taken apart, with no tracer of this trace left in a static leaf.
 
         Raises:
@@ -278,7 +278,7 @@ class Inside:
         own = self.received.arguments
         return (own, result) if self.terms.policy.in_place else result
 
-    def check_walked(self, result: Walked, *, is_with_state: bool = False) -> None:
+    def check_walked(self, result: FlatDag, *, is_with_state: bool = False) -> None:
         """The same of a result that was taken apart, with what was received before it or not."""
         terms, received, call = self.terms, self.received.tree, self.received.call
         since: list[LostTie] = []
@@ -333,7 +333,7 @@ class Inside:
         return packed(with_changes(result, received, rules, lambda number: number not in own, own))
 
 
-def packed(tree: Walked, *, as_operand: bool = False) -> LeafGroup:
+def packed(tree: FlatDag, *, as_operand: bool = False) -> LeafGroup:
     """A tree as one group.
 
     Args:

@@ -22,6 +22,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..core._call_arguments import Arguments, positions_of
+from ..core._flat_dags import FlatDag
 from ..core._jax_internals import ConcreteArray
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
@@ -29,7 +30,6 @@ from ..core._printing import listed, shown
 from ..core._sharing import matching
 from ..core._structure import Node
 from ..core._traced_leaves_and_identity import is_traced
-from ..core._trees_taken_apart import Walked
 from ..optim._wrt import OF_GRAD, require_no_prefix_filter, require_nothing_left, select_everywhere
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
@@ -129,7 +129,7 @@ class GradTransform(FunctionTransform):
         """Which leaves are differentiated; those of a differentiated module that cannot be are not."""
         prefix = self._prefix(arguments)
 
-        def treatments(tree: Walked) -> Sequence[Treatment]:
+        def treatments(tree: FlatDag) -> Sequence[Treatment]:
             outside = set[int]()
             if not (self.is_filtered or self._selects is not None):
                 roots = [i for i, own in zip(tree.records[tree.root][1], prefix.parts, strict=True) if own]
@@ -330,7 +330,7 @@ class JacobianTransform(GradTransform):
         return inside.pack(value)
 
 
-def handed_beside(tree: Walked, rules: Any) -> set[int]:
+def handed_beside(tree: FlatDag, rules: Any) -> set[int]:
     """The references and structs of shapes that Equinox hands to the function beside what it differentiates."""
     found = [number for number, leaf in tree.leaves.items() if _may_go_beside(leaf)]
     around = conventions(tree, rules) if found else {}
@@ -370,7 +370,7 @@ def used_twice(outcomes: Outcomes) -> set[int]:
     return modules
 
 
-def _at_other_paths(tree: Walked, left: int, right: int) -> set[int]:
+def _at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
     """Finds the records below either of two modules that are not below the other one at the same path."""
     # Pairs at which `matching` stops: the classes differ, or both are leaves.
     ends: set[tuple[int, int]] = set()

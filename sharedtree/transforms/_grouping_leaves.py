@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 
 from ..core._call_arguments import Arguments
+from ..core._flat_dags import FlatDag
 from ..core._structure import LEAF, Given, Node, Op, Path, Structure, canonical, intern
-from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import which_are_noted, which_are_tied_values
 from ._inconsistent_sharing import raise_inconsistent, raise_inconsistent_result
 from ._leaf_groups import LeafGroup, LeafSelection
@@ -74,7 +74,7 @@ class LabelledTree(NamedTuple):
 
 
 def label_arguments(
-    tree: Walked, structure: Structure, treatments: Sequence[Treatment], transform: str
+    tree: FlatDag, structure: Structure, treatments: Sequence[Treatment], transform: str
 ) -> LabelledTree:
     """Labels the leaves of a call's arguments, and cuts the ties of arrays and containers that have conflicts.
 
@@ -114,7 +114,7 @@ def label_arguments(
             for record, piece in enumerate(pieces)
             if piece.record in labels
         }
-        tree = Walked.of(structure, [tree.objects[piece.record] for piece in pieces])
+        tree = FlatDag.of(structure, [tree.objects[piece.record] for piece in pieces])
         origins = [piece.record if origins is None else origins[piece.record] for piece in pieces]
     return LabelledTree(structure, origins, [labels[record] for record in tree.leaf_numbers], cuts)
 
@@ -180,7 +180,7 @@ class GroupedResult(NamedTuple):
 
 
 def group_result(
-    tree: Walked,
+    tree: FlatDag,
     treatment: Treatment,
     labels: Sequence[Any] | None,
     transform: str,

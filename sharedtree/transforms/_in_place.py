@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
+from ..core._flat_dags import FlatDag
 from ..core._native_walk import native, write_natively
 from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
@@ -23,7 +24,6 @@ from ..core._static_kinds import Incomparable, objects_with_identity, with_new_p
 from ..core._static_values import Static, key_of
 from ..core._structure import Node
 from ..core._traced_leaves_and_identity import is_traced
-from ..core._trees_taken_apart import Walked
 from ._caller_side import Call
 from ._inconsistent_sharing import raise_inconsistent
 from ._pass_through import Unchanged
@@ -32,7 +32,7 @@ IsTaken = Callable[[int], bool]
 """Whether the caller's buffers of a record are donated, so that even what is unchanged must come back."""
 
 
-def rules_for_state(rules: Rules, received: Walked, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
+def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
     """Rules under which received objects are named if they are unchanged, and updated otherwise.
 
     Args:
@@ -55,8 +55,8 @@ def rules_for_state(rules: Rules, received: Walked, is_taken: IsTaken, *, deeply
 
 
 def with_changes(
-    result: Any, received: Walked, rules: Rules, is_taken: IsTaken, own: Container[int] | None = None
-) -> Walked:
+    result: Any, received: FlatDag, rules: Rules, is_taken: IsTaken, own: Container[int] | None = None
+) -> FlatDag:
     """What a function changed and what it returned, as one tree: a tuple of which the result is the last.
 
     Args:
@@ -86,7 +86,7 @@ IN_PLACE = " in place of "
 """How JAX's messages are to call what was changed, before its path."""
 
 
-def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str]) -> Walked:
+def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str]) -> FlatDag:
     """Several trees as one, each with the convention that holds around it.
 
     Args:
@@ -102,10 +102,10 @@ def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: 
     whole = node_type_of(())
     assert whole is not None
     records.append((Node(whole, Static(None), tuple(map(LeafPath, keys))), tuple(roots)))
-    return Walked(records, len(records) - 1, [*tags.objects, None])
+    return FlatDag(records, len(records) - 1, [*tags.objects, None])
 
 
-def conventions(received: Walked, rules: Rules) -> dict[int, Inherited]:
+def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
     """The convention around each received record, on the first path to it, as a walk has it."""
     found: dict[int, Inherited] = {}
     stack: list[tuple[int, Inherited]] = [(received.root, rules.convention)]
@@ -192,7 +192,7 @@ class CallersStatics:
     Cost: the statics of all arguments are read once, when the first is looked for.
     """
 
-    def __init__(self, tree: Walked) -> None:
+    def __init__(self, tree: FlatDag) -> None:
         self._tree = tree
         self._by_content: dict[Any, Any] | None = None
 

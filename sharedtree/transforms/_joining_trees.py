@@ -21,11 +21,11 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import ArgumentNames, Arguments
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._sharing import Mismatch, name_of, pairs
 from ..core._static_values import Static, shown_beside
 from ..core._structure import LEAF, Node, Op, Path, Structure, canonical, intern
 from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
-from ..core._trees_taken_apart import Walked
 
 
 class Sides(NamedTuple):
@@ -85,7 +85,7 @@ class Join(NamedTuple):
         return not self.is_cut and not self.promoted
 
 
-def join(before: Walked, after: Walked, sides: Sides, above: Path = (), *, exact: bool = False) -> Join:
+def join(before: FlatDag, after: FlatDag, sides: Sides, above: Path = (), *, exact: bool = False) -> Join:
     """Compares what goes in with what comes out.
 
     Cost: linear in the distinct pairs of records.
@@ -139,7 +139,7 @@ def join(before: Walked, after: Walked, sides: Sides, above: Path = (), *, exact
     return Join(joined, is_cut, frozenset(promoted))
 
 
-def leaves_like(before: Walked, after: Walked, joined: Join) -> list[Any]:
+def leaves_like(before: FlatDag, after: FlatDag, joined: Join) -> list[Any]:
     """Collects what comes out for each traced leaf that goes in, in flatten order of what goes in."""
     # A leaf may come out at several paths; the first counts.
     record_after = dict(reversed(joined.pairs))
@@ -151,7 +151,7 @@ def leaves_like(before: Walked, after: Walked, joined: Join) -> list[Any]:
     return leaves
 
 
-def fit_leaves(before: Walked, after: Walked, sides: Sides, above: Path = ()) -> list[Any]:
+def fit_leaves(before: FlatDag, after: FlatDag, sides: Sides, above: Path = ()) -> list[Any]:
     """Collects what comes out for each traced leaf that goes in, and requires an exact join.
 
     Args:
@@ -181,13 +181,13 @@ class Repacking(NamedTuple):
     children: Sequence[tuple[int, ...]]
     promoted: frozenset[int]
 
-    def structure(self, tree: Walked) -> Structure:
+    def structure(self, tree: FlatDag) -> Structure:
         """Makes the new structure of a tree that has the old records."""
         ops = [LEAF if record in self.promoted else tree.records[record][0] for record in self.origins]
         return intern(tuple(zip(ops, self.children, strict=True)), len(ops) - 1)
 
 
-def repacking_for(whole: Walked, before: Walked, after: Walked, joined: Join) -> Repacking:
+def repacking_for(whole: FlatDag, before: FlatDag, after: FlatDag, joined: Join) -> Repacking:
     """Makes the repacking that keeps the ties which both sides have, and traces the static numbers that change.
 
     Args:
@@ -218,7 +218,7 @@ def repacking_for(whole: Walked, before: Walked, after: Walked, joined: Join) ->
     return Repacking(origins, [children for _, children in table], joined.promoted)
 
 
-def join_of_branches(results: Mapping[str, Walked], transform: str) -> Structure:
+def join_of_branches(results: Mapping[str, FlatDag], transform: str) -> Structure:
     """Makes the structure that the results of all branches can be packed with.
 
     A note on a leaf of any branch is a note on the leaf of the join.
@@ -235,7 +235,7 @@ def join_of_branches(results: Mapping[str, Walked], transform: str) -> Structure
         sides = Sides(transform, f"in the result of `{first_branch}`", f"in the result of `{branch}`", are_peers=True)
         joined = join(common, result, sides, (_RESULT,))
         if not joined.fits:
-            common = Walked.without_objects(repacking_for(common, common, result, joined).structure(common))
+            common = FlatDag.without_objects(repacking_for(common, common, result, joined).structure(common))
     # Move the notes of each branch to the records of the join.
     noted: set[int] = set()
     tied_values: set[int] = set()
@@ -254,7 +254,7 @@ def join_of_branches(results: Mapping[str, Walked], transform: str) -> Structure
     return intern(tuple(common.records), common.root, 0, None, noted_positions, tied_positions)
 
 
-def holds_modules(tree: Walked) -> bool:
+def holds_modules(tree: FlatDag) -> bool:
     """Returns True if a tree holds a module or a reference. In other trees, JAX's own error says best what is wrong."""
     has_module = any(type(op) is Node and not op.type.is_plain for op, _ in tree.records)
     return has_module or any(isinstance(tree.objects[record], jax.Ref) for record in tree.leaf_numbers)
@@ -270,13 +270,13 @@ class _Result:
 _RESULT = _Result()
 
 
-def _must_keep_ties(tree: Walked, record: int) -> bool:
+def _must_keep_ties(tree: FlatDag, record: int) -> bool:
     """Returns True for modules and references, which do not alias by accident."""
     op = tree.records[record][0]
     return not op.type.is_plain if type(op) is Node else isinstance(tree.objects[record], jax.Ref)
 
 
-def _require_same_arguments(before: Walked, after: Walked, sides: Sides) -> None:
+def _require_same_arguments(before: FlatDag, after: FlatDag, sides: Sides) -> None:
     """Raises an error if both trees are the arguments of a call, and the calls differ in number or keywords."""
     names_before, names_after = _argument_names(before), _argument_names(after)
     if names_before is not None and names_after is not None and names_before != names_after:
@@ -288,7 +288,7 @@ def _require_same_arguments(before: Walked, after: Walked, sides: Sides) -> None
         raise SharingMismatchError(f"{sides.first_words} {text}.\n{sides.fix(usual)}")
 
 
-def _argument_names(tree: Walked) -> ArgumentNames | None:
+def _argument_names(tree: FlatDag) -> ArgumentNames | None:
     op = tree.records[tree.root][0]
     return op.aux.peek() if type(op) is Node and op.type.cls is Arguments else None
 
@@ -334,7 +334,7 @@ def _raise_other_shape(path: Path, left: str, right: str, sides: Sides) -> NoRet
 
 
 def _raise_other_ties(
-    partners: Sequence[tuple[int, Path]], tree: Walked, record: int, sides: Sides, *, lost: bool
+    partners: Sequence[tuple[int, Path]], tree: FlatDag, record: int, sides: Sides, *, lost: bool
 ) -> NoReturn:
     """Raises the error for a tie that only one side has.
 

@@ -15,13 +15,13 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, positions_of
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._pack_and_unpack import Tags, walk
 from ..core._prefix_trees import Branch
 from ..core._printing import listed
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static
 from ..core._structure import depth_of
-from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact
 from ._argument_names import Names
 from ._caller_side import Grouping, leave
@@ -105,7 +105,7 @@ def seen_of(selection: LeafSelection, given: Any, name: str, fit: Fit, *, is_pai
     numbers = set(range(structure.num_leaves) if selection.numbers is None else selection.numbers)
     # Of its leaves only the types count: those that are seen are differentiated, and the others are not.
     types = [0.0 if place in numbers else 0 for place in range(structure.num_leaves)]
-    tree = Walked.of_leaves(structure, types)
+    tree = FlatDag.of_leaves(structure, types)
     tree = as_tuple(tree) if not fit.adds_up else tree.child(0) if is_pair else tree
     found = fitted(tree, given, name, fit)
     leaves = [found[number] for place, number in enumerate(structure.leaf_numbers) if place in numbers]
@@ -165,7 +165,7 @@ class Trace:
         prefix = Branch(tuple([isinstance(position, int) for position in positions_of(arguments.parts()[1])]))
         rules = self.crossing.rules
 
-        def treatments(tree: Walked) -> Sequence[Treatment]:
+        def treatments(tree: FlatDag) -> Sequence[Treatment]:
             outside = () if rules.filtered else tree.outside
             beside = handed_beside(tree, rules)
             structs = {n for n in beside if isinstance(tree.leaves[n], jax.ShapeDtypeStruct)}
@@ -204,7 +204,7 @@ class Trace:
         _, others, root = walk(tuple(tangents), tags, crossing.rules)
         numbers = {
             pair.left
-            for pair in pairs(as_tuple(tree), Walked(others, root), lambda i, j: True)
+            for pair in pairs(as_tuple(tree), FlatDag(others, root), lambda i, j: True)
             if not isinstance(pair, Mismatch) and tags.objects[pair.right] is not None
         }
         promoted = frozenset([n for n in numbers if type(op := tree.records[n][0]) is Static and _is_float(op.peek())])
@@ -261,7 +261,7 @@ def _pair(inside: Inside, *operands: Any) -> Any:
     return result if is_bare and _is_for_jax(tree) else _split(tree, tree.child(0))
 
 
-def _is_for_jax(tree: Walked) -> bool:
+def _is_for_jax(tree: FlatDag) -> bool:
     """Whether the transform can have a tree as it is: JAX 0.10 does not recover from what is too deep to flatten."""
     return not holds_modules(tree) and depth_of(tree.records) <= _MOST_LEVELS
 
@@ -272,7 +272,7 @@ def _called(inside: Inside, operands: Sequence[Any]) -> tuple[Any, bool]:
     return inside.function(*operands), True
 
 
-def _split(tree: Walked, value: Walked) -> tuple[LeafGroup, LeafGroup]:
+def _split(tree: FlatDag, value: FlatDag) -> tuple[LeafGroup, LeafGroup]:
     """The result in two groups: what is differentiated of its value, and all the rest."""
     group = packed(tree)
     outside = tree.below(value.root).outside

@@ -22,12 +22,12 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, LeafPath
 from ..core._distinct_leaves import distinct, with_identity
+from ..core._flat_dags import FlatDag, leaf_paths, with_paths
 from ..core._jax_internals import TRACE, ConcreteArray
 from ..core._native_walk import native
 from ..core._pack_and_unpack import build, unpack
 from ..core._static_values import Static
 from ..core._structure import Given, Record, Structure, Update
-from ..core._trees_taken_apart import Walked, leaf_paths, with_paths
 from ..ties._leaf_notes import hand_on, note_gradient, note_tied
 from ..ties._policy_and_context import DEFAULT, Policy, current_policy
 
@@ -109,7 +109,7 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
     @property
     def operand(self) -> int:
         """Position of the operand that the leaves belong to: of a child of the root. All leaves must be of one."""
-        tree, numbers = Walked.of(self.structure), self.selection.numbers
+        tree, numbers = FlatDag.of(self.structure), self.selection.numbers
         if not numbers:
             return 0
         first_leaf = tree.leaf_numbers[numbers[0]]
@@ -122,7 +122,7 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
         Args:
             names: names of the first children of the root. The children after these keep theirs.
         """
-        tree = Walked.of(self.structure)
+        tree = FlatDag.of(self.structure)
         root = tree.node(tree.root)
         assert root is not None
         first_key = dict(zip(root.keys, map(LeafPath, names), strict=False))
@@ -250,7 +250,7 @@ def tree_like_arguments(
     # Under `jax.jit` JAX returns one tracer for all cotangents that are equal. That is no tie, so copies are made.
     new_leaves = iter(distinct([nested(leaf) for group in groups for leaf in group.leaves]))
     groups = [LeafGroup([next(new_leaves) for _ in group.leaves], group.selection) for group in groups]
-    tree = Walked(records, structure.root)
+    tree = FlatDag(records, structure.root)
     leaves = with_identity(gather_leaves(groups), tree)
     if originals:
         hand_on(originals, leaves)
@@ -268,7 +268,7 @@ def tangents_of(group: LeafGroup, *, is_gradient: bool = True) -> Any:
     In modules, leaves without a tangent are None, as Equinox has it. Outside modules they are float0, as JAX has it.
     """
     structure = group.structure
-    outside = Walked.of(structure).outside
+    outside = FlatDag.of(structure).outside
     tangents = [
         None if number not in outside and getattr(leaf, "dtype", None) == jax.dtypes.float0 else leaf
         for number, leaf in zip(structure.leaf_numbers, group.leaves, strict=True)

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, raise_unfit
 from ..core._static_values import Static
 from ..core._structure import LEAF
-from ..core._trees_taken_apart import Walked
 
 NO_OUTCOME = 0
 """The outcome of an object that holds no traced leaf."""
@@ -119,7 +119,7 @@ class Outcomes:
         SharingMismatchError: if the prefix has a node of another class than the tree.
     """
 
-    def __init__(self, tree: Walked, treatment: Treatment) -> None:
+    def __init__(self, tree: FlatDag, treatment: Treatment) -> None:
         self.tree = tree
         self.treatment = treatment
         self._parts: list[Any] = []
@@ -141,7 +141,7 @@ class Outcomes:
             objects: the objects. If empty, the copy keeps nothing of a call alive, so that it can be cached.
         """
         twin = copy.copy(self)
-        twin.tree = Walked(self.tree.records, self.tree.root, objects)
+        twin.tree = FlatDag(self.tree.records, self.tree.root, objects)
         twin.treatment = self.treatment._replace(resolve=_unresolved, advice=_no_advice, splittable_modules=_no_modules)
         return twin
 

@@ -24,8 +24,8 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._structure import LEAF, Given, Node, Op, Path, Record, Structure, Update, intern
-from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import is_noted
 from ._argument_names import Names
 from ._caller_side import Call
@@ -219,7 +219,7 @@ def _like_carry(inside: Inside, result: Any, position: int, carry: LeafGroup) ->
 
 
 def kept_objects(
-    received: Walked, before: Walked, after: Walked, found: Join, above: Path, *, containers: bool
+    received: FlatDag, before: FlatDag, after: FlatDag, found: Join, above: Path, *, containers: bool
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Which objects came back in their places, by their numbers, and which of these were changed.
 

@@ -16,17 +16,19 @@ import jax
 from jax.core import Tracer
 
 from ..core._by_identity import IdentityDict, IdentitySet
+from ..core._flat_dags import FlatDag
 from ..core._jax_internals import ConcreteArray
 from ..core._node_types import is_module, node_type_of
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Structure, canonical
 from ..core._traced_leaves_and_identity import carries_identity
-from ..core._trees_taken_apart import Walked
 from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, keep
 
 
-def unchanged(result: Any, received: Walked, is_taken: Callable[[int], bool], *, containers: bool) -> IdentityDict[int]:
+def unchanged(
+    result: Any, received: FlatDag, is_taken: Callable[[int], bool], *, containers: bool
+) -> IdentityDict[int]:
     """The objects in a result that are, deeply, those that were received, with their numbers.
 
     Args:
@@ -62,7 +64,7 @@ class Unchanged:
         containers: whether mutable containers outside modules are objects.
     """
 
-    def __init__(self, received: Walked, *, containers: bool = False) -> None:
+    def __init__(self, received: FlatDag, *, containers: bool = False) -> None:
         self.received = received
         values = () if containers else received.outside
         self.numbers: list[int] = []

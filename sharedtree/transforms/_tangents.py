@@ -20,6 +20,7 @@ from jax import tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
 from ..core._prefix_trees import is_number
@@ -27,7 +28,6 @@ from ..core._printing import listed
 from ..core._sharing import Mismatch, RecordPair, name_of, pairs
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges
-from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact
 from ._joining_trees import describe_beside
 
@@ -60,7 +60,7 @@ class Part(NamedTuple):
     path: Path
 
 
-def as_tuple(tree: Walked) -> Walked:
+def as_tuple(tree: FlatDag) -> FlatDag:
     """Positional arguments as a tuple, in the shape of which tangents are given."""
     whole = node_type_of(())
     assert whole is not None
@@ -69,10 +69,10 @@ def as_tuple(tree: Walked) -> Walked:
     positional, _, _ = op.aux.peek()
     children = children[: len(positional)]
     top = Node(whole, Static(None), whole.keys_of(children))
-    return Walked([*tree.records[: tree.root], (top, children)], tree.root, tree.objects)
+    return FlatDag([*tree.records[: tree.root], (top, children)], tree.root, tree.objects)
 
 
-def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
+def fitted(tree: FlatDag, given: Any, name: str, fit: Fit) -> dict[int, Any]:
     """What was given for each leaf of a tree, by its number.
 
     Args:
@@ -91,7 +91,7 @@ def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
     _, others, other_root = walk(given, tags, fit.rules, name)
     found: dict[int, list[Part]] = {}
     met: list[RecordPair] = []
-    for pair in pairs(tree, Walked(others, other_root), lambda i, j: True):
+    for pair in pairs(tree, FlatDag(others, other_root), lambda i, j: True):
         assert not isinstance(pair, Mismatch)
         number = pair.left
         value: Any = tags.objects[pair.right]
@@ -214,7 +214,7 @@ def _one(parts: Sequence[Part], leaf: Any, name: str, fit: Fit, is_outside: bool
 
 
 def _require_one_path(
-    leaves: Sequence[int], met: Sequence[RecordPair], shape: Walked, others: Sequence[Record], name: str, fit: Fit
+    leaves: Sequence[int], met: Sequence[RecordPair], shape: FlatDag, others: Sequence[Record], name: str, fit: Fit
 ) -> None:
     """Raises if one object that a rule returned is at several paths of a tie, and holds such a leaf.
 

@@ -21,13 +21,13 @@ from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments
 from ..core._distinct_leaves import distinct
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag, leaf_paths, with_paths
 from ..core._node_types import is_module, node_type_of
 from ..core._pack_and_unpack import unpack, walked
 from ..core._plain_containers import Inherited
 from ..core._prefix_trees import Branch
 from ..core._static_values import Static
 from ..core._structure import Given, Node, Structure, Update, intern
-from ..core._trees_taken_apart import Walked, leaf_paths, with_paths
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, enter, keep, leave
@@ -435,7 +435,7 @@ def _select(structure: Structure, positions: tuple[int, ...]) -> tuple[Structure
     selection: tuple[Structure, Sequence[int]] | None = structure.plans.get(key)
     if selection is None:
         *rest, (root, _) = structure.records
-        selected = Walked([*rest, (root, tuple([children[i] for i in positions]))], structure.root).reached
+        selected = FlatDag([*rest, (root, tuple([children[i] for i in positions]))], structure.root).reached
         records = [record if n in selected else (Static(None), ()) for n, record in enumerate(structure.records)]
         places = [place for place, number in enumerate(structure.leaf_numbers) if number in selected]
         selection = keep(structure, key, (intern(tuple(records), structure.root), places))

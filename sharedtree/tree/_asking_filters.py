@@ -18,13 +18,13 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import InconsistentSharingError, SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._node_types import is_module, node_type_of
 from ..core._pack_and_unpack import walked
 from ..core._prefix_trees import branch_of, parts_for
 from ..core._printing import MOST_PATHS, listed, name_of_class, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path
-from ..core._trees_taken_apart import Walked
 from ._dag import Dag
 from ._filters import (
     AnyFilter,
@@ -100,7 +100,7 @@ ROOT = Place((), None, None, None)
 
 
 def ask(
-    tree: Walked,
+    tree: FlatDag,
     spec: AnyFilter,
     name: str = "",
     above: Place = ROOT,
@@ -137,7 +137,7 @@ class _Visit(NamedTuple):
 class _Questions:
     """A filter that is being asked about the leaves of a tree. The parameters are those of `ask`."""
 
-    def __init__(self, tree: Walked, spec: AnyFilter, name: str, words: Words, *, asks_static: bool) -> None:
+    def __init__(self, tree: FlatDag, spec: AnyFilter, name: str, words: Words, *, asks_static: bool) -> None:
         self._tree = tree
         self._spec = spec
         self._name = name
@@ -323,7 +323,7 @@ def too_many_paths(option: str, text: str) -> ValueError:
     )
 
 
-def _num_paths(tree: Walked, leaves: Collection[int]) -> str:
+def _num_paths(tree: FlatDag, leaves: Collection[int]) -> str:
     to_leaves: list[int] = []
     for number, (_, children) in enumerate(tree.records):
         to_leaves.append(1 if number in leaves else sum(to_leaves[child] for child in children))

@@ -12,11 +12,11 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ..core._comparison import described
+from ..core._flat_dags import FlatDag
 from ..core._printing import printable, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Structure, with_several_edges
 from ..core._traced_leaves_and_identity import carries_identity
-from ..core._trees_taken_apart import Walked
 
 _WIDTH, _MOST_LINES, _MOST_INDENT = 100, 200, 40
 
@@ -42,7 +42,7 @@ def dag_text(structure: Structure, leaves: Sequence[Any]) -> str:
 
 class _Text:
     def __init__(self, structure: Structure, leaves: Sequence[Any]) -> None:
-        tree = Walked.of_leaves(structure, leaves)
+        tree = FlatDag.of_leaves(structure, leaves)
         self._records, self._root, self._leaf_of = tree.records, tree.root, tree.leaves
         several = with_several_edges(tree.records, tree.root)
         tied = [number for number in tree.first_paths if number in several]

@@ -9,6 +9,7 @@ from jax import tree_util as jtu
 
 from ..core._distinct_leaves import with_identity
 from ..core._errors import SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import unpack
@@ -17,7 +18,6 @@ from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path, Structure
 from ..core._traced_leaves_and_identity import PYTHON_NUMBERS, carries_identity
-from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import hand_on, is_noted, recall, remember
 from ..ties._list_ties import are_one_value, how_to_tie, is_inexact
 from ..ties._policy_and_context import (
@@ -280,7 +280,7 @@ def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: 
     return _put_together(walked.structure, leaves, changed)
 
 
-def _refuse_lost_ties(old: Walked, numbers: Sequence[int], leaves: Sequence[Any], paths: Sequence[Path]) -> None:
+def _refuse_lost_ties(old: FlatDag, numbers: Sequence[int], leaves: Sequence[Any], paths: Sequence[Path]) -> None:
     """Raises if two floating-point leaves of `new` are one leaf in `old`, unless `untie` has parted them.
 
     Args:
@@ -333,7 +333,7 @@ def _put_together(structure: Structure, found: list[Any], new: list[Any]) -> Any
     return unpack(structure, leaves)
 
 
-def _leaf_paths(tree: Walked) -> list[Path]:
+def _leaf_paths(tree: FlatDag) -> list[Path]:
     """The path of the first occurrence of each traced leaf."""
     return [tree.first_paths[number] for number in tree.leaf_numbers]
 
@@ -378,7 +378,7 @@ def _aligned_records(
     refuses: Callable[[Static, Any, Path], None] = _nothing_to_refuse,
     *,
     may_lack: bool = False,
-) -> tuple[Walked, list[int]]:
+) -> tuple[FlatDag, list[int]]:
     """Flattens a second tree, and finds its record for each leaf of the first.
 
     Args:
@@ -409,7 +409,7 @@ def _aligned_records(
         number, path = found.setdefault(pair.left, (pair.right, pair.path))
         if number != pair.right and not are_one_value(walked, number, pair.right):
             one, two = jtu.keystr(path), jtu.keystr(pair.path)
-            in_containers = pair.left in Walked.of(structure).outside
+            in_containers = pair.left in FlatDag.of(structure).outside
             raise SharingMismatchError(
                 f"`{one}` and `{two}` are one leaf in {words.title}, but two objects in `{words.name}`.\n"
                 "Which of the two is meant cannot be known.\n"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..core._errors import InconsistentSharingError, SharingMismatchError
+from ..core._flat_dags import FlatDag
 from ..core._hidden_arrays import require_all_seen_in
 from ..core._node_types import node_type_of, require_registered
 from ..core._pack_and_unpack import Tags, walk
@@ -24,7 +25,6 @@ from ..core._static_kinds import Incomparable
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, with_several_edges
 from ..core._traced_leaves_and_identity import carries_identity
-from ..core._trees_taken_apart import Walked
 from ..core._warning_source import definition_of_caller, report_untied
 from ..ties._leaf_notes import hand_on, is_tied_value, note, note_tied_values
 from ..ties._list_ties import are_one_value, can_be_tied
@@ -90,7 +90,7 @@ def at(
     tags = Tags()
     _, records, root = walk(tree, tags, exact_rules_here(is_leaf))
     require_all_seen_in(records, root)
-    walked = Walked(records, root, tags.objects)
+    walked = FlatDag(records, root, tags.objects)
     targets, is_single = WhereTree(walked).named_by(where, none_fix=_fix_for_none)
     if replace_fn is not _NOT_GIVEN:
         if not targets:
@@ -124,7 +124,7 @@ def _nothing_to_replace() -> SharingMismatchError:
     )
 
 
-def _hand_on_tied_values(tree: Walked, targets: Sequence[int], new: Sequence[Any]) -> None:
+def _hand_on_tied_values(tree: FlatDag, targets: Sequence[int], new: Sequence[Any]) -> None:
     for target, replacement in zip(targets, new, strict=True):
         if any(is_tied_value(tree.objects[number]) for number in tree.below(target).reached):
             note_tied_values(walk(replacement, Tags(), rules_here())[0])
@@ -148,15 +148,15 @@ class _Edit(NamedTuple):
         targets: those that `where` returned.
     """
 
-    tree: Walked
-    all: Walked
+    tree: FlatDag
+    all: FlatDag
     instead: dict[int, int]
     targets: Sequence[int]
 
     @classmethod
-    def of(cls, tree: Walked, tags: Tags, new: Sequence[tuple[int, Any]]) -> "_Edit":
+    def of(cls, tree: FlatDag, tags: Tags, new: Sequence[tuple[int, Any]]) -> "_Edit":
         table = [*tree.records]
-        both = Walked(table, tree.root, tags.objects)
+        both = FlatDag(table, tree.root, tags.objects)
         instead: dict[int, int] = {}
         whole = exact_rules_here(lambda obj: node_type_of(obj) is None)  # leaves of replacements are taken as they are
         for position, (target, replacement) in enumerate(new):
@@ -301,14 +301,14 @@ class _Edit(NamedTuple):
         return True
 
 
-def _tied(tree: Walked) -> set[int]:
+def _tied(tree: FlatDag) -> set[int]:
     """The records to which several edges lead."""
     several = with_several_edges(tree.records, tree.root)
     ops = {number: tree.records[number][0] for number in several if can_be_tied(tree.records[number][0])}
     return {number for number, op in ops.items() if op is not LEAF or carries_identity(tree.objects[number])}
 
 
-def _two_replacements(tree: Walked, target: int) -> InconsistentSharingError:
+def _two_replacements(tree: FlatDag, target: int) -> InconsistentSharingError:
     paths = tree.all_paths[target]
     if len(paths) == 1:
         return InconsistentSharingError(

@@ -15,9 +15,9 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict, IdentitySet
+from ..core._flat_dags import FlatDag
 from ..core._printing import listed
 from ..core._structure import Path
-from ..core._trees_taken_apart import Walked
 from ..core._warning_source import definition_of_caller, report_untied
 from ..ties._policy_and_context import current_policy, walk_alone
 
@@ -104,7 +104,7 @@ def _shared_modules(trees: Sequence[Any], grown: Sequence[Any]) -> list[_Shared]
     return found
 
 
-def _modules_by_path(tree: Walked) -> dict[Path, Any]:
+def _modules_by_path(tree: FlatDag) -> dict[Path, Any]:
     """Each module of a tree by its first path."""
     found: dict[Path, Any] = {}
     for number, path in tree.first_paths.items():

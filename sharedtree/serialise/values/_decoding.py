@@ -15,8 +15,8 @@ import numpy as np
 
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
+from ...core._flat_dags import FlatDag
 from ...core._printing import printable
-from ...core._trees_taken_apart import Walked
 from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, require_select, struct_of
 from ..container._header import malformed
@@ -205,7 +205,7 @@ class Plan:
         new = new_name(entry, cls, self._renames, step[1:])
         return step if new == step[1:] else None if new is None else f".{new}"
 
-    def _require_no_dags(self, classes: Sequence[Any], template: Walked, label: str) -> None:
+    def _require_no_dags(self, classes: Sequence[Any], template: FlatDag, label: str) -> None:
         """Raises if a template is not to be filled: its model and that of a `Dag` would be parted."""
         typed = zip(self._manifest.types, classes, strict=True)
         names: set[Name] = {("class", entry.name) for entry, cls in typed if cls is Dag}

@@ -27,6 +27,7 @@ from ...core._comparison import (
     matched,
 )
 from ...core._errors import StructureMismatchError
+from ...core._flat_dags import FlatDag
 from ...core._node_types import require_registered
 from ...core._pack_and_unpack import Tags, pack
 from ...core._plain_containers import is_namedtuple
@@ -36,7 +37,6 @@ from ...core._static_kinds import copy_of
 from ...core._static_values import Static
 from ...core._structure import LEAF, Node, Op
 from ...core._traced_leaves_and_identity import carries_identity
-from ...core._trees_taken_apart import Walked
 from ...libraries._sharedtree_module_kinds import kinds_in
 from ...libraries._sharedtree_module_values import PARAMETER, STATE, STATIC, SUBTREE
 from ...ties._list_ties import can_be_tied
@@ -95,7 +95,7 @@ class Comparison(NamedTuple):
     `ties` says of those among the differences which two paths each is about, and whether the file has one object there.
     """
 
-    template: Walked
+    template: FlatDag
     fitting: dict[int, Any]
     differences: list[Difference]
     values: list[Difference]
@@ -124,7 +124,7 @@ def compare(held: Any, template: Any, entries: IdentityDict[ArrayEntry]) -> Comp
 class _Side:
     """One of the two trees, with what is asked of a record again and again."""
 
-    def __init__(self, tree: Walked) -> None:
+    def __init__(self, tree: FlatDag) -> None:
         self.tree = tree
         self._parts: dict[int, dict[str, int]] = {}
         self._statics: dict[int, dict[str, Any]] = {}
@@ -293,13 +293,13 @@ class _Beside:
         return Difference(self._paths.text(at), *texts)
 
 
-def _walked(tree: Any, *, values: bool = False) -> Walked:
+def _walked(tree: Any, *, values: bool = False) -> FlatDag:
     require_registered(tree)
     tags = Tags()
-    return Walked.of(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
+    return FlatDag.of(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
 
 
-def rebuilt(tree: Walked, leaf_of: Callable[[int], Any]) -> Any:
+def rebuilt(tree: FlatDag, leaf_of: Callable[[int], Any]) -> Any:
     """A tree with other leaves, given by record. What is one object in it stays one.
 
     So do values without leaves that can be changed, such as `bytearray`s: a structure has one for each path.
@@ -323,7 +323,7 @@ def _identity(op: Op, number: int, obj: Any) -> int | None:
     """The same wherever an object is met: its record, or if it has one for each path, less than 0. None for values."""
     if can_be_tied(op):
         return number if op is not LEAF or carries_identity(obj) else None
-    return ~id(obj) if type(obj) in (bytearray, set) else None  # alive in the `Walked`
+    return ~id(obj) if type(obj) in (bytearray, set) else None  # alive in the `FlatDag`
 
 
 _DTYPES = {bool: np.bool_, int: np.integer, float: np.floating, complex: np.complexfloating}

@@ -25,19 +25,19 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from ...core._call_arguments import Arguments
+from ...core._flat_dags import FlatDag
 from ...core._node_types import is_module
-from ...core._trees_taken_apart import Walked
 from ...core._warning_source import report_untied
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 from .._caller_side import Call
 
-_handed_over: ContextVar[tuple[tuple[Walked, Walked], ...]] = ContextVar("handed_over", default=())
+_handed_over: ContextVar[tuple[tuple[FlatDag, FlatDag], ...]] = ContextVar("handed_over", default=())
 """Of each function that is being traced, the outermost first: what its caller gave, and what the function got."""
 
 
 @contextlib.contextmanager
-def handing_over(given: Walked, got: Walked) -> Iterator[None]:
+def handing_over(given: FlatDag, got: FlatDag) -> Iterator[None]:
     """For as long as a function is traced, knows what it got for each object that its caller gave, by their numbers."""
     token = _handed_over.set((*_handed_over.get(), (given, got)))
     try:

@@ -7,10 +7,10 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ...core._comparison import described
+from ...core._flat_dags import FlatDag
 from ...core._sharing import Mismatch, lost_ties, pairs
 from ...core._static_values import Static, shown_beside
 from ...core._structure import LEAF, Node
-from ...core._trees_taken_apart import Walked
 from ...ties._list_ties import can_be_tied
 from ...ties._policy_and_context import current_policy
 from .._function_and_options import TransformedModule
@@ -121,7 +121,7 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     return Explanation(tuple(rows), traces.count, tuple(_differences(traces.before_last, traces.last)))
 
 
-def _treatments(tree: Walked, treatments: Sequence[Treatment]) -> dict[int, str]:
+def _treatments(tree: FlatDag, treatments: Sequence[Treatment]) -> dict[int, str]:
     """What the transform does to each traced leaf, if it is worth a word."""
     found: dict[int, list[str]] = {}
     for treatment in treatments:

@@ -30,12 +30,12 @@ from jax import tree_util as jtu
 
 from ...core._call_arguments import Arguments
 from ...core._errors import LostChangeWarning, SharedTreeError
+from ...core._flat_dags import FlatDag
 from ...core._locks import Lock
 from ...core._node_types import node_type_of
 from ...core._pack_and_unpack import Rules, Tags, pack, walked
 from ...core._printing import listed
 from ...core._structure import LEAF, Node, Path, Structure
-from ...core._trees_taken_apart import Walked
 from ...core._warning_source import Definition, definition_of, warn_about
 from ...ties._leaf_notes import noting_gradients
 from ...ties._policy_and_context import Policy
@@ -232,7 +232,7 @@ class FunctionBeingTraced:
         if runs and self._is_outermost:
             _warn(losses, is_in_place=self._frame.is_in_place)
 
-    def returned(self, received: Walked, result: Any, rules: Rules) -> None:
+    def returned(self, received: FlatDag, result: Any, rules: Rules) -> None:
         """Looks for what was changed and is not returned.
 
         Args:
@@ -281,7 +281,7 @@ class FunctionBeingTraced:
         self._frame.losses.append(loss._replace(applied_to=self._as_code()))
         self._has_lost = True
 
-    def changed_what_it_is_bound_to(self, before: Walked | None, called: str) -> None:
+    def changed_what_it_is_bound_to(self, before: FlatDag | None, called: str) -> None:
         """Looks for what was changed in the module whose method, or which itself, is the function.
 
         Args:
@@ -301,7 +301,7 @@ class FunctionBeingTraced:
                 )
 
 
-def walked_bound_module(function: Any, policy: Policy) -> tuple[Walked | None, str]:
+def walked_bound_module(function: Any, policy: Policy) -> tuple[FlatDag | None, str]:
     """The module that a function is bound to, taken apart before it is called; and the code of that call.
 
     None if there is none whose library writes changes back, or the transform was told what is meant.
@@ -316,7 +316,7 @@ def walked_bound_module(function: Any, policy: Policy) -> tuple[Walked | None, s
 # --- what changed -----------------------------------------------------------------------------------------------------
 
 
-def _is_as_received(received: Walked, rules: Rules) -> bool:
+def _is_as_received(received: FlatDag, rules: Rules) -> bool:
     """Whether the arguments have the same leaves in the same places, as one walk tells. False if it cannot tell."""
     try:
         leaves, structure = pack(received.objects[received.root], Tags(), rules)
@@ -354,7 +354,7 @@ def _watched(structure: Structure) -> list[int]:
 _WATCHED = "what is watched for changes"
 
 
-def _changes(tree: Walked, numbers: Sequence[int]) -> Iterator[Change]:
+def _changes(tree: FlatDag, numbers: Sequence[int]) -> Iterator[Change]:
     """The leaves directly in these objects that are other ones than when they were received; what is new, or gone.
 
     Of what is new or gone, only modules and variables whose library writes them back. Arrays that a function leaves
@@ -386,7 +386,7 @@ def _changes(tree: Walked, numbers: Sequence[int]) -> Iterator[Change]:
                 yield Change("changes", whole, leaf, value, number, whole[len(before) :], obj)
 
 
-def _other_leaves(tree: Walked, number: int, part: Any) -> Iterator[tuple[int, Any, Path]]:
+def _other_leaves(tree: FlatDag, number: int, part: Any) -> Iterator[tuple[int, Any, Path]]:
     """The leaves below a record that are other objects in what stands in its place, with that and the path."""
     stack: list[tuple[int, Any, Path]] = [(number, part, ())]
     while stack:
@@ -412,7 +412,7 @@ def _other_leaves(tree: Walked, number: int, part: Any) -> Iterator[tuple[int, A
 
 
 def _new_and_gone(
-    tree: Walked, op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]
+    tree: FlatDag, op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]
 ) -> Iterator[tuple[Literal["adds", "removes"], Path, Any]]:
     """The modules and variables that an object has and had not, and those that it had, with their keys."""
     before = dict(zip(op.keys, children, strict=True))

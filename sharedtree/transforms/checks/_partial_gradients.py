@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from ...core._call_arguments import positions_of
+from ...core._flat_dags import FlatDag
 from ...core._sharing import matching
 from ...core._static_values import Static
 from ...core._structure import Path, edges
-from ...core._trees_taken_apart import Walked
 from ...core._warning_source import report_untied
 from ...nn._stateful_layers import makes_state
 from ...ties._list_ties import is_inexact
@@ -161,10 +161,10 @@ def _lost_within(cut: Cut) -> list[_Lost]:
     return [_Lost(tree.objects[n], each[True], each[False]) for n, each in places.items() if len(each) == 2]
 
 
-def _without_state(tree: Walked) -> Walked:
+def _without_state(tree: FlatDag) -> FlatDag:
     """A tree with nothing below the states of Equinox's."""
     records = [(Static(None), ()) if makes_state(op) else (op, children) for op, children in tree.records]
-    return Walked(records, tree.root)
+    return FlatDag(records, tree.root)
 
 
 def _paths_beside_state(outcomes: Outcomes, root: Visit, path: Path) -> list[tuple[Visit, Path]]:
@@ -181,7 +181,7 @@ def _paths_beside_state(outcomes: Outcomes, root: Visit, path: Path) -> list[tup
     return list(found.items())
 
 
-def _not_at_the_same_path(other: Walked, root: Walked, leaves: Collection[int]) -> dict[int, Path]:
+def _not_at_the_same_path(other: FlatDag, root: FlatDag, leaves: Collection[int]) -> dict[int, Path]:
     """Which of these leaves are at a path of `other` at which `root` does not have them; all, if the classes differ."""
     ends: set[tuple[int, int]] = set()  # where the two part, or both end
 

@@ -19,10 +19,10 @@ from jax import tree_util as jtu
 from ...core._by_identity import IdentitySet
 from ...core._call_arguments import Arguments
 from ...core._errors import InconsistentSharingError
+from ...core._flat_dags import FlatDag
 from ...core._node_types import node_type_of
 from ...core._pack_and_unpack import Tags, walk
 from ...core._printing import listed
-from ...core._trees_taken_apart import Walked
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 
@@ -37,7 +37,7 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, TypeError) and any(words in text for words in _REFUSALS) and not is_known
 
 
-def name_counterpart(error: Exception, call: Walked, title: str) -> None:
+def name_counterpart(error: Exception, call: FlatDag, title: str) -> None:
     """Adds to a refusal of JAX's, if functions among the arguments are what it refused, which transform takes them.
 
     Args:
@@ -93,7 +93,7 @@ def bound_module(function: Any) -> tuple[Any, str]:
     return function, "model"
 
 
-def require_separate(arguments: Arguments, call: Walked, names: Names) -> None:
+def require_separate(arguments: Arguments, call: FlatDag, names: Names) -> None:
     """Raises if a static argument holds an object that is also in one that is traced.
 
     Args:
@@ -107,11 +107,11 @@ def require_separate(arguments: Arguments, call: Walked, names: Names) -> None:
             _require_apart(value, text, call)
 
 
-def _require_apart(value: Any, text: str, call: Walked) -> None:
+def _require_apart(value: Any, text: str, call: FlatDag) -> None:
     own = Tags()
     _, records, root = walk(value, own)
     known = IdentitySet(call.objects)
-    for number, path in Walked(records, root).edges():
+    for number, path in FlatDag(records, root).edges():
         obj = own.objects[number]
         if obj in known and own.number_of(obj) is not None:
             where = text + jtu.keystr(path)

@@ -14,13 +14,13 @@ from ...core._call_arguments import Arguments
 from ...core._class_attributes import dataclass_fields
 from ...core._comparison import described
 from ...core._errors import RetraceWarning
+from ...core._flat_dags import FlatDag
 from ...core._locks import Lock
 from ...core._printing import shown
 from ...core._static_kinds import Incomparable
 from ...core._static_values import Static
 from ...core._structure import Node, Op, Path, Record
 from ...core._traced_leaves_and_identity import PYTHON_NUMBERS
-from ...core._trees_taken_apart import Walked
 from ...core._warning_source import Definition, warn_about
 from .._argument_names import Names
 
@@ -36,7 +36,7 @@ class Trace(NamedTuple):
         static: those that are static, in words, by what they are called.
     """
 
-    arguments: Walked
+    arguments: FlatDag
     leaves: dict[int, str]
     static: dict[str, str]
 
@@ -66,7 +66,7 @@ class Traces:
         self._warned = False
         self._lock = Lock()
 
-    def add(self, entered: Walked, arguments: Arguments, names: Names) -> None:
+    def add(self, entered: FlatDag, arguments: Arguments, names: Names) -> None:
         """The function is traced with these arguments."""
         trace = _trace(entered, arguments, names)
         with self._lock:
@@ -91,11 +91,11 @@ class Traces:
             _warn(often[0], before.arguments.records[often[0]][0], trace, names.definition)
 
 
-def _trace(entered: Walked, arguments: Arguments, names: Names) -> Trace:
+def _trace(entered: FlatDag, arguments: Arguments, names: Names) -> Trace:
     leaves = {number: _described(leaf) for number, leaf in entered.leaves.items()}
     static = [names.text(i) for i, name in enumerate(arguments.names) if name is None]
     named = zip([*static, *arguments.static], map(shown, arguments.statics), strict=True)
-    return Trace(Walked(entered.records, entered.root), leaves, dict(named))
+    return Trace(FlatDag(entered.records, entered.root), leaves, dict(named))
 
 
 def _described(leaf: Any) -> str:

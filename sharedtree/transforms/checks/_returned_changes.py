@@ -29,13 +29,13 @@ from typing import Any, Literal, NamedTuple
 
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._call_arguments import Arguments
+from ...core._flat_dags import FlatDag
 from ...core._jax_internals import are_of_one_program, operands_of, operation_of, program_tracer
 from ...core._node_types import node_type_of
 from ...core._pack_and_unpack import Rules, walked
 from ...core._plain_containers import name_in
 from ...core._structure import LEAF, Path
 from ...core._traced_leaves_and_identity import carries_identity
-from ...core._trees_taken_apart import Walked
 from ...ties._leaf_notes import is_gradient
 
 Place = tuple[str, ...]
@@ -72,7 +72,7 @@ class Change(NamedTuple):
         return self.kind != "removes" and is_object and self.value in returned
 
 
-def not_returned(changes: Sequence[Change], received: Walked, result: Any, rules: Rules) -> list[Change]:
+def not_returned(changes: Sequence[Change], received: FlatDag, result: Any, rules: Rules) -> list[Change]:
     """The changes that are in nothing that the function returned.
 
     Args:
@@ -105,7 +105,7 @@ class _Module(NamedTuple):
     nodes: dict[Place, int]
 
 
-def _module(tree: Walked, number: int) -> _Module:
+def _module(tree: FlatDag, number: int) -> _Module:
     values = {
         child
         for n in tree.below(number).reached
@@ -154,7 +154,7 @@ class _Returned:
     layers, all of which are lost beside a gradient, is compared with no part of the gradient.
     """
 
-    def __init__(self, changes: Sequence[Change], received: Walked, out: Walked) -> None:
+    def __init__(self, changes: Sequence[Change], received: FlatDag, out: FlatDag) -> None:
         self._changes = changes
         self._received = received
         self._out = out

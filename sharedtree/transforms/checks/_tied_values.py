@@ -12,10 +12,10 @@ from jax import tree_util as jtu
 
 from ...core._by_identity import IdentityDict
 from ...core._call_arguments import Arguments
+from ...core._flat_dags import FlatDag
 from ...core._pack_and_unpack import Rules, walked
 from ...core._printing import listed
 from ...core._structure import Path
-from ...core._trees_taken_apart import Walked
 from ...core._warning_source import report_untied
 from ...ties._leaf_notes import is_one_around, is_tied_value
 from ...ties._policy_and_context import Policy
@@ -23,7 +23,7 @@ from .._argument_names import Names
 from .._function_and_options import in_code
 
 
-def report_tied_values(tree: Walked, names: Names, transform: str, policy: Policy) -> None:
+def report_tied_values(tree: FlatDag, names: Names, transform: str, policy: Policy) -> None:
     """Looks for such arrays in arguments or in a result.
 
     Args:
@@ -43,14 +43,14 @@ def report_tied_values(tree: Walked, names: Names, transform: str, policy: Polic
             _report(tree, root, path, met, names, transform, policy)
 
 
-def _each(tree: Walked) -> list[tuple[Path, int]]:
+def _each(tree: FlatDag) -> list[tuple[Path, int]]:
     node = tree.node(tree.root)
     if node is None or node.type.cls is not Arguments:
         return [((), tree.root)]
     return [((key,), child) for key, child in zip(node.keys, tree.records[tree.root][1], strict=True)]
 
 
-def _met_twice(tree: Walked) -> Iterator[list[Path]]:
+def _met_twice(tree: FlatDag) -> Iterator[list[Path]]:
     """The paths of each array that was tied and is met twice, outside modules at least once."""
     noted = {n for n, leaf in tree.leaves.items() if is_tied_value(leaf) or is_one_around(leaf)}
     if not noted:
@@ -65,7 +65,7 @@ def _met_twice(tree: Walked) -> Iterator[list[Path]]:
 
 
 def _report(
-    tree: Walked, root: int, above: Path, met: list[Path], names: Names, transform: str, policy: Policy
+    tree: FlatDag, root: int, above: Path, met: list[Path], names: Names, transform: str, policy: Policy
 ) -> None:
     name = jtu.keystr(above) or "result"
     paths = [name + jtu.keystr(path) for path in met]

@@ -22,13 +22,13 @@ from jax import tree_util as jtu
 from jax.core import Tracer
 
 from ...core._by_identity import IdentitySet
+from ...core._flat_dags import FlatDag
 from ...core._locks import Lock
 from ...core._printing import listed
 from ...core._sharing import Agree, Rooted
 from ...core._static_values import Static
 from ...core._structure import LEAF, Node, Path, Structure, canonical
 from ...core._traced_leaves_and_identity import carries_identity
-from ...core._trees_taken_apart import Walked
 from ...core._warning_source import report_untied
 from ...ties._leaf_notes import note
 from ...ties._policy_and_context import Policy
@@ -76,7 +76,7 @@ class LostTie(NamedTuple):
     advice: Advice
 
 
-def ties_lost_between(entered: Walked, left: Walked, policy: Policy, *, is_with_state: bool = False) -> list[LostTie]:
+def ties_lost_between(entered: FlatDag, left: FlatDag, policy: Policy, *, is_with_state: bool = False) -> list[LostTie]:
     """Compares what left a function with what entered it. What is found counts as reported from then on.
 
     Args:
@@ -95,7 +95,7 @@ def ties_lost_between(entered: Walked, left: Walked, policy: Policy, *, is_with_
     objects = [*entered.objects, *left.objects]
     offset = len(entered.records)
     moved = [(op, tuple([offset + child for child in children])) for op, children in left.records]
-    both = Walked([*entered.records, *moved], offset + left.root, objects)
+    both = FlatDag([*entered.records, *moved], offset + left.root, objects)
     shape = _shapes(both)
     had = IdentitySet(entered.objects)
     lost_ties: list[LostTie] = []
@@ -116,7 +116,7 @@ def ties_lost_between(entered: Walked, left: Walked, policy: Policy, *, is_with_
 _MOST_TIES = 64  # of one module, whose origins are looked at
 
 
-def _advice(lost: Lost, pair: _Pair, both: Walked, shape: Sequence[int], had: IdentitySet) -> Advice:
+def _advice(lost: Lost, pair: _Pair, both: FlatDag, shape: Sequence[int], had: IdentitySet) -> Advice:
     """What to do about a tie that a function has lost.
 
     Args:
@@ -176,7 +176,7 @@ class _Versions(NamedTuple):
 
 
 def _two_versions(
-    both: Walked, shape: Sequence[int], modules: tuple[int, int], ends: tuple[Path, Path]
+    both: FlatDag, shape: Sequence[int], modules: tuple[int, int], ends: tuple[Path, Path]
 ) -> _Versions | None:
     """The nodes around a tie that had all leaves in common and have none now: a model and its target, for example.
 
@@ -259,7 +259,7 @@ def _in_state_or_result(path: Path) -> str:
 
 
 def _pairs(
-    tied: Sequence[Module], came: Iterable[Module], went: Iterable[Module], both: Walked, shape: Sequence[int]
+    tied: Sequence[Module], came: Iterable[Module], went: Iterable[Module], both: FlatDag, shape: Sequence[int]
 ) -> Iterator[_Pair]:
     """Each tied module with what could be a new version of it and has lost ties."""
 
@@ -294,7 +294,7 @@ def _by_shape(modules: Iterable[Module], shape: Sequence[int]) -> dict[int, list
     return found
 
 
-def _modules(tree: Walked, containers: bool, text: Callable[[Path], str]) -> Iterator[Module]:
+def _modules(tree: FlatDag, containers: bool, text: Callable[[Path], str]) -> Iterator[Module]:
     """Every module, with what it is called; one that several outermost objects hold comes once for each.
 
     A mutable container outside modules counts as one, if it is an object.
@@ -307,7 +307,7 @@ def _modules(tree: Walked, containers: bool, text: Callable[[Path], str]) -> Ite
                 yield text((*path, *own)), number
 
 
-def outermost_objects(tree: Walked, containers: bool) -> Iterator[tuple[Path, int]]:
+def outermost_objects(tree: FlatDag, containers: bool) -> Iterator[tuple[Path, int]]:
     """What carries identity and is in nothing else that does, once for each path to it.
 
     Args:
@@ -327,7 +327,7 @@ def outermost_objects(tree: Walked, containers: bool) -> Iterator[tuple[Path, in
             yield path, number
 
 
-def _modules_with_ties(tree: Walked, containers: bool) -> list[Module]:
+def _modules_with_ties(tree: FlatDag, containers: bool) -> list[Module]:
     """For each tie that holds a traced leaf, the smallest module with all of it in, with what it is called.
 
     Outside modules it is the smallest mutable container. What is in another module comes after it.
@@ -354,7 +354,7 @@ def _modules_with_ties(tree: Walked, containers: bool) -> list[Module]:
     return [(text, number) for number, text in sorted(found.items(), reverse=True)]
 
 
-def _shapes(tree: Walked) -> list[int]:
+def _shapes(tree: FlatDag) -> list[int]:
     """For each record a number, equal for equal trees with equal types of leaves, whatever is shared in them."""
     numbers: dict[Any, int] = {}
     shapes: list[int] = []
@@ -396,7 +396,7 @@ class SeenArguments:
         self._seen: weakref.WeakKeyDictionary[Structure, list[list[_Argument]]] = weakref.WeakKeyDictionary()
         self._lock = Lock()
 
-    def compare(self, entered: Walked, caller: Sequence[Any], policy: Policy) -> list[LostTie]:
+    def compare(self, entered: FlatDag, caller: Sequence[Any], policy: Policy) -> list[LostTie]:
         """Compares what enters a function now with what entered it in earlier traces, and remembers it.
 
         Args:
@@ -418,7 +418,7 @@ class SeenArguments:
             records, numbers = canonical(root, lambda number: entered.records[number])
             leaves = [entered.records[number][0] is LEAF for number in numbers]
             kinds = [kind_of(entered.objects[n]) if leaf else None for n, leaf in zip(numbers, leaves, strict=True)]
-            now = _Argument(counts, str(key), Walked(records, len(records) - 1), kinds)
+            now = _Argument(counts, str(key), FlatDag(records, len(records) - 1), kinds)
             if policy.on_untie != "ignore":
                 earlier = [one for trace in traces for one in trace if one.counts == counts]
                 objects = [caller[n] if leaf else None for n, leaf in zip(numbers, leaves, strict=True)]

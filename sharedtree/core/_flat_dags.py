@@ -15,7 +15,7 @@ from ._call_arguments import LeafPath
 from ._structure import LEAF, Node, Path, Record, Structure, Update, canonical, edges, intern, reached_outside
 
 
-class Walked:
+class FlatDag:
     """The records of a packed tree, and the objects that they stand for.
 
     Everything else is computed on first use and cached. Nothing is copied: parts share the records and objects.
@@ -37,27 +37,27 @@ class Walked:
         self.objects: Any = objects
 
     @classmethod
-    def of(cls, structure: Structure, objects: Sequence[Any] | Mapping[int, Any] = ()) -> "Walked":
+    def of(cls, structure: Structure, objects: Sequence[Any] | Mapping[int, Any] = ()) -> "FlatDag":
         """Wraps a structure and the objects of its tree. The structure is not interned again."""
         walked = cls(structure.records, structure.root, objects)
         walked.structure = structure
         return walked
 
     @classmethod
-    def without_objects(cls, structure: Structure) -> "Walked":
+    def without_objects(cls, structure: Structure) -> "FlatDag":
         """Wraps a structure whose objects are unknown: each object is None."""
         return cls.of(structure, [None] * len(structure.records))
 
     @classmethod
-    def of_leaves(cls, structure: Structure, leaves: Sequence[Any]) -> "Walked":
+    def of_leaves(cls, structure: Structure, leaves: Sequence[Any]) -> "FlatDag":
         """Wraps a structure and its traced leaves. The objects of nodes are missing."""
         return cls.of(structure, dict(zip(structure.leaf_numbers, leaves, strict=True)))
 
-    def below(self, root: int) -> "Walked":
+    def below(self, root: int) -> "FlatDag":
         """The part whose root is another record. Numbers stay the same."""
-        return Walked(self.records, root, self.objects)
+        return FlatDag(self.records, root, self.objects)
 
-    def child(self, position: int) -> "Walked":
+    def child(self, position: int) -> "FlatDag":
         """The part below one child of the root."""
         return self.below(self.records[self.root][1][position])
 
