@@ -1,7 +1,7 @@
-"""The function's side of a transform: what a function receives, and what becomes of its results.
+"""The function's side of a transform: what a function receives, and what happens to its results.
 
-Of a transform that takes operands, an adapter says in a function of its own, its *body*, how one trace goes: which
-hands the user's function is called with, and how its results are grouped for the transform.
+The adapter of a transform that takes operands has a function of its own, its *body*. The body says how one trace goes:
+which leaf groups the user's function is called with, and how its results are grouped for the transform.
 
     def iteration(inside, carry, xs):                  # for `jax.lax.scan`
         carried, emitted = inside.call(carry, xs)
@@ -45,23 +45,23 @@ class Terms(NamedTuple):
     """What all traces of one function under one transform have in common.
 
     Attributes:
-        title: what the transform is called in errors.
-        names: of the arguments, and where the function is defined.
-        policy: what counts as sharing.
-        rules: how results are walked.
-        traces: those of the function.
-        seen: the arguments it was traced with.
-        unsaid: the changes that were lost in traces which did not run.
-        caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
-        writes: whether it could be in place.
-        options: those of the transform, for messages.
-        unwritable: (a call, the number of a leaf, what is there now) → a sentence that says why it could not be written
-            back; empty if it could. The number is None if it is new; the value, if nobody knows it.
-        keeps: whether what the function changes is kept at all under `in_place=True`.
-        adds: whether it could write back an object with more parts, or fewer.
-        differentiates: whether leaves with the label True are differentiated.
-        bound_to: how the function is called on a module, as code, if it is a module that is traced.
-        learned: what traces have taught, for the adapter.
+        title: name of the transform, for errors.
+        names: names of the arguments, and where the function is defined.
+        policy: what carries identity, and what a lost tie does.
+        rules: how results are packed.
+        traces: the traces of the function.
+        seen: the arguments that the function was traced with.
+        unsaid: changes that were lost in traces that did not run, which a later trace warns of.
+        caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
+        writes: True if the transform can write back what the function changed.
+        options: options of the transform, for messages.
+        unwritable: (call, number of a leaf, value that is there now) → sentence that says why the value cannot be
+            written back, empty if it can. The number is None for a new leaf, the value is None if it is not known.
+        keeps: True if `in_place=True` keeps what the function changed. Conditions of loops keep nothing.
+        adds: True if the transform can write back an object that has more children than before, or fewer.
+        differentiates: True if leaves with the label True are differentiated.
+        bound_to: how the function is called on a module, as code. Empty if it is not a module that is traced.
+        learned: what traces found out, for the adapter.
     """
 
     title: str
@@ -83,14 +83,14 @@ class Terms(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a function received: new objects, put together from groups.
+    """The arguments that a function received: new objects, built from leaf groups.
 
     Attributes:
-        tree: its objects are what the function has in hand, and may change.
-        arguments: with the static ones.
-        call: the caller's side, if it is still under way.
-        given_copies: The copies that the function got of the caller's own static objects, each with the object; None
-            if it got none. See `Rules.given_copies`.
+        tree: the arguments as they were received, with the objects that the function has and may have changed since.
+        arguments: the arguments, static ones included.
+        call: the caller's side. None if it has ended.
+        given_copies: copies of the caller's static objects that the function got, each with its original. None if it
+            got no copies. See `Rules.given_copies`.
     """
 
     tree: FlatDag
@@ -100,10 +100,17 @@ class Received(NamedTuple):
 
 
 NOTHING = Received(FlatDag((), 0), Arguments((), (), {}), None)
+"""Before anything was received."""
 
 
 def receive(groups: Sequence[LeafGroup], statics: Sequence[Any] = (), bare: Sequence[Any] = ()) -> Received:
-    """The arguments that were grouped so; but for static ones, and those that crossed bare."""
+    """Builds the arguments of a function.
+
+    Args:
+        groups: all leaf groups of the arguments.
+        statics: the static arguments.
+        bare: leaves that the transform got as they are, outside the groups.
+    """
     structure, table = groups[0].selection.structure, list[Any]()
     leaves = gather_leaves(groups, bare)
     given_copies = None
@@ -112,18 +119,24 @@ def receive(groups: Sequence[LeafGroup], statics: Sequence[Any] = (), bare: Sequ
     else:
         build(structure, leaves, table)
     first = groups[0].selection
-    first.call = call = call_of(first.call)  # all who receive it have one
+    # A call that runs in C is a tuple until now. All who receive this group get one and the same `Call`.
+    first.call = call = call_of(first.call)
     return Received(FlatDag.of(structure, table), table[structure.root].with_statics(statics), call, given_copies)
 
 
 def _build_with_copies(structure: Structure, leaves: Sequence[Any], table: list[Any]) -> IdentityDict[Any]:
-    """Builds arguments with copies of static objects that can be mutated, for the function may do so.
+    """Builds arguments with copies of mutable static objects, which the function may change.
+
+    Args:
+        structure: structure of the arguments.
+        leaves: their leaves.
+        table: is filled with the object of each record.
 
     Returns:
         Each copy with its original.
     """
     copies = IdentityDict[Any]()
-    # One static object in several places has one copy in each of them.
+    # A static object at several paths has one copy, which is at all of them.
     records = [(_with_copy(op, copies), children) for op, children in structure.records]
     build(records, leaves, table)
     return IdentityDict((copied, original) for original, copied in copies.items() if copied is not original)
@@ -141,11 +154,11 @@ class Inside:
     """One trace of a function.
 
     Args:
-        terms: what all its traces have in common.
+        terms: what all traces of the function have in common.
         function: the user's function.
 
     Attributes:
-        received: what it was called with.
+        received: the arguments of the last call of the function.
     """
 
     def __init__(self, terms: Terms, function: Callable[..., Any]) -> None:
@@ -156,31 +169,32 @@ class Inside:
 
     @property
     def outer(self) -> Sequence[Any]:
-        """The traces around this one, whose tracers may be anywhere."""
+        """The traces around this one. Their tracers may be in static values."""
         call = self.received.call
         return enclosing_traces() if call is None else call.outer
 
     def call(
         self, *operands: Any, before: Sequence[Any] = (), named: Mapping[str, Any] | None = None, again: bool = False
     ) -> Any:
-        """What the user's function makes of what was received in some groups; what it changed in that is kept.
+        """Builds arguments from leaf groups, calls the user's function, and returns its result.
+
+        What the function changes in its arguments is kept for `pack_with_state`. Ties that it loses are warned of, with
+        the line of its definition.
 
         Args:
-            operands: hands of one tree, and arrays that crossed bare.
-            before: further positional arguments, before those.
-            named: further ones, by the names of the function's parameters.
-            again: it was called with the same before, and the result checked.
-
-        Warns, at the name of the function, of ties that are lost in it.
+            operands: leaf groups of one tree, and arrays that the transform got as they are.
+            before: further positional arguments, in front of those.
+            named: further arguments, by the names of the function's parameters.
+            again: True if the function was called with the same arguments before, so that its result was checked then.
 
         Raises:
-            StaticTracerError: if a tracer is left in a static leaf of the result.
-            UntiedError: under `Policy(on_untie="error")`.
+            StaticTracerError: if a static leaf of the result holds a tracer of this trace.
+            UntiedError: if a tie was lost, under `Policy(on_untie="error")`.
         """
-        groups = [each for each in operands if type(each) is LeafGroup]
-        received = receive(groups, bare=[each for each in operands if type(each) is not LeafGroup])
-        own = received.arguments
-        result = self.call_with(received, (*before, *own.args), {**own.kwargs, **(named or {})})
+        groups = [operand for operand in operands if type(operand) is LeafGroup]
+        received = receive(groups, bare=[operand for operand in operands if type(operand) is not LeafGroup])
+        arguments = received.arguments
+        result = self.call_with(received, (*before, *arguments.args), {**arguments.kwargs, **(named or {})})
         if again:
             give_warnings(self._waiting)
         else:
@@ -188,52 +202,74 @@ class Inside:
         return result
 
     def call_apart(self, *groups: LeafGroup) -> Any:
-        """The same of several trees, each in one group; what it changes is kept in the first."""
-        each = [receive((group,)) for group in groups]
-        result = self.call_with(each[0], [arg for one in each for arg in one.arguments.args], {})
+        """Calls the user's function with the arguments of several trees, each of them in one leaf group.
+
+        What the function changes in the first tree is kept.
+        """
+        received = [receive((group,)) for group in groups]
+        args = [arg for tree in received for arg in tree.arguments.args]
+        result = self.call_with(received[0], args, {})
         self.check(result)
         return result
 
     def call_with(
         self, received: Received, args: Sequence[Any], kwargs: Mapping[str, Any], *, returns_pair: bool = False
     ) -> Any:
-        """Calls the user's function with arguments that were received.
+        """Calls the user's function with arguments that were built.
 
         Args:
-            received: the arguments, and what is kept beside them.
-            args: by position.
-            kwargs: by name.
-            returns_pair: whether the function returns a pair, of which callers get the first only.
+            received: the arguments of which changes are kept.
+            args: positional arguments.
+            kwargs: keyword arguments.
+            returns_pair: True if the function returns a pair, of which the caller gets the first entry only.
         """
-        terms, tree, call = self.terms, received.tree, received.call
         self.received = received
+        self._check_arguments(received)
+        if self.terms.policy.containers:
+            note_one_around(received.tree)
+        call, tree = received.call, received.tree
+        bound, bound_before = walked_bound_module(self.function, self.terms.policy)
+        with (
+            deferring_warnings() as self._waiting,
+            self._recording_changes(call, args) as tracing,
+            contextlib.nullcontext() if call is None else handing_over(call.tree, tree),
+        ):
+            result = self.function(*args, **kwargs)
+            tracing.changed_what_it_is_bound_to(bound, bound_before)
+            is_pair = returns_pair and isinstance(result, (tuple, list)) and len(result) == 2
+            tracing.returned(tree, result[0] if is_pair else result, self.terms.rules)
+        return result
+
+    def _check_arguments(self, received: Received) -> None:
+        """Refuses arguments, and warns of them, before the function is called. Passes on the notes of leaves."""
+        terms, tree, call = self.terms, received.tree, received.call
         if terms.caches_traces:
             terms.traces.add(tree, received.arguments, terms.names)
-        if call is not None:
-            require_separate(call.arguments, call.tree, terms.names)
-            report_tied_values(call.tree, terms.names, terms.title, terms.policy)
-            report_cut_ties(call, terms.names, terms.title, terms.policy)
-            if terms.differentiates:
-                report_closed_over(self.function, call, call.leaves_labelled(True), terms.names, terms.policy)
-            numbers = tree.leaf_numbers
-            hand_on([call.objects[n] for n in numbers], [tree.objects[n] for n in numbers])
-        if terms.policy.containers:
-            note_one_around(tree)
-        bound, called = walked_bound_module(self.function, terms.policy)
-        obstacle = "" if terms.writes else f"`{terms.title}` hands back what the function returns, and nothing else."
-        to_adding = "" if terms.adds else f"`{terms.title}` cannot add to an object or remove from it."
+        if call is None:
+            return
+        require_separate(call.arguments, call.tree, terms.names)
+        report_tied_values(call.tree, terms.names, terms.title, terms.policy)
+        report_cut_ties(call, terms.names, terms.title, terms.policy)
+        if terms.differentiates:
+            report_closed_over(self.function, call, call.leaves_labelled(True), terms.names, terms.policy)
+        records = tree.leaf_numbers
+        hand_on([call.objects[record] for record in records], [tree.objects[record] for record in records])
+
+    def _recording_changes(self, call: Call | None, args: Sequence[Any]) -> FunctionBeingTraced:
+        """Makes the context that finds out what the function changes, and warns of changes that are lost."""
+        terms = self.terms
         loss = Loss(
             terms.names.definition,
             terms.title,
             terms.options,
-            obstacle=obstacle,
-            obstacle_to_adding=to_adding,
+            obstacle="" if terms.writes else f"`{terms.title}` hands back what the function returns, and nothing else.",
+            obstacle_to_adding="" if terms.adds else f"`{terms.title}` cannot add to an object or remove from it.",
             bound_to=terms.bound_to,
             is_condition=not terms.keeps,
         )
-        # A condition was told nothing by `in_place=True`, which does not reach it.
-        is_told = terms.keeps or not terms.policy.in_place
-        policy = terms.policy if is_told else with_in_place(terms.policy, None)
+        # The condition of a loop keeps nothing, so for it `in_place=True` is as if nothing had been said.
+        is_policy_meant = terms.keeps or not terms.policy.in_place
+        policy = terms.policy if is_policy_meant else with_in_place(terms.policy, None)
         unsaid = terms.unsaid if terms.caches_traces else None
 
         def unwritable(number: int | None, value: Any) -> str:
@@ -242,112 +278,117 @@ class Inside:
         def as_code() -> str:
             return applied_to(self.function, args)
 
-        with (
-            deferring_warnings() as self._waiting,
-            FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code) as tracing,
-            contextlib.nullcontext() if call is None else handing_over(call.tree, tree),
-        ):
-            result = self.function(*args, **kwargs)
-            tracing.changed_what_it_is_bound_to(bound, called)
-            is_pair = returns_pair and isinstance(result, (tuple, list)) and len(result) == 2
-            tracing.returned(tree, result[0] if is_pair else result, terms.rules)
-        return result
+        return FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code)
 
     def walked(self, result: Any, rules: Rules | None = None, name: str = "result") -> FlatDag:
-        """A result taken apart, with no tracer of this trace left in a static leaf.
+        """Flattens a result.
+
+        Args:
+            result: what the function returned, or a part of it.
+            rules: how it is packed. None for the rules of the transform.
+            name: what it is called in errors.
 
         Raises:
-            StaticTracerError: if one is.
+            StaticTracerError: if a static leaf holds a tracer of this trace.
         """
         rules = self.forbidding(self.terms.rules if rules is None else rules)
         tree = walked(result, rules, name)
+        # JAX cannot return a `ShapeDtypeStruct`, so in a result it is static.
         if any(type(leaf) is jax.ShapeDtypeStruct for leaf in tree.leaves.values()):
             tree = walked(result, rules._replace(are_structs_traced=False), name)
         return tree
 
     def forbidding(self, rules: Rules) -> Rules:
-        """Rules under which no tracer of this trace may be left in a static leaf."""
+        """Returns rules under which a tracer of this trace in a static leaf is an error."""
         return rules._replace(on_static=forbid_tracers(self.outer), given_copies=self.received.given_copies)
 
     def check(self, result: Any) -> None:
-        """Warns, at the name of the function, of ties that are lost in it."""
+        """Warns of ties that the function lost, with the line of its definition."""
         self.check_walked(self.walked(self.with_state(result)), is_with_state=bool(self.terms.policy.in_place))
 
     def with_state(self, result: Any) -> Any:
-        """The result, in place beside what was received."""
-        own = self.received.arguments
-        return (own, result) if self.terms.policy.in_place else result
+        """Returns the result, in place a pair of the arguments and the result."""
+        arguments = self.received.arguments
+        return (arguments, result) if self.terms.policy.in_place else result
 
     def check_walked(self, result: FlatDag, *, is_with_state: bool = False) -> None:
-        """The same of a result that was taken apart, with what was received before it or not."""
+        """Warns of ties that the function lost.
+
+        Args:
+            result: the flattened result.
+            is_with_state: True if the result is a pair of the arguments and the result.
+        """
         terms, received, call = self.terms, self.received.tree, self.received.call
-        since: list[LostTie] = []
+        lost_between_calls: list[LostTie] = []
         if terms.caches_traces and call is not None:
-            since = terms.seen.compare(received, call.objects, terms.policy)
+            lost_between_calls = terms.seen.compare(received, call.objects, terms.policy)
         lost = ties_lost_between(received, result, terms.policy, is_with_state=is_with_state)
-        if lost or since:
-            self._waiting.clear()  # one warning for one trace
-            report_lost_ties(since, lost, terms.policy, terms.names)
+        if lost or lost_between_calls:
+            # One cause, one warning: those of inner functions are about the same ties.
+            self._waiting.clear()
+            report_lost_ties(lost_between_calls, lost, terms.policy, terms.names)
         give_warnings(self._waiting)
         report_tied_values(result, terms.names, terms.title, terms.policy)
 
     def pack(self, result: Any, *, as_operand: bool = False) -> LeafGroup:
-        """A result, or a part of one, as one group.
+        """Packs a result, or a part of one, into one leaf group.
 
         Args:
             result: what the function returned.
-            as_operand: whether its structure is compared with that of an operand, which does not say which leaves have
-                lost their ties on purpose.
+            as_operand: True if its structure will be compared with that of an operand. The structure of an operand
+                has no notes on leaves.
         """
         return packed(self.walked(result), as_operand=as_operand)
 
     def like(self, group: LeafGroup, tree: Any) -> LeafGroup:
-        """A tree that stands for an operand, in the group in which that came.
+        """Packs a tree that stands for an operand into a leaf group with the selection of that operand.
 
         Args:
-            group: of one operand.
-            tree: what the function returned for it, for example.
+            group: leaf group of one operand.
+            tree: what stands for it, such as the carry that an iteration returned.
 
         Raises:
-            SharingMismatchError: if it lacks a tie of the operand, or differs in shape or static values.
+            SharingMismatchError: if the tree lacks a tie of the operand, or differs in shape or static values.
         """
         position = group.operand
-        words = Sides(self.terms.title, "in the operand", "in what stands in its place")
+        sides = Sides(self.terms.title, "in the operand", "in what stands in its place")
         above = (LeafPath(self.terms.names.text(position)),)
-        return LeafGroup(
-            fit_leaves(receive((group,)).tree.child(position), self.walked(tree), words, above), group.selection
-        )
+        operand = receive((group,)).tree.child(position)
+        return LeafGroup(fit_leaves(operand, self.walked(tree), sides, above), group.selection)
 
     def pack_with_state(self, result: Any, position: int) -> LeafGroup:
-        """A result together with what was changed in an operand, which goes out as the result does.
+        """Packs a result and, in place, what the function changed in one operand, into one leaf group.
 
         Args:
             result: what the function returned.
-            position: of the operand.
+            position: position of the operand.
         """
         if not self.terms.policy.in_place:
             return self.pack(result)
         received = self.received.tree
-        own = received.child(position).reached
+        records_of_operand = received.child(position).reached
         rules = self.forbidding(self.terms.rules)
-        return packed(with_changes(result, received, rules, lambda number: number not in own, own))
+        return packed(
+            with_changes(result, received, rules, lambda record: record not in records_of_operand, records_of_operand)
+        )
 
 
 def packed(tree: FlatDag, *, as_operand: bool = False) -> LeafGroup:
-    """A tree as one group.
+    """Makes one leaf group of a flattened tree.
 
     Args:
-        tree: as walked.
-        as_operand: whether its structure is compared with that of an operand, which does not say what was noted.
+        tree: the tree, with its objects.
+        as_operand: True to leave out the notes on leaves, so that the structure equals that of an operand.
     """
-    leaves = [tree.objects[number] for number in tree.leaf_numbers]
+    leaves = [tree.objects[record] for record in tree.leaf_numbers]
     structure = intern(tuple(tree.records), tree.root)
     return whole(leaves, structure if as_operand else with_leaf_notes(structure, leaves))
 
 
 def enclosing_traces() -> Sequence[Any]:
-    """The traces around the one that a function is being traced in."""
+    """The traces around the one in which a function is traced now."""
     traces = current_traces()
+    # Without jit, the innermost trace is not this function's.
     return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -20,7 +20,7 @@ from ._in_place import Changes, rules_for_state, with_changes
 from ._in_place_by_label import group_result_with_state
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import Treatment, is_donated, labels_in
-from ._pass_through import passed_through, unchanged
+from ._pass_through import find_unchanged, passed_through
 from ._repeated_calls import Form, Way, new_latest
 from ._wrapped_function import Wrapper
 from .checks._lost_changes import Unsaid
@@ -330,7 +330,7 @@ class FunctionTransform(Wrapper):
         if policy.in_place:
             tree = with_changes(result, received.tree, inside.forbidding(rules), taken)
         elif policy.pass_through and self.passes_through:
-            given = unchanged(result, received.tree, taken, containers=policy.containers)
+            given = find_unchanged(result, received.tree, taken, containers=policy.containers)
             tree = inside.walked(result, rules._replace(given=given)) if given else tree
         return packed(tree)
 

@@ -1,11 +1,11 @@
 """`Policy(in_place=True)`: what a function changed in its arguments is written back into the caller's objects.
 
-Beside the result leaves what was changed: each object that no longer has the parts with which it was received, whether
-it is still in the arguments or was taken out of them, for whoever holds it sees what became of it. What did not change
-is named by its number and nothing more. On the caller's side the content is built anew, and only once everything has
-been built is any of it written. So the caller's objects change all together or, if anything raises, not at all.
+The changed objects go out beside the result: each object that no longer has the parts with which it was received,
+whether it is still in the arguments or was taken out of them, since whoever holds it sees the change. Unchanged objects
+are named by their record and nothing more. The caller's side builds the new contents, and only once everything has been
+built is any of it written. So the caller's objects change all together or, after an error, not at all.
 
-    counter.n += 1                        leaves    ((Update(0, Counter(0)),), result)      with the leaf n
+    counter.n += 1                        goes out   ((Update(0, Counter(0)),), result)      with the leaf n
 """
 
 import collections
@@ -26,109 +26,111 @@ from ..core._structure import Node
 from ..core._traced_leaves_and_identity import is_traced
 from ._caller_side import Call
 from ._inconsistent_sharing import raise_inconsistent
-from ._pass_through import Unchanged
+from ._pass_through import ReceivedObjects
 
 IsTaken = Callable[[int], bool]
-"""Whether the caller's buffers of a record are donated, so that even what is unchanged must come back."""
+"""Returns True for a record whose buffers the caller donated, so that it has to come back even if it is unchanged."""
+
+IN_PLACE = " in place of "
+"""What JAX's messages print before the path of a changed object."""
+
+# ---- On the function's side: what was changed ----
 
 
 def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
-    """Rules under which received objects are named if they are unchanged, and updated otherwise.
+    """Returns rules that name unchanged objects by their record and pack the contents of changed ones.
 
     Args:
-        rules: the rules otherwise.
-        received: what the function received, as it is now.
-        is_taken: see there.
-        deeply: whether what holds something that was changed counts as changed, too.
+        rules: rules for everything else.
+        received: what the function received, with the objects as they are now.
+        is_taken: see `IsTaken`.
+        deeply: True if an object that holds a changed one counts as changed.
     """
-    own = Unchanged(received, containers=rules.containers)
-    is_same = own.is_unchanged if deeply else own.is_itself
+    objects = ReceivedObjects(received, containers=rules.containers)
+    is_unchanged = objects.is_deeply_unchanged if deeply else objects.is_unchanged
     given: IdentityDict[int] = IdentityDict()
     updated: IdentityDict[int] = IdentityDict()
-    for number in own.numbers:
-        obj = received.objects[number]
-        if not is_taken(number) and is_same(number):
-            given[obj] = number
-        elif type(received.records[number][0]) is Node:
-            updated[obj] = number
+    for record in objects.records:
+        obj = received.objects[record]
+        if not is_taken(record) and is_unchanged(record):
+            given[obj] = record
+        elif type(received.records[record][0]) is Node:
+            updated[obj] = record
     return rules._replace(given=given, updated=updated, received=received.records)
 
 
 def with_changes(
-    result: Any, received: FlatDag, rules: Rules, is_taken: IsTaken, own: Container[int] | None = None
+    result: Any, received: FlatDag, rules: Rules, is_taken: IsTaken, writable: Container[int] | None = None
 ) -> FlatDag:
-    """What a function changed and what it returned, as one tree: a tuple of which the result is the last.
+    """Flattens what a function changed, and its result, as one tuple. The result is the last entry.
 
     Args:
         result: what the function returned.
-        received: what it received, as it is now.
-        rules: of the transform.
-        is_taken: see there.
-        own: the records of what is written to; None for all.
+        received: what it received, with the objects as they are now.
+        rules: how results are packed.
+        is_taken: see `IsTaken`.
+        writable: records of the objects that are written back. None for all.
     """
     rules = rules_for_state(rules, received, is_taken)
     updated = rules.updated or IdentityDict[int]()
-    if own is not None:
-        updated = IdentityDict(item for item in updated.items() if item[1] in own)
+    if writable is not None:
+        updated = IdentityDict(item for item in updated.items() if item[1] in writable)
         rules = rules._replace(updated=updated)
-    around = conventions(received, rules)
+    # Objects under one convention can be walked as one tuple.
+    convention_of = conventions(received, rules)
     changed: dict[Inherited, list[Any]] = {}
-    for number in updated.values():
-        changed.setdefault(around[number], []).append(received.objects[number])
-    return walked_together(
-        [*((tuple(each), name) for name, each in changed.items()), (result, rules.convention)],
-        rules,
-        [*[IN_PLACE] * len(changed), ""],
-    )
-
-
-IN_PLACE = " in place of "
-"""How JAX's messages are to call what was changed, before its path."""
+    for record in updated.values():
+        changed.setdefault(convention_of[record], []).append(received.objects[record])
+    trees: list[tuple[Any, Inherited]] = [(tuple(objects), convention) for convention, objects in changed.items()]
+    return walked_together([*trees, (result, rules.convention)], rules, [*[IN_PLACE] * len(changed), ""])
 
 
 def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str]) -> FlatDag:
-    """Several trees as one, each with the convention that holds around it.
+    """Flattens several trees as one tuple, with the ties between them.
 
     Args:
-        trees: with their conventions.
-        rules: for all of them.
-        keys: how their paths begin.
+        trees: the trees, each with the convention that holds around it.
+        rules: how they are packed.
+        keys: for each tree, the beginning of its paths.
     """
     tags, records, roots = Tags(), list[Any](), list[int]()
     for tree, convention in trees:
-        _, more, root = walk(tree, tags, rules._replace(convention=convention))
-        records += more
+        _, records_of_tree, root = walk(tree, tags, rules._replace(convention=convention))
+        records += records_of_tree
         roots.append(root)
-    whole = node_type_of(())
-    assert whole is not None
-    records.append((Node(whole, Static(None), tuple(map(LeafPath, keys))), tuple(roots)))
+    tuple_type = node_type_of(())
+    assert tuple_type is not None
+    records.append((Node(tuple_type, Static(None), tuple(map(LeafPath, keys))), tuple(roots)))
     return FlatDag(records, len(records) - 1, [*tags.objects, None])
 
 
 def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
-    """The convention around each received record, on the first path to it, as a walk has it."""
-    found: dict[int, Inherited] = {}
+    """For each record, the convention that holds around it on its first path, as a walk has it."""
+    convention_of: dict[int, Inherited] = {}
     stack: list[tuple[int, Inherited]] = [(received.root, rules.convention)]
     while stack:
-        number, around = stack.pop()
-        if number not in found:
-            found[number] = around
-            node = received.node(number)
+        record, convention = stack.pop()
+        if record not in convention_of:
+            convention_of[record] = convention
+            node = received.node(record)
             if node is not None:
-                inner: Inherited = node.type.inherits(around, containers=rules.containers)
-                stack.extend((child, inner) for child in reversed(received.records[number][1]))
-    return found
+                inner: Inherited = node.type.inherits(convention, containers=rules.containers)
+                stack.extend((child, inner) for child in reversed(received.records[record][1]))
+    return convention_of
+
+
+# ---- On the caller's side: writing back ----
 
 
 class Changes:
-    """Content that is to be written into the caller's objects, collected first and written at once.
+    """Contents for the caller's objects. They are collected first, and then written all at once.
 
     Args:
-        call: the caller's side.
-        title: what the transform is called.
+        call: the call.
+        title: name of the transform, for errors.
 
     Attributes:
-        pending: each object that is to be written to, followed by another with its new content.
+        pending: each object to write to, followed by another object of its class that has the new content.
     """
 
     def __init__(self, call: Call, title: str) -> None:
@@ -137,30 +139,39 @@ class Changes:
         self._statics = CallersStatics(call.tree)
         self.pending: list[Any] = []
 
-    def update(self, number: int, content: Any) -> Any:
-        """Notes that an object is to get the content of another of its class; returns that object."""
-        target = self._call.objects[number]
-        is_written = any(written is target for written in self.pending[::2])
+    def update(self, record: int, content: Any) -> Any:
+        """Notes the new content of the caller's object with this record. Returns that object.
+
+        Args:
+            record: record of the object.
+            content: an object of its class. Its static objects are replaced by the caller's.
+
+        Raises:
+            InconsistentSharingError: if the object was split, and more than one piece of it was changed.
+        """
+        target = self._call.objects[record]
+        is_pending = any(obj is target for obj in self.pending[::2])
         for cut in self._call.cuts:
-            for each in (*cut.containers, *(cut.modules if is_written else ())):
-                if cut.outcomes.tree.objects[each] is target:
-                    why = (
+            # A container that was split cannot be written to at all, a module only through one of its pieces.
+            for split_record in (*cut.containers, *(cut.modules if is_pending else ())):
+                if cut.outcomes.tree.objects[split_record] is target:
+                    reason = (
                         f"Inside they were two, and a `{type(target).__name__}` was changed that would have to be "
                         "written back into both as one.\n"
                     )
-                    raise_inconsistent(cut.outcomes, each, self._title, why)
-        if is_written:
-            self._raise_parted(target)
+                    raise_inconsistent(cut.outcomes, split_record, self._title, reason)
+        if is_pending:
+            self._raise_split_container(target)
         self._statics.put_into(content, target)
         self.pending += target, content
         return target
 
-    def _raise_parted(self, target: Any) -> NoReturn:
-        """Raises because a function parted a container, so that a loop was given it twice, and changed both."""
+    def _raise_split_container(self, target: Any) -> NoReturn:
+        """Raises the error for a container that a loop got twice, since its body split it, and that changed twice."""
         tree, kind = self._call.tree, type(target).__name__
-        parts = [number for number in sorted(tree.first_paths) if tree.objects[number] is target]
-        paths = [tree.text(number) for number in parts]
-        treatments = [f"number {i} inside" for i in range(1, len(parts) + 1)]
+        records = [record for record in sorted(tree.first_paths) if tree.objects[record] is target]
+        paths = [tree.text(record) for record in records]
+        treatments = [f"number {i} inside" for i in range(1, len(records) + 1)]
         lines = [f"    `{path}`: {treatment}" for path, treatment in zip(paths, treatments, strict=True)]
         raise InconsistentSharingError(
             f"`{self._title}` cut a `{kind}` that is in several places, for the function parted them, and more than "
@@ -181,29 +192,31 @@ class Changes:
 class CallersStatics:
     """The static objects in a caller's arguments, which take their places again in what is written back.
 
-    A trace that serves many calls has copies of them, or the equal ones of the first model that it was made for. They
-    are found again by their content, wherever the function put them:
+    A trace that serves many calls has copies of them, or equal objects of the first model that it was made for. The
+    caller's are found by their content, wherever the function put the copies:
 
         m.config, m.spare = m.spare, m.config           what the trace has for each is equal to one of the caller's
 
-    Args:
-        tree: What the caller's side packed.
+    Looking for the first one reads the static objects of all arguments, once.
 
-    Cost: the statics of all arguments are read once, when the first is looked for.
+    Args:
+        tree: the arguments as packed.
     """
 
     def __init__(self, tree: FlatDag) -> None:
         self._tree = tree
-        self._by_content: dict[Any, Any] | None = None
+        self._object_of_content: dict[Any, Any] | None = None
 
     def put_into(self, content: Any, target: Any) -> None:
-        """Replaces static objects in new content, which is changed, by equal ones of the caller's.
+        """Replaces static objects in new content by equal ones of the caller's.
 
         Args:
-            content: An object of the class of `target`, built from what the trace has.
-            target: The caller's object, to which the content is written. What it has in a place goes before others.
+            content: an object of the class of `target`, built from what the trace has. It is changed.
+            target: the caller's object that will get the content. Where both have an equal object at one place, the
+                object of the target stays there.
         """
-        if self._tree.structure.objects:  # those of this very call already
+        # A structure with objects was made for this call alone, so the trace has the caller's own.
+        if self._tree.structure.objects:
             return
         node_type = node_type_of(content)
         assert node_type is not None
@@ -211,58 +224,70 @@ class CallersStatics:
         leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
         if not any(objects_with_identity(value) for value in (aux, *leaves)):
             return
-        statics = IdentitySet([*_parts_of_containers(aux), *leaves])
-        before, now = _content(target), _content(content)
-        places: Iterable[Any] = range(len(now)) if isinstance(now, list) else now.keys()
+        statics = IdentitySet([*_with_parts(aux), *leaves])
+        old, new = _content(target), _content(content)
+        places: Iterable[Any] = range(len(new)) if isinstance(new, list) else new.keys()
         for place in places:
-            value = now[place]
+            value = new[place]
             if value not in statics or not objects_with_identity(value):
                 continue
-            there = place < len(before) if isinstance(before, list) else place in before
-            is_kept = there and (value is before[place] or _are_alike(value, before[place]))
-            own = before[place] if is_kept else self._with_own(value, IdentityDict())
-            if own is value:
+            is_in_old = place < len(old) if isinstance(old, list) else place in old
+            if is_in_old and (value is old[place] or _has_equal_content(value, old[place])):
+                callers_value = old[place]
+            else:
+                callers_value = self._with_callers_objects(value, IdentityDict())
+            if callers_value is value:
                 continue
             if isinstance(content, (list, dict, collections.deque)):
-                content[place] = own
+                content[place] = callers_value
             else:
-                object.__setattr__(content, str(place), own)
+                # Frozen classes refuse `setattr`.
+                object.__setattr__(content, str(place), callers_value)
 
-    def _with_own(self, value: Any, done: IdentityDict[Any]) -> Any:
-        """A static value with the caller's objects in it; `done` has the parts that were met."""
-        if value not in done:
-            done[value] = value  # until it is known
-            own = self._own(value) if any(obj is value for obj in objects_with_identity(value)) else None
-            done[value] = with_new_parts(value, lambda part: self._with_own(part, done)) if own is None else own
-        return done[value]
+    def _with_callers_objects(self, value: Any, memo: IdentityDict[Any]) -> Any:
+        """Returns a static value in which the caller's objects stand for equal ones.
 
-    def _own(self, value: Any) -> Any:
-        """The caller's first object with the content of another one; None if there is none."""
+        Args:
+            value: the static value.
+            memo: part → what stands for it, for parts that were met. It ends cycles.
+        """
+        if value not in memo:
+            memo[value] = value
+            has_identity = any(obj is value for obj in objects_with_identity(value))
+            callers_object = self._find(value) if has_identity else None
+            if callers_object is None:
+                callers_object = with_new_parts(value, lambda part: self._with_callers_objects(part, memo))
+            memo[value] = callers_object
+        return memo[value]
+
+    def _find(self, value: Any) -> Any:
+        """The caller's first object with the content of another one. None if there is none."""
         try:
             key = key_of(value)[0]
         except Incomparable:
             return None
-        if self._by_content is None:
-            self._by_content = {}
+        if self._object_of_content is None:
+            self._object_of_content = {}
             for obj in self._objects():
-                self._by_content.setdefault(key_of(obj)[0], obj)
-        return self._by_content.get(key)
+                self._object_of_content.setdefault(key_of(obj)[0], obj)
+        return self._object_of_content.get(key)
 
     def _objects(self) -> Iterable[Any]:
-        for number, (op, _) in enumerate(self._tree.records):
+        """Iterates over the static objects with identity in the arguments."""
+        for record, (op, _) in enumerate(self._tree.records):
             if type(op) is Static and op.has_objects:
-                yield from objects_with_identity(self._tree.objects[number])
+                yield from objects_with_identity(self._tree.objects[record])
             elif type(op) is Node and op.aux.has_objects:
-                _, aux = op.type.take_apart(self._tree.objects[number])
+                _, aux = op.type.take_apart(self._tree.objects[record])
                 yield from objects_with_identity(aux)
 
 
-def _parts_of_containers(value: Any) -> Iterable[Any]:
-    """A value, and what tuples, lists and dictionaries in it hold."""
-    stack, entered = [value], IdentitySet()
+def _with_parts(value: Any) -> Iterable[Any]:
+    """Iterates over a value and everything that tuples, lists and dictionaries in it hold."""
+    stack, visited = [value], IdentitySet()
     while stack:
         part = stack.pop()
-        if entered.add(part):
+        if visited.add(part):
             yield part
             if isinstance(part, (tuple, list)):
                 stack.extend(part)
@@ -270,43 +295,48 @@ def _parts_of_containers(value: Any) -> Iterable[Any]:
                 stack.extend(part.values())
 
 
-def _are_alike(value: Any, other: Any) -> bool:
+def _has_equal_content(value: Any, other: Any) -> bool:
     if type(value) is not type(other):
         return False
     try:
-        # A `Static` would also copy both, and this is asked on each call.
+        # Comparing two `Static`s would copy both values, and this runs on each call.
         return key_of(value)[0] == key_of(other)[0]
     except Incomparable:
         return False
 
 
 def write(pending: Sequence[Any]) -> None:
-    """Writes what is pending, all or nothing, in Python."""
-    undo: list[tuple[Any, Any]] = []
+    """Writes new contents into objects, all or nothing. The fallback for, and reference of, `write_natively`.
+
+    Args:
+        pending: each object to write to, followed by one that has the new content.
+    """
+    written: list[tuple[Any, Any]] = []
     try:
-        for target, content in zip(pending[::2], pending[1::2], strict=True):
-            before = _content(target)
-            undo.append((target, before))
-            new = _without_kept(_content(content), before)
-            gone = [name for name in _carried(target) if name not in new]
+        for target, source in zip(pending[::2], pending[1::2], strict=True):
+            old = _content(target)
+            written.append((target, old))
+            new = _with_kept_values(_content(source), old)
+            removed = [name for name in _names_in_flatten(target) if name not in new]
             _write(target, new)
-            for name in gone:
+            for name in removed:
                 object.__delattr__(target, name)
     except BaseException:
-        for target, before in reversed(undo):
-            _write(target, before)
+        for target, old in reversed(written):
+            _write(target, old)
         raise
 
 
-def _without_kept(new: Any, before: Any) -> Any:
-    """Puts what an object has in the place of what C marked as unchanged in its new content."""
+def _with_kept_values(new: Any, old: Any) -> Any:
+    """Puts old values in the place of the mark that C writes for unchanged ones."""
     if native is not None and isinstance(new, dict):
         for name in [name for name, value in new.items() if value is native.KEPT]:
-            new[name] = before[name]
+            new[name] = old[name]
     return new
 
 
 def _content(obj: Any) -> Any:
+    """Copies what an object holds: a list of items, or a dict of items or of attributes, slots included."""
     if isinstance(obj, (list, collections.deque)):
         return list(obj)
     if isinstance(obj, dict):
@@ -320,8 +350,8 @@ def _content(obj: Any) -> Any:
     return attributes
 
 
-def _carried(obj: Any) -> Iterable[str]:
-    """The attributes that the function received with an object: what its class's flatten hands over."""
+def _names_in_flatten(obj: Any) -> Iterable[str]:
+    """Names of the attributes that an object has after a flatten and an unflatten: those that a function receives."""
     node_type = node_type_of(obj)
     assert node_type is not None
     if node_type.is_plain:
@@ -339,7 +369,9 @@ def _write(obj: Any, content: Any) -> None:
     elif isinstance(obj, dict):
         for name in [name for name in obj if name not in content]:
             del obj[name]
-        obj.update(content)  # what stays keeps its place
+        # `update` leaves the keys that stay at their places.
+        obj.update(content)
     else:
         for name, value in content.items():
-            object.__setattr__(obj, name, value)  # frozen classes too: the caller asked for it
+            # Frozen classes too, since the caller asked for it.
+            object.__setattr__(obj, name, value)

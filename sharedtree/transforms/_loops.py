@@ -34,7 +34,7 @@ from ._function_given_to_jax import Inner
 from ._function_side import Inside, receive
 from ._joining_trees import Join, Repacking, Sides, holds_modules, join, leaves_like, repacking_for
 from ._leaf_groups import LeafGroup, whole
-from ._pass_through import Unchanged
+from ._pass_through import ReceivedObjects
 
 
 class CarryError(Exception):
@@ -235,8 +235,8 @@ def kept_objects(
         SharingMismatchError: if an object that holds traced leaves was moved, replaced within one that came back, or
             changed and not returned.
     """
-    own = Unchanged(received, containers=containers)
-    objects = {number for number in own.numbers if type(received.records[number][0]) is Node}
+    received_objects = ReceivedObjects(received, containers=containers)
+    objects = {record for record in received_objects.records if type(received.records[record][0]) is Node}
     paths = before.first_paths
     kept: set[int] = set()
     replaced: set[int] = set()
@@ -246,7 +246,7 @@ def kept_objects(
         if after.objects[j] is received.objects[i]:
             kept.add(i)
         elif before.holds_leaf[i]:
-            if own.number_of(after.objects[j]) is not None:
+            if received_objects.record_of(after.objects[j]) is not None:
                 _raise_not_in_place((*above, *paths[i]), "another object that the function received was put there")
             replaced.add(i)
     for i in kept:
@@ -254,9 +254,9 @@ def kept_objects(
             if child in replaced:
                 _raise_not_in_place((*above, *paths[child]), "a new object was put there")
     for i in replaced - kept:
-        if not own.is_itself(i):
+        if not received_objects.is_unchanged(i):
             _raise_not_in_place((*above, *paths[i]), "it was changed, and another object was returned in its place")
-    return frozenset(kept), frozenset([i for i in kept if not own.is_itself(i)])
+    return frozenset(kept), frozenset([i for i in kept if not received_objects.is_unchanged(i)])
 
 
 def _raise_not_in_place(path: Path, why: str) -> NoReturn:

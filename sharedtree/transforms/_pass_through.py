@@ -1,11 +1,11 @@
 """Under `jax.jit`, a module that the function returns unchanged comes back as the caller's own object.
 
-Unchanged means deeply: every leaf, every static, every child is the very object that was received. Such a module is
-named in the result by its number and costs neither an output nor a copy.
+Unchanged means deeply: every leaf, every static value and every child is the very object that was received. The result
+names such a module by its record, so it costs neither an output nor a copy.
 
-It must also be what vanilla `jax.jit` would have returned, up to identity: a `jax.Array` for every leaf, and no
-difference in committedness. Where a leaf was a NumPy array or a Python number, or where another argument is committed
-to a device and the leaf is not, the leaf goes through a `jax.jit` of its own and the module is built anew.
+It must also be what vanilla `jax.jit` would have returned, up to identity: a `jax.Array` for every leaf, with the same
+committedness. If a leaf was a NumPy array or a Python number, or if another argument is committed to a device and the
+leaf is not, the leaf goes through a `jax.jit` of its own, and the module is built anew.
 """
 
 import functools
@@ -25,152 +25,190 @@ from ..core._traced_leaves_and_identity import carries_identity
 from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, keep
 
+# ---- On the function's side: which objects of a result are unchanged ----
 
-def unchanged(
+
+def find_unchanged(
     result: Any, received: FlatDag, is_taken: Callable[[int], bool], *, containers: bool
 ) -> IdentityDict[int]:
-    """The objects in a result that are, deeply, those that were received, with their numbers.
+    """Finds the modules and references in a result that are, deeply, those that were received.
 
     Args:
         result: what the function returned.
-        received: what it received.
-        is_taken: whether a record may not be passed through.
-        containers: whether mutable containers outside modules are objects.
+        received: what it received, with the objects as they are now.
+        is_taken: returns True for a record that may not be passed through, since its buffers are donated.
+        containers: True if mutable containers outside modules carry identity.
+
+    Returns:
+        Each of these objects, and every object with identity below it, with its record.
     """
-    own = Unchanged(received, containers=containers)
-    given: IdentityDict[int] = IdentityDict()
-    seen = IdentitySet()
+    objects = ReceivedObjects(received, containers=containers)
+    unchanged: IdentityDict[int] = IdentityDict()
+    visited = IdentitySet()
     stack: list[Any] = [result]
     while stack:
         obj = stack.pop()
-        if not seen.add(obj):
+        if not visited.add(obj):
             continue
-        number = own.number_of(obj)
+        record = objects.record_of(obj)
+        can_pass = record is not None and (isinstance(obj, jax.Ref) or is_module(obj)) and not is_taken(record)
+        if record is not None and can_pass and objects.is_deeply_unchanged(record):
+            for record_below in objects.records_below(record):
+                unchanged[received.objects[record_below]] = record_below
+            continue
         node_type = node_type_of(obj)
-        can_be_given = number is not None and (isinstance(obj, jax.Ref) or is_module(obj)) and not is_taken(number)
-        if number is not None and can_be_given and own.is_unchanged(number):
-            for each in own.numbers_below(number):
-                given[received.objects[each]] = each
-        elif node_type is not None:
+        if node_type is not None:
             stack.extend(node_type.take_apart(obj)[0])
-    return given
+    return unchanged
 
 
-class Unchanged:
-    """Which of the received objects are still what they were.
+class ReceivedObjects:
+    """The objects with identity that a function received, compared with what they were then.
 
     Args:
-        received: what a function received, as it is now.
-        containers: whether mutable containers outside modules are objects.
+        received: what the function received, with the objects as they are now.
+        containers: True if mutable containers outside modules carry identity.
+
+    Attributes:
+        records: records of the objects with identity, children before their parents.
     """
 
     def __init__(self, received: FlatDag, *, containers: bool = False) -> None:
         self.received = received
         values = () if containers else received.outside
-        self.numbers: list[int] = []
-        for number, ((op, _), obj) in enumerate(zip(received.records, received.objects, strict=True)):
-            if (op is LEAF and (isinstance(obj, jax.Ref) or (number not in values and carries_identity(obj)))) or (
-                type(op) is Node and op.type.carries_identity and not (op.type.is_plain and number in values)
-            ):
-                self.numbers.append(number)
-        self._number_of = IdentityDict((received.objects[number], number) for number in self.numbers)
-        self._known: list[bool] | None = None
+        self.records: list[int] = []
+        for record, ((op, _), obj) in enumerate(zip(received.records, received.objects, strict=True)):
+            if op is LEAF:
+                has_identity = isinstance(obj, jax.Ref) or (record not in values and carries_identity(obj))
+            elif type(op) is Node:
+                has_identity = op.type.carries_identity and not (op.type.is_plain and record in values)
+            else:
+                has_identity = False
+            if has_identity:
+                self.records.append(record)
+        self._record_of = IdentityDict((received.objects[record], record) for record in self.records)
+        self._is_deeply_unchanged: list[bool] | None = None
 
-    def number_of(self, obj: Any) -> int | None:
-        """The number under which an object was received."""
-        return self._number_of.get(obj)
+    def record_of(self, obj: Any) -> int | None:
+        """The record of a received object. None for any other."""
+        return self._record_of.get(obj)
 
-    def numbers_below(self, number: int) -> set[int]:
-        """Those of a received object and of all objects in it."""
-        return self.received.below(number).reached.intersection(self.numbers)
+    def records_below(self, record: int) -> set[int]:
+        """Records of a received object and of all objects with identity below it."""
+        return self.received.below(record).reached.intersection(self.records)
 
-    def is_unchanged(self, number: int) -> bool:
-        """Whether a received object is deeply what it was. Cost: one visit for each received object, once."""
-        if self._known is None:
-            self._known = []
-            for i, (_, children) in enumerate(self.received.records):  # children come before their parents
-                self._known.append(all(self._known[child] for child in children) and self.is_itself(i))
-        return self._known[number]
+    def is_deeply_unchanged(self, record: int) -> bool:
+        """Returns True if an object and everything below it is as it was received. The first call visits everything."""
+        if self._is_deeply_unchanged is None:
+            self._is_deeply_unchanged = []
+            # Children come before their parents.
+            for number, (_, children) in enumerate(self.received.records):
+                are_children_unchanged = all(self._is_deeply_unchanged[child] for child in children)
+                self._is_deeply_unchanged.append(are_children_unchanged and self.is_unchanged(number))
+        return self._is_deeply_unchanged[record]
 
-    def is_itself(self, number: int) -> bool:
-        """Whether a node still has the children and the auxiliary data that it was received with."""
-        op, children = self.received.records[number]
+    def is_unchanged(self, record: int) -> bool:
+        """Returns True if a node has the children and the auxiliary data with which it was received."""
+        op, children = self.received.records[record]
         if type(op) is not Node:
             return True
-        node = self.received.objects[number]
-        found, aux = op.type.take_apart(node)
-        if len(found) != len(children) or Static(aux) != op.aux:
+        node = self.received.objects[record]
+        objects_now, aux = op.type.take_apart(node)
+        if len(objects_now) != len(children) or Static(aux) != op.aux:
             return False
-        if all(map(self._is_child, found, children)):
+        if all(map(self._is_child, objects_now, children)):
             return True
-        # A class may put its fields into a new dictionary whenever it is taken apart, which then is no object of its.
-        return all(map(self._is_made_anew_of, found, op.type.take_apart(node)[0], children))
+        # Some flatten functions build a new dict on each call. Such a dict is not state, so its contents are compared.
+        objects_again = op.type.take_apart(node)[0]
+        return all(map(self._is_child_or_rebuilt, objects_now, objects_again, children))
 
-    def _is_child(self, obj: Any, number: int) -> bool:
-        op = self.received.records[number][0]
-        if obj is self.received.objects[number]:
+    def _is_child(self, obj: Any, record: int) -> bool:
+        """Returns True if an object is the one that was received for a record, or an equal value without identity."""
+        op = self.received.records[record][0]
+        if obj is self.received.objects[record]:
             return True
         if type(op) is Static:
             return Static(obj) == op
         if type(op) is not Node or op.type.carries_identity:
             return False
-        return self._has_content(obj, obj, number)  # a value, such as a tuple, of which there may be a new copy
+        return self._has_content(obj, obj, record)
 
-    def _is_made_anew_of(self, obj: Any, again: Any, number: int) -> bool:
-        """Whether an object is a child, or, with `again` in its place the next time, a new container of children."""
-        return self._is_child(obj, number) or (obj is not again and self._has_content(obj, again, number))
+    def _is_child_or_rebuilt(self, obj: Any, obj_again: Any, record: int) -> bool:
+        """Returns True if an object is a child, or a new container of children that each flatten makes anew.
 
-    def _has_content(self, obj: Any, again: Any, number: int) -> bool:
-        """Whether an object is a plain container with what was received in another one."""
-        op, children = self.received.records[number]
-        if type(op) is not Node or not op.type.is_plain or type(obj) is not op.type.cls or type(again) is not type(obj):
+        Args:
+            obj: the object in the first flatten.
+            obj_again: what stands in its place in the second flatten.
+            record: the record of the child.
+        """
+        return self._is_child(obj, record) or (obj is not obj_again and self._has_content(obj, obj_again, record))
+
+    def _has_content(self, obj: Any, obj_again: Any, record: int) -> bool:
+        """Returns True if an object is a plain container that holds what was received for a record."""
+        op, children = self.received.records[record]
+        if type(op) is not Node or not op.type.is_plain:
             return False
-        (parts, aux), (others, _) = op.type.take_apart(obj), op.type.take_apart(again)
-        same = len(parts) == len(children) == len(others) and Static(aux) == op.aux
-        return same and all(map(self._is_made_anew_of, parts, others, children))
+        if type(obj) is not op.type.cls or type(obj_again) is not type(obj):
+            return False
+        (parts, aux), (parts_again, _) = op.type.take_apart(obj), op.type.take_apart(obj_again)
+        has_same_shape = len(parts) == len(children) == len(parts_again) and Static(aux) == op.aux
+        return has_same_shape and all(map(self._is_child_or_rebuilt, parts, parts_again, children))
+
+
+# ---- On the caller's side: which object stands in the result ----
 
 
 @functools.partial(VANILLA_JIT, keep_unused=True)
 def _as_outputs(leaves: Sequence[Any], anchor: Any) -> Sequence[Any]:
-    """What vanilla `jax.jit` makes of leaves that it returns as they are, with `anchor` among its arguments."""
+    """Returns leaves as vanilla `jax.jit` returns leaves of its arguments, `anchor` being one of these."""
     del anchor
     return leaves
 
 
-def passed_through(call: Call, structure: Structure, used: Callable[[], Sequence[Any]]) -> Callable[[int], Any]:
-    """Number → the caller's own object, or what vanilla `jax.jit` would have made of it.
+def passed_through(
+    call: Call, structure: Structure, find_used_leaves: Callable[[], Sequence[Any]]
+) -> Callable[[int], Any]:
+    """Returns a function from the record of an unchanged object to the object that stands in the result.
+
+    That is the caller's own object. If vanilla `jax.jit` would have made another one of any leaf that is passed
+    through, all these objects are built anew, so that objects which are one stay one.
 
     Args:
-        call: the arguments.
-        structure: of the result. If one thing that it passes through has to be made anew, everything is, so that
-            objects which are one stay one.
-        used: the leaves of the arguments that the computation uses; asked only where placement could make a difference.
+        call: the call.
+        structure: structure of the result.
+        find_used_leaves: returns the leaves of the arguments that the computation uses. It is called only where the
+            placement of a leaf could make a difference.
     """
     objects, records = call.tree.objects, call.tree.records
-    below = {i for number in structure.given for i in canonical(number, lambda i: records[i])[1]}
-    leaves = [number for number in sorted(below) if records[number][0] is LEAF]
+    below = {i for record in structure.given for i in canonical(record, lambda i: records[i])[1]}
+    leaves = [record for record in sorted(below) if records[record][0] is LEAF]
     if call.plan.origins is None:
-        _keep_places(call, structure.given, leaves)
+        _keep_positions(call, structure.given, leaves)
+    # A committed argument that is used commits the outputs of vanilla `jax.jit`.
     anchor = None
-    all_placed = all(is_committed(objects[number]) or is_tracer(objects[number]) for number in leaves)
-    if not all_placed and any(map(is_committed, call.leaves)):
-        anchor = next(filter(is_committed, [*used(), *(objects[number] for number in leaves)]), None)
-    if all(_is_what_jit_returns(objects[number], anchor) for number in leaves):
+    are_all_placed = all(is_committed(objects[record]) or is_tracer(objects[record]) for record in leaves)
+    if not are_all_placed and any(map(is_committed, call.leaves)):
+        used_leaves = [*find_used_leaves(), *(objects[record] for record in leaves)]
+        anchor = next(filter(is_committed, used_leaves), None)
+    if all(_is_what_jit_returns(objects[record], anchor) for record in leaves):
         return objects.__getitem__
-    made: dict[int, Any] = dict(zip(leaves, _as_outputs([objects[number] for number in leaves], anchor), strict=True))
-    for number in sorted(below):  # children come before their parents
-        op, children = records[number]
+    new_leaves = _as_outputs([objects[record] for record in leaves], anchor)
+    new_objects: dict[int, Any] = dict(zip(leaves, new_leaves, strict=True))
+    # Children come before their parents.
+    for record in sorted(below):
+        op, children = records[record]
         if type(op) is Node:
-            made[number] = op.type.put_together(op.aux.thaw(), [made[child] for child in children])
+            new_children = [new_objects[child] for child in children]
+            new_objects[record] = op.type.put_together(op.aux.thaw(), new_children)
         elif type(op) is Static:
-            made[number] = op.thaw()
-    return made.__getitem__
+            new_objects[record] = op.thaw()
+    return new_objects.__getitem__
 
 
-def _keep_places(call: Call, given: tuple[int, ...], leaves: Sequence[int]) -> None:
-    """Where among the arguments the leaves are that calls like this one pass through, for the native call."""
-    place = {number: i for i, number in enumerate(call.tree.leaf_numbers)}
-    keep(call.plan.structure, given, tuple([place[number] for number in leaves]))
+def _keep_positions(call: Call, given: tuple[int, ...], leaves: Sequence[int]) -> None:
+    """Keeps the positions of leaves that are passed through, which a later call in C needs."""
+    position_of = {record: position for position, record in enumerate(call.tree.leaf_numbers)}
+    keep(call.plan.structure, given, tuple([position_of[record] for record in leaves]))
 
 
 def _is_what_jit_returns(leaf: Any, anchor: Any) -> bool:
@@ -180,7 +218,12 @@ def _is_what_jit_returns(leaf: Any, anchor: Any) -> bool:
 
 
 def is_object_outside(obj: Any, *, containers: bool) -> bool:
-    """Whether something that is in no module carries identity."""
+    """Returns True if an object that is in no module carries identity.
+
+    Args:
+        obj: the object.
+        containers: True if mutable containers outside modules carry identity.
+    """
     node_type = node_type_of(obj)
     if node_type is None:
         return isinstance(obj, jax.Ref)
@@ -188,12 +231,12 @@ def is_object_outside(obj: Any, *, containers: bool) -> bool:
 
 
 def is_committed(leaf: Any) -> bool:
-    """Whether a leaf is an array that is bound to its device."""
+    """Returns True if a leaf is an array that is committed to its device."""
     if type(leaf) is ConcreteArray:
         return leaf.committed
     return isinstance(leaf, jax.Array) and not is_tracer(leaf) and leaf.committed
 
 
 def is_tracer(leaf: Any) -> bool:
-    """Whether a leaf belongs to a trace."""
+    """Returns True if a leaf is a tracer."""
     return isinstance(leaf, Tracer)
