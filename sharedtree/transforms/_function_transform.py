@@ -1,6 +1,12 @@
-"""Function transformers: `transform(f, **options) → g`. Five steps for all; what a family needs on top it overrides.
+"""Function transformers: `transform(f, **options) → g`. All take the same five steps. A family overrides what differs.
 
-walk → leaves in groups → the transformed function → leaves gathered → build
+f(Net(w, w), x)                 what a call of the wrapped function does
+
+pack the arguments              leaves w x, structure Arguments(Net(0, 0), 1)
+group the leaves                [w x], or one group for each label
+call the transformed function   inside: build Net(w, w) and x, call the user's `f`, pack and group its result
+gather the leaves               of the groups in which the result comes
+build the result
 """
 
 import functools
@@ -29,60 +35,61 @@ from .checks._retracing import Traces
 from .checks._ties_lost_in_calls import SeenArguments
 
 
-class UnfitResultError(Exception):
-    """An option does not fit what the function returned. Raised by a trace for the wrapper, which catches it."""
-
-    def __init__(self, error: SharingMismatchError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class FunctionTransform(Wrapper):
     """A function under a transform, with shared modules and tied arrays kept the same objects.
 
-    The transform is applied once for each policy and each way in which leaves are grouped, to a function that puts its
-    arguments together, calls and takes its result apart. It may cache what it likes: everything that the inner function
-    learns about a call is in the structures of its groups. Where it does cache, all wrappers of one function give it
-    the same inner function (`_function_given_to_jax`).
+    The transform is applied once for each policy and each grouping of the leaves. It gets an inner function, which
+    builds its arguments, calls the user's function and packs the result.
+
+    The transform may cache as it likes, because all that the inner function learns about a call is in the structures
+    of its groups. If it caches, all wrappers of one function give it the same inner function; see
+    `_function_given_to_jax`.
+
+    Attributes:
+        passes_through: True if an unchanged module in the result becomes the caller's own object.
+        default_out: label of results for which the option for results says nothing.
+        differentiates: True if the transform differentiates the leaves with the label True.
+        writes: True if the transform can write back what the function changed in its arguments.
     """
 
     passes_through = False
     default_out: Any = None
-    """What the transform does with results that its option says nothing about."""
     differentiates = False
-    """Whether it differentiates the leaves that it labels True."""
     writes = True
-    """Whether it can write back what the function changed in its arguments."""
 
-    def go_on(self, left: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """As the base."""
-        is_error = isinstance(left, BaseException)
-        is_begun = is_error or bool(left)
+    # ---- A call ----
+
+    def go_on(self, deferred: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Goes on with a call that C left to Python. Explains its error if there is one."""
+        is_error = isinstance(deferred, BaseException)
+        has_begun = is_error or bool(deferred)
         try:
             if is_error:
-                raise left
-            if is_begun:
-                return self.leave(left[0], call_of(left[1]), policy)
+                raise deferred
+            if has_begun:
+                return self.leave(deferred[0], call_of(deferred[1]), policy)
             if self.way is None or self.way.policy is not policy:
-                self.way = self._way_under(policy)
+                self.way = self._new_way(policy)
             return self.called(args, kwargs, policy)
         except UnfitResultError as error:
             self.refused(args, kwargs, error.error)
         except Exception as error:
-            if is_begun:
-                self.explain(error, self._entering(args, kwargs, policy))
+            # An error in `called` is explained there.
+            if has_begun:
+                self.explain(error, self._entering_again(args, kwargs, policy))
             hide_frames(error)
             raise
 
-    def _way_under(self, policy: Policy) -> Way:
-        """How this is called under a policy."""
+    def _new_way(self, policy: Policy) -> Way:
+        """Makes the record of calls under a policy, with which C does later calls like earlier ones."""
         cls = type(self)
+        # C knows the usual five steps only. A family that overrides `called` leaves all calls to Python.
         is_usual = cls.called is FunctionTransform.called
         rules = self.rules(policy) if is_usual else None
         return Way.under(policy, rules, finishes=cls.leave is FunctionTransform.leave)
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """The five steps, in Python."""
+        """Does a call in Python, in five steps, and teaches C to do calls like this one."""
         try:
             call = self.enter(args, kwargs, policy)
         except SharingMismatchError as error:
@@ -99,12 +106,14 @@ class FunctionTransform(Wrapper):
             self._shared.unsaid.say(call.tree.structure)
             way = self.way
             if self._shared.unsaid:
-                self.way = None  # a call in C would not say it
+                # A later call may have to warn, which C cannot do. So calls stay in Python until nothing is unsaid.
+                self.way = None
             elif way is not None and way.policy is policy:
-                way.learn(args, kwargs, self._form(args, kwargs, policy, call), call, self.settled(transformed))
+                way.learn(args, kwargs, self._new_form(args, kwargs, policy, call), call, self.settled(transformed))
             return self.leave(result, call, policy)
 
-    def _form(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy, call: Call) -> Form | None:
+    def _new_form(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy, call: Call) -> Form | None:
+        """Makes the record of calls with as many arguments and the same keywords. None to leave them to Python."""
         grouping = self.grouping(policy, call.arguments)
         if grouping.key is None or not grouping.is_of_form:
             return None
@@ -114,99 +123,109 @@ class FunctionTransform(Wrapper):
         )
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """How arguments are bound before they are taken apart, if they are (see `Form`)."""
+        """Names by which arguments are bound before they are packed, as in `Form.bound`. None if they are not bound."""
         return None
 
     def settled(self, transformed: Any) -> Any:
-        """What calls like an earlier one go to."""
+        """Returns the function that later calls in C call, given the one that this call in Python called."""
         return transformed
 
-    def _entering(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
+    def _entering_again(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
         return lambda: self.enter(args, kwargs, policy)
 
     def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
-        """Raises because an option does not fit; without modules the transform itself says it best."""
+        """Raises because an option does not fit the arguments or the result.
+
+        If no module is concerned, raises what the vanilla transform raises of the same call.
+        """
         if not error.concerns_modules:
             try:
                 self.transform(self.function, **self.options)(*args, **kwargs)
-            except Exception as vanilla:  # noqa: BLE001 -- what JAX itself raises is said better
+            except Exception as vanilla:  # noqa: BLE001 -- JAX may raise anything, and its words are the better ones
                 raise vanilla.with_traceback(None) from None
         raise error
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Adds to an error of the transform's what it does not know of.
+        """Adds to an error of the transform what the transform does not know.
 
         Args:
-            error: as it was raised.
-            call: gives the call that failed.
+            error: the error. It may be changed.
+            call: returns the call that failed.
         """
-        if is_refusal(error) and "argnums" not in self.options:  # Equinox has it not
+        # Equinox's transforms have no `argnums`, so none is a counterpart of a transform with this option.
+        if is_refusal(error) and "argnums" not in self.options:
             name_counterpart(error, call().tree, self.transform_name)
+        # If one object is both a static and a traced argument, that is the cause.
         if isinstance(error, ValueError) and "Non-hashable static" in str(error):
-            own = call()  # where one object is a static argument and a traced one, that is the fault
-            require_separate(own.arguments, own.tree, self.names)
+            failed_call = call()
+            require_separate(failed_call.arguments, failed_call.tree, self.names)
 
     @property
     def traces(self) -> Traces:
-        """Those of the function."""
+        """The traces of the function."""
         return self._shared.traces
 
-    # What families override -------------------------------------------------------------------------------------
+    # ---- For families to override ----
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """The arguments that are static, and no part of the graph."""
+        """Positions of the static arguments. They are not part of the graph."""
         return ()
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """What the transform does to its arguments, if it may not do the same to all."""
+        """Returns the treatments of the arguments. By default all arguments are treated alike."""
         return Grouping(self.transform_name, lambda _: (), ())
 
     def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
-        """What the transform will do to what the function returns, if it may not do the same to all of it.
+        """Returns the treatment of what the function returns. None if all of it is treated alike.
 
-        In place its prefix is a `Branch`: of one for the arguments, and the one for the result.
+        In place, the prefix is a `Branch` of two: one part for the arguments, and one for the result.
         """
         return None
 
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """The inner function under the transform.
+        """Applies the transform to the inner function.
 
         Args:
-            inner: takes groups and static arguments.
-            labels: of the groups.
-            leaving: the labels of the groups of results; None if there is one, of which nothing is said.
-            num_statics: how many static arguments follow the groups.
+            inner: takes leaf groups, followed by static arguments.
+            labels: for each group, its labels.
+            leaving: labels of the groups of results. None if all results form one group and the transform takes no
+                option for it.
+            num_statics: number of static arguments.
         """
         return self.transform(inner, **self.options)
 
     def executable(self, call: Call) -> Call:
-        """The call as it can be executed. Raises `InconsistentSharingError` if it could be traced only."""
+        """Returns the call as it can be executed.
+
+        Raises:
+            InconsistentSharingError: if it could only be traced.
+        """
         return call
 
     def is_taken(self, received: Received) -> Callable[[int], bool]:
-        """Whether a record may not be passed through, because its buffers are taken from the caller."""
+        """Returns a predicate on records: True if the object may not pass through, since its buffers are donated."""
         return lambda _: False
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Says why a change cannot be written back although the transform is in place. Empty if it can.
+        """Says why a change cannot be written back although the call is in place. Empty if it can.
 
         Args:
-            call: the caller's side.
-            number: of the leaf that was changed; None if it is new.
-            value: what is there now; None if nobody knows.
+            call: the call.
+            number: number of the leaf that was changed. None for a new leaf.
+            value: the leaf after the change. None if it is not known.
         """
         return ""
 
-    # The caller's side --------------------------------------------------------------------------------------------
+    # ---- The caller's side ----
 
     def rules(self, policy: Policy) -> Rules:
-        """How arguments and results are walked."""
+        """Rules by which arguments and results are packed."""
         return rules_of_call(policy, filtered=self.is_filtered, is_exact=self.calls_each_time)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-        """The arguments of a call, with the names that they have in errors."""
+        """Makes one node of the arguments of a call, with the names that they have in errors."""
         names = self.names.of(len(args))
         static = self.static_positions(len(args), kwargs)
         if not static:
@@ -215,54 +234,62 @@ class FunctionTransform(Wrapper):
         return Arguments(dynamic, args, kwargs, tuple([name for name in sorted(kwargs) if name in static]))
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """Going in: what the transform is called with."""
+        """Packs the arguments of a call and groups their leaves."""
         arguments = self.arguments(args, kwargs)
         call = enter(arguments, self.rules(policy), self.grouping(policy, arguments))
         return self.executable(call)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None) -> Any:
-        """Coming out: what the function returned, and what it changed in place, written."""
+        """Builds the result of a call. In place, writes what the function changed into the caller's objects.
+
+        Args:
+            result: what the transformed function returned: one leaf group, or several.
+            call: the call.
+            policy: the policy of the call.
+            used: returns the leaves of the arguments that the computation uses. None to ask the transform.
+        """
         groups = result.parts if type(result) is LeafGroups else (result,)
         if policy.in_place:
             changes = Changes(call, self.transform_name)
-            made = leave(groups, call.objects.__getitem__, changes.update)
+            # The last entry is the result. The ones before are what was changed.
+            entries = leave(groups, call.objects.__getitem__, changes.update)
             changes.commit()
-            return made[-1]
+            return entries[-1]
         structure = groups[0].selection.structure
-        given = passed_through(call, structure, used or (lambda: self.used(call))) if structure.given else None
-        return leave(groups, given)
+        callers_object = passed_through(call, structure, used or (lambda: self.used(call))) if structure.given else None
+        return leave(groups, callers_object)
 
     def used(self, call: Call) -> Sequence[Any]:
-        """The leaves among the arguments that the transformed function uses, as far as the transform drops others."""
+        """The leaves of the arguments that the computation uses. By default all, also those that it does not need."""
         return call.leaves
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """The transformed function for a call, made on first use. Of threads that make it at once, one wins."""
+        """The transformed function for a call. It is made on first use. If threads make it at once, all get one."""
         leaving = self.leaving_labels(policy, call.arguments)
         key = policy, call.plan.labels, leaving, len(call.statics)
-        made = self._made.get(key)
-        if made is None:
-            made = self.applied(self.inner(policy), call.plan.labels, leaving, len(call.statics))
-            made = self._made.setdefault(key, made)
-        return made
+        transformed = self._made.get(key)
+        if transformed is None:
+            transformed = self.applied(self.inner(policy), call.plan.labels, leaving, len(call.statics))
+            transformed = self._made.setdefault(key, transformed)
+        return transformed
 
     def leaving_labels(self, policy: Policy, arguments: Arguments) -> tuple[Any, ...] | None:
-        """The labels of the groups of results; None if there is one, of which nothing is said."""
+        """Labels of the groups of results. None if all results form one group."""
         leaving = self.leaving(policy, arguments)
         return None if leaving is None else tuple(self._labels_of_results(leaving))
 
     def _labels_of_results(self, leaving: Treatment) -> list[Any]:
-        """The labels in the option for results, at least one.
+        """The distinct labels in the option for results, at least one.
 
-        If the option has no label (`out_axes=()`), no result has a leaf. The structure of the results still needs a
-        hand to travel in.
+        If the option contains no label (`out_axes=()`), no result has a leaf. One group is made even so, because the
+        structure of the result is its aux data.
         """
         return labels_in(leaving.prefix, leaving.is_label) or [self.default_out]
 
-    # The function's side --------------------------------------------------------------------------------------------
+    # ---- The function's side ----
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
-        """The function that the transform sees."""
+        """The function that the transform gets in place of the user's. It is made once for each policy."""
         shared = self._shared
         forbid_bound_module(self.function, policy, self.transform_name)
         inner = shared.inner.get(policy)
@@ -274,30 +301,34 @@ class FunctionTransform(Wrapper):
 
     @property
     def traced_function(self) -> Callable[..., Any]:
-        """The function that is called inside."""
+        """The function that is called inside the transform."""
         return self.function
 
     def _without_function(self) -> Self:
-        """The part of this that the inner function may hold: neither the function, nor what holds the inner one."""
+        """Returns a copy for the inner function to hold.
+
+        The copy lacks the function and all that holds the inner function, so that both are freed with the wrapper.
+        """
         cls = type(self)
         part = cls.__new__(cls)
         vars(part).update(vars(self))
         for name in ("function", "__wrapped__", "_shared", "_made"):
             vars(part).pop(name, None)
+        # The native base class keeps these two where `vars` does not see them.
         part.policy, part.way = self.policy, None
-        part._terms_of = self._shared.traces, self._shared.seen, self._shared.unsaid
+        part._records_of_traces = self._shared.traces, self._shared.seen, self._shared.unsaid
         return part
 
-    _terms_of: tuple[Traces, SeenArguments, Unsaid]
+    _records_of_traces: tuple[Traces, SeenArguments, Unsaid]
 
     def terms(self, policy: Policy) -> Terms:
-        """What the traces of the function have in common."""
+        """Makes the record that all traces of the function under a policy share."""
         return Terms(
             self.transform_name,
             self.names,
             policy,
             self.rules(policy),
-            *self._terms_of,
+            *self._records_of_traces,
             caches_traces=self.caches_traces,
             writes=self.writes,
             options=self.all_options,
@@ -306,24 +337,24 @@ class FunctionTransform(Wrapper):
         )
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-        """Puts arguments together, calls the user's function and groups its results, inside the transform."""
+        """Builds arguments from leaf groups, calls the user's function, and groups its result for the transform."""
         received = self.received(args)
         inside = Inside(self.terms(policy), function)
-        own = received.arguments
-        return self.pack_results(inside.call_with(received, own.args, own.kwargs), inside)
+        arguments = received.arguments
+        return self.pack_results(inside.call_with(received, arguments.args, arguments.kwargs), inside)
 
     def received(self, args: Sequence[Any]) -> Received:
-        """The arguments, from groups and what is static."""
+        """Builds the arguments of the function from leaf groups and static arguments."""
         return receive(
             [arg for arg in args if type(arg) is LeafGroup], [arg for arg in args if type(arg) is not LeafGroup]
         )
 
     def pack_results(self, result: Any, inside: Inside) -> Any:
-        """The hands of what goes out."""
+        """Packs what the function returned into the leaf groups that the transform gets."""
         policy, received = inside.terms.policy, inside.received
         leaving = self.leaving(policy, received.arguments)
         if leaving is not None:
-            return self._pack_apart(result, inside, leaving)
+            return self._pack_by_label(result, inside, leaving)
         tree = inside.walked(inside.with_state(result))
         inside.check_walked(tree, is_with_state=bool(policy.in_place))
         taken, rules = self.is_taken(received), inside.terms.rules
@@ -334,8 +365,12 @@ class FunctionTransform(Wrapper):
             tree = inside.walked(result, rules._replace(given=given)) if given else tree
         return packed(tree)
 
-    def _pack_apart(self, result: Any, inside: Inside, leaving: Treatment) -> Any:
-        """The same where the transform may not do the same to all of it."""
+    def _pack_by_label(self, result: Any, inside: Inside, leaving: Treatment) -> Any:
+        """Packs a result into several leaf groups, one for each label.
+
+        Raises:
+            UnfitResultError: if the option for results does not fit the result.
+        """
         policy, received = inside.terms.policy, inside.received
         labels = None if leaving.groups_by_outcome else self._labels_of_results(leaving)
         try:
@@ -349,19 +384,27 @@ class FunctionTransform(Wrapper):
             raise UnfitResultError(error) from None
 
     def handed_out(self, out: GroupedResult, received: Received) -> Any:
-        """The hands of what goes out, as the transform gets them."""
+        """Returns the groups of a result as the transform gets them."""
         return LeafGroups(out.groups)
+
+
+class UnfitResultError(Exception):
+    """An option does not fit what the function returned. A trace raises it, and the wrapper catches it."""
+
+    def __init__(self, error: SharingMismatchError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @functools.cache
 def rules_of_call(policy: Policy, *, filtered: bool, is_exact: bool = False) -> Rules:
-    """Chooses how arguments and results are walked.
+    """Returns the rules by which arguments and results are packed.
 
     Args:
-        policy: What counts as sharing.
-        filtered: Whether only arrays are traced, as under Equinox's transforms.
-        is_exact: Whether the function gets the static values of this very call, as it does where it is called on each
-            call of the transform. A trace that serves many calls has those of the first.
+        policy: what carries identity.
+        filtered: True if only arrays are traced, as under Equinox's transforms.
+        is_exact: True if the function gets the static values of this very call, because each call of the transform
+            calls it. A trace that serves many calls has the static values of the first.
     """
     return Rules(
         arrays=policy.arrays,

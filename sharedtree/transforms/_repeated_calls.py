@@ -1,8 +1,12 @@
-"""Calls like earlier ones, which are done in C: walk, hands, the transformed function, leaves gathered, built.
+"""Calls like earlier ones, done in C: pack, group, call the transformed function, gather the leaves, build.
 
-How arguments are taken apart depends on how many there are and on the keywords, their *form*; which transformed
-function is called, on the labels of the groups. Both are worked out in Python when such a call is made for the first
-time, and kept with the wrapper. What C does not know, it leaves to Python before anything was called.
+Packing depends on the number of arguments and on the keywords. The choice of the transformed function depends on the
+labels of the leaf groups. Python finds out both in the first call of a kind, and keeps them with the wrapper:
+
+    step(model, x)             in Python      way.forms[2] = Form(…, made={labels: transformed function})
+    step(model, x)             in C           finds the form by the 2, and the transformed function by the labels
+
+If C meets anything else, it leaves the call to Python before any function was called.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,24 +19,24 @@ from ..ties._policy_and_context import Policy, PolicyOption, current_policy
 from ._caller_side import Call
 from ._in_place import write
 
-_MOST_FORMS = 256
+_MAX_FORMS = 256
 
 new_latest: Callable[[], Any] = (lambda: None) if native is None else native.Latest
-"""Makes what C remembers of calls of one form."""
+"""Makes the memory of C for calls of one form."""
 
 
 class Form(NamedTuple):
-    """What C knows of calls with as many arguments and the same keywords. Read by position.
+    """Facts about calls with one number of arguments and one set of keywords. C reads the fields by position.
 
     Attributes:
-        aux: what the arguments are called (see `Arguments`).
-        bound: what comes before the positional arguments, the keywords that follow them, and those that stay keywords;
-            None if arguments are as they are given.
-        key: of the plans, beside what is asked of the leaves.
-        asks: (the leaves) → that; or None.
-        donates: whether buffers are given away, so that none may be given twice.
-        latest: what C remembers of such calls.
-        made: by the labels of the groups, what is transformed.
+        aux: names of the arguments, as `Arguments` has them.
+        bound: arguments to be put before the positional ones, names of keywords that become positional, and names of
+            keywords that stay. None if arguments are packed as they are written.
+        key: the part of the key of plans that is the same for all these calls.
+        asks: (leaves) → the other part of the key. None if there is none.
+        donates: True if buffers are donated, so that no buffer may be in two leaves.
+        latest: the memory of C for these calls.
+        made: by the labels of the groups, the transformed function.
     """
 
     aux: Any
@@ -45,16 +49,16 @@ class Form(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How a wrapper is called under a policy. Read by position.
+    """Calls of one wrapper under one policy, as C does them. C reads the fields by position.
 
     Attributes:
-        policy: what counts as sharing.
-        flags: how arguments are walked.
-        forms: by the number of arguments and the keywords; None where Python has to do it. None for all if all calls
-            are left to Python.
-        in_place: whether changes are written.
-        finishes: whether what comes back is what the function returned, and no gradient.
-        write: what writes where C cannot.
+        policy: the policy.
+        flags: the rules of packing, as `flags_of` encodes them.
+        forms: by the number of arguments, or by this number and the keywords if there are any. An entry is None if
+            Python has to do these calls. All of it is None if Python has to do every call.
+        in_place: True if changes are written back.
+        finishes: True if C may build the result. False if the transform returns something else, such as a gradient.
+        write: writes where C cannot.
     """
 
     policy: Policy
@@ -66,48 +70,51 @@ class Way(NamedTuple):
 
     @classmethod
     def under(cls, policy: Policy, rules: Rules | None, *, finishes: bool) -> "Way":
-        """A way on which nobody has gone.
+        """Makes one that knows no calls yet.
 
         Args:
-            policy: what counts as sharing.
-            rules: how arguments are walked; None if all calls are left to Python.
-            finishes: as the attribute.
+            policy: the policy.
+            rules: how arguments are packed. None to leave all calls to Python.
+            finishes: the attribute.
         """
         in_place = bool(policy.in_place)
         if native is None or rules is None:
             return cls(policy, 0, None, in_place, finishes, write)
         return cls(policy, flags_of(rules), {}, in_place, finishes, write)
 
-    def learn(self, args: Sequence[Any], kwargs: dict[str, Any], form: Form | None, call: Call, made: Any) -> None:
-        """Remembers how a call was done in Python.
+    def learn(
+        self, args: Sequence[Any], kwargs: dict[str, Any], form: Form | None, call: Call, transformed: Any
+    ) -> None:
+        """Remembers how Python did a call, for calls like it.
 
         Args:
-            args: of the call.
-            kwargs: likewise.
-            form: of such calls; None where Python has to do them.
-            call: it.
-            made: what was transformed.
+            args: positional arguments of the call.
+            kwargs: its keyword arguments.
+            form: facts about such calls. None to leave them to Python.
+            call: the call.
+            transformed: the transformed function that it called.
         """
         forms = self.forms
         if forms is None:
             return
-        if len(forms) >= _MOST_FORMS:
+        # Wrappers whose calls all differ in their keywords would grow without bound.
+        if len(forms) >= _MAX_FORMS:
             forms.clear()
-        which = (len(args), tuple(kwargs)) if kwargs else len(args)
-        known = forms.get(which)
+        key = (len(args), tuple(kwargs)) if kwargs else len(args)
+        earlier_form = forms.get(key)
         if form is not None:
-            # Calls of another form may have the same hands and other options, as with static arguments left out.
-            form.made.update(known.made if known is not None else {})
-            form.made[call.plan.labels] = made
-        forms[which] = form
+            # The earlier form has transformed functions for other labels of groups. They stay in use.
+            form.made.update(earlier_form.made if earlier_form is not None else {})
+            form.made[call.plan.labels] = transformed
+        forms[key] = form
 
 
 class _Caller:
-    """What is called with the arguments of a function. The native one goes on where C has to leave the call to Python.
+    """Calls a function with its arguments. The native one has C do a call, and `go_on` where C cannot.
 
     Attributes:
-        policy: what counts as sharing, as it was given.
-        way: how it is called under the policy that it was called with last.
+        policy: the policy as the user wrote it.
+        way: how C does calls under the policy that was in force last. None before the first call.
     """
 
     policy: PolicyOption
@@ -120,17 +127,18 @@ class _Caller:
             hide_frames(error)
             raise
 
-    def go_on(self, left: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What is left of a call.
+    def go_on(self, deferred: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Does what C left of a call.
 
         Args:
-            left: nothing, if all of it is; the result of what was transformed, and the call; or the error.
-            policy: under which it is.
-            args: of the call.
-            kwargs: likewise.
+            deferred: empty if C did nothing. A pair of the transformed function's result and the call if C called it.
+                An exception if C raised one.
+            policy: the policy that is in force.
+            args: positional arguments of the call.
+            kwargs: its keyword arguments.
         """
         raise NotImplementedError
 
 
 class Caller(_Caller if TYPE_CHECKING or native is None else native.Caller):
-    """The base of wrappers."""
+    """The base class of wrappers, with a `__call__` in C where it is in use."""
