@@ -1,11 +1,16 @@
-"""The inner function: what a transform sees in place of the user's function.
+"""The inner function: what a transform gets in place of the user's function.
 
-JAX keys its caches of traces on the function that it was given, and lets go of them when that function dies. So the
-inner function is made once for each (function, policy, options), whoever wraps it: then `jit(f)(x)`, said twice, is
-traced once, as in vanilla JAX. The function is known by identity, never by a user's `==`, and is held weakly, so that
-the table below, and JAX's caches, go when it goes. The wrapper, which the user has, holds it.
+JAX keys its caches of traces on the function that it gets, and drops them when that function dies. So there is one
+inner function for each function, policy and set of options, however often it is wrapped:
 
-What outlives its call, or allows no weak reference, is not shared: the inner function then holds the user's.
+    st.jit(f)(x)                f, weakly  →  Shared  →  inner function for each policy  →  JAX's traces
+    st.jit(f)(x)                the same f, so the same inner function: nothing is traced again, as in vanilla JAX
+
+A function is recognised by identity, never by a user's `==`. The table below holds it weakly, so that its entry and
+JAX's caches are freed with it. The wrapper, which the user has, keeps it alive.
+
+Two inner functions are not shared and hold the user's function: one that outlives its call, such as a derivative rule,
+and that of a function without weak references.
 """
 
 import functools
@@ -31,84 +36,20 @@ from .checks._lost_changes import Unsaid
 from .checks._retracing import Traces
 from .checks._ties_lost_in_calls import SeenArguments
 
-_MOST = 64
-"""So many sets of options are remembered for one function; who uses more has the first ones traced again."""
-
-
-class _Nameless(str):
-    """The name of a group, which prints as nothing, since the paths in the group begin with names already."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return ""
-
-    def __format__(self, spec: str) -> str:
-        return ""
-
-    __hash__ = str.__hash__
-
-
-class _Bound(NamedTuple):
-    """What JAX asks of bound arguments."""
-
-    signature: inspect.Signature
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    names: Sequence[str] | None
-    num_before: int
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """By their names."""
-        return {_Nameless(i): self._named(i, arg) for i, arg in enumerate(self.args)} | self.kwargs
-
-    def _named(self, position: int, arg: Any) -> Any:
-        names = self.names
-        if names is None:
-            return arg
-        if jtu.all_leaves((arg,)):
-            return LeafGroups((arg,), names[position : position + 1])
-        own = names[self.num_before :]
-        return jtu.tree_map(
-            lambda group: group.named(own) if type(group) is LeafGroup else group, arg, is_leaf=_is_group
-        )
-
-    def apply_defaults(self) -> None:
-        """There are none."""
-
-
-def _is_group(obj: Any) -> bool:
-    return type(obj) is LeafGroup
-
-
-class _SignatureOfGroups(inspect.Signature):
-    """By which JAX names arguments: with as many parameters as there are groups, none of which has a name.
-
-    Args:
-        names: of the arguments, if others than in the groups.
-        num_before: how many of them are in no group.
-    """
-
-    def __init__(self, names: Sequence[str] | None, num_before: int) -> None:
-        super().__init__([inspect.Parameter(_Nameless("hands"), inspect.Parameter.VAR_POSITIONAL)])
-        self._names = names
-        self._num_before = num_before
-
-    def bind(self, /, *args: Any, **kwargs: Any) -> Any:
-        return _Bound(self, args, kwargs, self._names, self._num_before)
+_MAX_SETS_OF_OPTIONS = 64
+"""Number of sets of options that are kept for one function. With more, the function is traced again under the first."""
 
 
 class Inner:
-    """Calls the user's function on the other side of a transform, and looks like it: name, signature, place in a file.
+    """Calls the user's function inside a transform. Looks like that function: same name, documentation and source.
 
     Args:
         function: the user's function.
-        hold: the way to the function: it, or a weak reference to it, is what this returns.
+        hold: returns the function, or None if it is gone. A weak reference if the inner function is shared.
         call: (function, args, kwargs) → what the transform gets.
-        terms: what its traces have in common, for the adapter.
-        names: what JAX's messages are to call the arguments, if not as their hands do.
-        num_before: how many of these are in no group.
+        terms: what all traces of the function have in common, for the adapter.
+        names: names of the arguments in JAX's messages. None for the paths in their leaf groups.
+        num_before: number of these arguments that are in no group. They come first.
     """
 
     def __init__(
@@ -121,7 +62,7 @@ class Inner:
         num_before: int = 0,
     ) -> None:
         update_wrapper(self, function)
-        # It would hold the function, and Equinox would look for arrays in it.
+        # `__wrapped__` would keep the function alive, and Equinox would look for arrays in it.
         del self.__dict__["__wrapped__"]
         self.__name__ = name_of(function, type(function).__name__)
         self._hold = hold
@@ -135,7 +76,7 @@ class Inner:
         """The user's function.
 
         Raises:
-            ReferenceError: if it is gone. Its wrapper keeps it, so only a transform that calls it later can see that.
+            ReferenceError: if it is gone. Its wrapper keeps it alive, so only a transform that calls it later can fail.
         """
         function = self._hold()
         if function is None:
@@ -148,7 +89,7 @@ class Inner:
 
     @property
     def __code__(self) -> Any:
-        """Where JAX finds file and line for its messages."""
+        """The code of the function, whose file and line JAX puts into its messages."""
         function = inspect.unwrap(self.function)
         while isinstance(function, functools.partial):
             function = inspect.unwrap(function.func)
@@ -161,33 +102,19 @@ class Inner:
         return self._call(self.function, args, kwargs)
 
 
-class Learned:
-    """What traces of a function have taught, by the structures of the operands, none of which this keeps alive."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[weakref.ref[Structure], ...], tuple[Any, Any]] = {}
-
-    def get(self, structures: Sequence[Structure]) -> Any:
-        """What was learned with these; None if nothing was."""
-        return self._known.get(tuple(map(weakref.ref, structures)), (None,))[0]
-
-    def add(self, structures: Sequence[Structure], value: Any) -> None:
-        """Learns something, until one of the structures goes."""
-        key = tuple(map(weakref.ref, structures))
-        known = self._known
-        known[key] = value, [weakref.ref(each, lambda _: known.pop(key, None)) for each in structures]
+# ---- Finding the inner function again ----
 
 
 class Shared:
-    """What the wrappers of one function with the same transform and options have in common.
+    """State shared by all wrappers of one function with the same transform and options.
 
     Attributes:
-        hold: returns the function. What is in the table must not keep it alive, so there it is a weak reference.
-        names: of the parameters.
-        traces: of the function.
-        seen: the arguments it was traced with.
-        unsaid: the changes that were lost in traces which did not run.
-        inner: what the transform sees, for each policy.
+        hold: returns the function. A weak reference in the table, which must not keep the function alive.
+        names: names of the parameters.
+        traces: traces of the function.
+        seen: the arguments that the function was traced with.
+        unsaid: changes that were lost in traces that did not run.
+        inner: for each policy, the inner function.
     """
 
     def __init__(self, function: Callable[..., Any], hold: Callable[[], Any] | None = None) -> None:
@@ -204,46 +131,143 @@ _lock = Lock()
 
 
 def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, Any], *, alike: bool = False) -> Shared:
-    """What wrappers of this very function have in common, if it can be known again; otherwise something new.
+    """Finds the state shared by all wrappers of one function. Makes new state if there is none yet.
 
     Args:
         function: the user's function.
-        transform: what is done with it; hashable.
-        options: those that the inner function depends on.
-        alike: whether functions that are made anew whenever they are asked for, but are equal, are one: methods, and
-            what Equinox's transforms make of one function. They are for Equinox, which compares by `==`, but not for
-            JAX, where their weak references die with them.
+        transform: hashable key for what is done with the function.
+        options: the options that the inner function depends on.
+        alike: True to recognise equal methods, and equal wrappers of Equinox's transforms, as one function. Both are
+            made anew on each access. Equinox compares by `==`, so for it they are one. For JAX they are not, since
+            their weak references die with them.
+
+    If the function or the options cannot be recognised again, the new state is not kept.
     """
     try:
-        anchor, made, hold = _held_weakly(function) if alike else (function, None, weakref.ref(function))
-        key = transform, made, Static(options)
+        anchor, steps, hold = _held_weakly(function) if alike else (function, None, weakref.ref(function))
+        key = transform, steps, Static(options)
         with _lock:
-            known = _table.get(anchor)
-            if known is None:
-                known = _table[anchor] = {}
+            shared_of_key = _table.get(anchor)
+            if shared_of_key is None:
+                shared_of_key = _table[anchor] = {}
     except (TypeError, Incomparable):
         return Shared(function)
-    # Without the lock, for comparing options may run a user's `==`, which may wait for anything, or wrap functions.
-    shared = known.get(key)
+    # From here on without the lock. Comparing options may run a user's `==`, which may wait for another thread or wrap
+    # a function itself.
+    shared = shared_of_key.get(key)
     if shared is not None:
         return shared
-    shared = known.setdefault(key, Shared(function, hold))
-    if len(known) > _MOST:
-        known.pop(next(iter(known)), None)
+    shared = shared_of_key.setdefault(key, Shared(function, hold))
+    if len(shared_of_key) > _MAX_SETS_OF_OPTIONS:
+        shared_of_key.pop(next(iter(shared_of_key)), None)
     return shared
 
 
 def _held_weakly(function: Any) -> tuple[Any, Any, Callable[[], Any]]:
-    """What a function is made of, how, and the way to make it again as long as that is alive."""
+    """Finds the object behind a function that is made anew on each access.
+
+    Returns:
+        The object, which lives longer than the function; the steps that make the function of it, hashable; and a
+        callable that makes the function again, or returns None once the object is gone.
+    """
     if isinstance(function, types.MethodType):
         return function.__self__, IdentityKey(function.__func__), weakref.WeakMethod(function)
     how = getattr(function, "alike", None)
     if not isinstance(how, How):
         return function, None, weakref.ref(function)
-    anchor, made, hold = _held_weakly(function.function)
+    # A wrapper of Equinox's transforms, perhaps around a method or another such wrapper.
+    anchor, steps, hold = _held_weakly(function.function)
 
-    def again() -> Any:
+    def make_again() -> Any:
         inside = hold()
         return None if inside is None else how.applied_to(inside)
 
-    return anchor, (how, made), again
+    return anchor, (how, steps), make_again
+
+
+class Learned:
+    """Findings of the traces of a function, by the structures of the operands. Keeps no structure alive."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[weakref.ref[Structure], ...], tuple[Any, Any]] = {}
+
+    def get(self, structures: Sequence[Structure]) -> Any:
+        """Returns the value that was added for these structures. None if there is none."""
+        return self._entries.get(tuple(map(weakref.ref, structures)), (None,))[0]
+
+    def add(self, structures: Sequence[Structure], value: Any) -> None:
+        """Keeps a value until one of the structures dies."""
+        key = tuple(map(weakref.ref, structures))
+        # The callbacks refer to the dictionary alone, so that they do not keep `self` alive.
+        entries = self._entries
+        entries[key] = value, [weakref.ref(structure, lambda _: entries.pop(key, None)) for structure in structures]
+
+
+# ---- Names of arguments in JAX's messages ----
+
+
+class _SignatureOfGroups(inspect.Signature):
+    """The signature from which JAX names the arguments: any number of nameless groups.
+
+    A name would be one too many, as the paths of the leaves in a group begin with the names of the user's arguments.
+
+    Args:
+        names: names of the arguments, if others than in their groups.
+        num_before: number of arguments that are in no group.
+    """
+
+    def __init__(self, names: Sequence[str] | None, num_before: int) -> None:
+        super().__init__([inspect.Parameter(_Nameless("hands"), inspect.Parameter.VAR_POSITIONAL)])
+        self._names = names
+        self._num_before = num_before
+
+    def bind(self, /, *args: Any, **kwargs: Any) -> Any:
+        return _Bound(self, args, kwargs, self._names, self._num_before)
+
+
+class _Nameless(str):
+    """The name of a group. It prints as nothing."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return ""
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+    __hash__ = str.__hash__
+
+
+class _Bound(NamedTuple):
+    """The part of `inspect.BoundArguments` that JAX reads."""
+
+    signature: inspect.Signature
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    names: Sequence[str] | None
+    num_before: int
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by their names."""
+        return {_Nameless(i): self._with_names(i, arg) for i, arg in enumerate(self.args)} | self.kwargs
+
+    def _with_names(self, position: int, arg: Any) -> Any:
+        """Returns a copy of an argument whose leaves have paths that begin with `names`."""
+        names = self.names
+        if names is None:
+            return arg
+        if jtu.all_leaves((arg,)):
+            return LeafGroups((arg,), names[position : position + 1])
+        names_in_groups = names[self.num_before :]
+        return jtu.tree_map(
+            lambda group: group.named(names_in_groups) if type(group) is LeafGroup else group, arg, is_leaf=_is_group
+        )
+
+    def apply_defaults(self) -> None:
+        """Does nothing, since no parameter has a default."""
+
+
+def _is_group(obj: Any) -> bool:
+    return type(obj) is LeafGroup
