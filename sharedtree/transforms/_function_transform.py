@@ -1,12 +1,14 @@
-"""Function transformers: `transform(f, **options) → g`. All take the same five steps. A family overrides what differs.
+"""Function transformers: `transform(f, **options) → g`. A call of `g` takes five steps.
 
-f(Net(w, w), x)                 what a call of the wrapped function does
+    f(Net(w, w), x)
 
-pack the arguments              leaves w x, structure Arguments(Net(0, 0), 1)
-group the leaves                [w x], or one group for each label
-call the transformed function   inside: build Net(w, w) and x, call the user's `f`, pack and group its result
-gather the leaves               of the groups in which the result comes
-build the result
+    pack the arguments               leaves w x, structure Arguments(Net(0, 0), 1)
+    group the leaves                 [w, x], or one group for each label
+    call the transformed function    inside: builds Net(w, w) and x, calls the user's `f`, packs and groups its result
+    gather the leaves                from the groups of the result
+    build the result
+
+The steps are the same for all transforms. A family overrides what differs.
 """
 
 import functools

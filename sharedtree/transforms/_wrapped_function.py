@@ -1,4 +1,13 @@
-"""A function under a transform, as an object: what it is called, to what it is equal, how it is copied and pickled."""
+"""A function under a transform, as an object: its name, what it is equal to, and how it is copied and pickled.
+
+    st.jit(f)               name, documentation and signature of `f`
+    repr                    <jax.jit(f), identities preserved>
+    ==                      of Equinox's transforms, two of one function with equal options; of JAX's, identity
+    copy.deepcopy           the same object; around a callable object, a wrapper of its copy
+    pickle.dumps            a name if it leads to the object, as that of a decorated function does; otherwise the parts
+
+All this is as the vanilla transforms have it.
+"""
 
 import copy
 import functools
@@ -17,37 +26,41 @@ from ._repeated_calls import Caller, Way
 from .checks._refused_arguments import forbid_bound_module
 
 
-class _Named(type):
-    """The class of wrapped functions prints as what makes them: JAX names the class of what it cannot take."""
+class _PrintedAsPublic(type):
+    """The class of wrapped functions. It prints as `preserve_identities`, since JAX's errors name the class."""
 
     def __repr__(cls) -> str:
-        is_own = cls.__module__.startswith(f"{__package__}.")
-        return "<class 'sharedtree.preserve_identities'>" if is_own else super().__repr__()
+        is_of_package = cls.__module__.startswith(f"{__package__}.")
+        return "<class 'sharedtree.preserve_identities'>" if is_of_package else super().__repr__()
 
 
-class Wrapper(Caller, metaclass=_Named):
-    """A function under a transform, whatever the transform does.
+class Wrapper(Caller, metaclass=_PrintedAsPublic):
+    """A function under a transform, for any transform.
+
+    Nothing that a wrapper refers to refers back to it. So it is freed with the last reference, as a vanilla one is.
 
     Args:
         transform: the vanilla transform.
         function: the user's function.
-        policy: what counts as sharing; None for that of the thread at each call.
-        options: of the transform.
+        policy: what carries identity. None for the policy that is in force in the thread at each call.
+        options: options of the transform, and those of `own_options`.
 
-    Nothing that this refers to refers back to it, so it is freed with the last reference, as a vanilla one is.
+    Attributes:
+        caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
+        calls_each_time: True if each call of the transform calls the function, which so gets the static objects of
+            that call.
+        only_for_transform: options on which the inner function does not depend.
+        shares_alike: True to recognise equal methods, and equal wrappers, as one function. See `shared_by`.
+        own_options: options of the package that the transform does not take.
+        takes_rules: True if it has methods of its own (`defvjp`). Then it is no module, even around a module.
     """
 
     caches_traces = False
-    """Whether a trace serves many calls, so that a retrace is worth a word."""
     calls_each_time = False
-    """Whether the function is called in each call of the transform, so that it gets the static objects of that call."""
     only_for_transform: frozenset[str] = frozenset()
-    """The options that make no difference to the inner function."""
     shares_alike = False
     own_options: frozenset[str] = frozenset()
-    """The options that are ours, and not the transform's."""
     takes_rules = False
-    """Whether it has methods of its own, so that of a module, too, it is no module."""
 
     def __init_subclass__(cls) -> None:
         warn_of_layers_in(cls)
@@ -70,13 +83,15 @@ class Wrapper(Caller, metaclass=_Named):
         self.names = self._shared.names
         self._made: dict[Any, Any] = {}
         self.way: Way | None = None
-        update_wrapper(self, function)  # not its `__dict__`, which may be that of another wrapper
+        # Does not copy the function's `__dict__`, which may be that of another wrapper.
+        update_wrapper(self, function)
         self.__wrapped__ = function
         forbid_bound_module(function, current_policy(policy), self.transform_name)
         self.check_options()
 
     def _made_alike(self) -> How | None:
-        """What makes wrappers of one function equal. Equinox's are; JAX's are functions, each equal to itself only."""
+        """Makes the key by which wrappers of one function are equal. None if each is equal to itself only."""
+        # JAX's transforms return functions. Equinox's return modules, which compare by their parts.
         if not self.is_filtered:
             return None
         try:
@@ -87,14 +102,17 @@ class Wrapper(Caller, metaclass=_Named):
     def __eq__(self, other: object) -> bool:
         if self is other or type(other) is not type(self) or self.alike is None:
             return self is other
-        one, two = self.function, other.function
-        return self.alike == other.alike and (one is two or (isinstance(one, Wrapper) and one == two))
+        function, other_function = self.function, other.function
+        # Functions are compared by identity, except wrappers of Equinox's transforms: these are made anew on access.
+        return self.alike == other.alike and (
+            function is other_function or (isinstance(function, Wrapper) and function == other_function)
+        )
 
     def __hash__(self) -> int:
         if self.alike is None:
             return object.__hash__(self)
         function = self.function
-        # The function is alive as long as this is.
+        # `self` keeps the function alive, so its `id` stays its own.
         return hash((self.alike, function if isinstance(function, Wrapper) else id(function)))
 
     def _shared_by(self, function: Callable[..., Any]) -> Shared:
@@ -104,19 +122,19 @@ class Wrapper(Caller, metaclass=_Named):
         return shared_by(function, (type(self), self.transform), options, alike=self.shares_alike)
 
     def __reduce__(self) -> Any:
-        """By name, as a function, where the name leads here, as that of a decorated function does."""
-        name = getattr(self, "__qualname__", "")
-        found: Any = sys.modules.get(self.__module__)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is self:
-            return name
-        # Some of JAX's transforms are called other than where they can be found.
-        named = public_name(self.transform)
-        return _remade, (type(self), named or self.transform, self.function, self.policy, self.all_options)
+        # A decorated function can be found by its name, so it is pickled by name, as a function is.
+        qualname = getattr(self, "__qualname__", "")
+        obj: Any = sys.modules.get(self.__module__)
+        for part in qualname.split("."):
+            obj = getattr(obj, part, None)
+        if obj is self:
+            return qualname
+        # Some of JAX's transforms have a `__qualname__` under which they cannot be found, so pickle would refuse them.
+        transform = public_name(self.transform) or self.transform
+        return _remade, (type(self), transform, self.function, self.policy, self.all_options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """This, as of a function; of a callable object that is copied, a wrapper of the copy."""
+        # Functions are copied by reference, so the wrapper is too. A callable object is copied, and the copy wrapped.
         function = copy.deepcopy(self.function, memo)
         if function is self.function:
             return self
@@ -130,19 +148,20 @@ class Wrapper(Caller, metaclass=_Named):
 
     @functools.cached_property
     def transform_name(self) -> str:
-        """What the transform is called in errors."""
+        """Name of the transform in errors."""
         return title_of(self.transform)
 
     def check_options(self) -> None:
-        """Applies the transform at once, so that it can refuse its options or the function as it always does."""
+        """Applies the vanilla transform, so that it refuses the options or the function when it always does."""
         function = self.function
-        if callable(function) and not isinstance(getattr(function, "__name__", ""), str):  # as of an Equinox module
-            function = _named(function)
+        # An Equinox module may have a field `__name__` that is no text, with which some transforms fail.
+        if callable(function) and not isinstance(getattr(function, "__name__", ""), str):
+            function = _with_text_as_name(function)
         self.transform(function, **self.options)
 
 
-def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that stands for one whose name is no text, as a field of an Equinox module may be called so."""
+def _with_text_as_name(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that calls this one and is named after its class."""
 
     def named(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -152,6 +171,6 @@ def _named(function: Callable[..., Any]) -> Callable[..., Any]:
     return named
 
 
-def _remade(cls: Any, transform: Any, *rest: Any) -> Wrapper:
-    """A wrapper that was pickled."""
-    return cls(transform_named(transform) if isinstance(transform, str) else transform, *rest)
+def _remade(cls: Any, transform: Any, *args: Any) -> Wrapper:
+    """Rebuilds a wrapper from its pickle, in which a public transform stands by its name."""
+    return cls(transform_named(transform) if isinstance(transform, str) else transform, *args)
