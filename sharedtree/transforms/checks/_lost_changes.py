@@ -5,16 +5,16 @@
         gradient = st.grad(loss)(model, batch)      # `loss` updates running averages in the model
         optimizer.update(model, gradient)           # lost, as the averages are: both are copies
 
-A transform hands a function copies of its arguments. NNX's own transforms, treex and `Module` are used as if these
-were the caller's objects, so a change that nothing writes back is said when the function is traced, unless the
-transform was told what is meant: `in_place=True` or `in_place=False`. Objects of other classes, such as a batch that is
-scaled in place, are ordinary scratch. Of these it is said only where a transform further out writes changes back, so
-that it looks as if this one did.
+A transform calls a function with copies of its arguments. NNX's own transforms, treex and `Module` are used as if these
+were the caller's objects. So we warn of a change that nothing writes back when the function is traced, unless the
+transform has an explicit `in_place=True` or `in_place=False`. Objects of other classes, such as a batch that is scaled
+in place, are ordinary scratch. Changes in these are worth a warning only where a transform further out writes changes
+back, so that it looks as if this one did.
 
-One loss is one warning. Transforms nest, and the outermost function that was not told is the one to be told first, so
-it gets the warning, in which the functions inside are listed. A function that is only traced (`jax.eval_shape`,
-`lower`) computes nothing that could be lost. But JAX keeps its trace for the calls that follow, which do not trace
-again, so the loss is noted with the trace and said in the first of these.
+One loss is one warning. Transforms nest, and the first function that needs an `in_place` is the outermost one without
+it. So it gets the warning, which lists the functions inside. A function that is only traced (`jax.eval_shape`, `lower`)
+computes nothing that could be lost. But JAX keeps its trace for later calls, which do not trace again. So the loss is
+stored with the trace, and the first of these calls warns.
 """
 
 import functools
@@ -41,27 +41,27 @@ from ...ties._leaf_notes import noting_gradients
 from ...ties._policy_and_context import Policy
 from .._function_and_options import in_code
 from ._refused_arguments import bound_module
-from ._returned_changes import Change, not_returned
+from ._returned_changes import Change, lost_changes
 
 
 class Loss(NamedTuple):
-    """What one function changed in its arguments and did not return.
+    """Changes made by one function in its arguments and not returned.
 
     Attributes:
-        definition: of the function.
-        title: what the transform is called.
-        options: its own options, by name.
-        paths: of the leaves that are other ones now.
-        added: of the variables and modules that are new.
-        removed: of those that are gone.
-        is_state: whether all of them are in objects whose library writes changes back.
-        obstacle: a sentence that says why the transform cannot write them back; empty if it can.
-        obstacle_to_adding: why it cannot add anything to an object, nor remove it.
-        scratch: paths of what else `in_place=True` would write back.
-        applied_to: the function as code, if that is not its name: a partial, a method of a class.
-        is_condition: whether it is the condition of a loop, which keeps nothing.
-        bound_to: how the function is called on the module that it is bound to, which is no argument, as code.
-        keeps_tracers: whether it is that module which was changed.
+        definition: where the function is defined.
+        title: name of the transform.
+        options: options of the transform, by name.
+        paths: paths of leaves that are other objects now.
+        added: paths of new variables and modules.
+        removed: paths of variables and modules that are gone.
+        is_state: True if all changes are in *state*: objects whose library writes changes back.
+        obstacle: why the transform cannot write the changes back, as a sentence. Empty if it can.
+        obstacle_to_adding: why it cannot add anything to an object, or remove it. Empty if it can.
+        scratch: paths of further changes. `in_place=True` would write these back as well.
+        bound_to: how to call the function on the module to which it is bound, as code. Empty if it is no bound module.
+        applied_to: the function as code, if its name is not enough: a partial, a method of a class.
+        is_condition: True for the condition of a loop, which keeps nothing.
+        keeps_tracers: True if the function changed the module to which it is bound, and this is no argument.
     """
 
     definition: Definition
@@ -81,34 +81,42 @@ class Loss(NamedTuple):
 
     @property
     def all_paths(self) -> tuple[str, ...]:
-        """Where anything was changed."""
+        """Paths of all changes. Empty if only functions inside lost something."""
         return (*self.paths, *self.added, *self.removed)
 
-    def told(self, *, inside: bool = False) -> str:
-        """What the function did, as a part of a sentence."""
+    def description(self, *, inside: bool = False) -> str:
+        """Says what the function changed, as a part of a sentence.
+
+        Args:
+            inside: True for a line about a function inside the outermost one.
+        """
         changes = "changes" if inside else "changes in"
         verbs = ((changes, self.paths), ("adds", self.added), ("removes", self.removed))
-        parts = [f"{verb} {_some(paths)}" for verb, paths in verbs if paths]
+        parts = [f"{verb} {_first_few(paths)}" for verb, paths in verbs if paths]
         return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Where the function is defined."""
+        """Name, file and line of the function's definition."""
         return self.definition[:3]
 
 
+# ---- The functions that are being traced ----
+
+
 class _Frame(NamedTuple):
-    """A function that is being traced.
+    """A function being traced.
 
     Attributes:
-        is_in_place: whether the innermost transform that was told something writes changes back.
-        is_meant: whether it was told that changes are meant to be lost.
-        runs: whether the program that is traced will run.
-        losses: of the outermost function that was not told, and of those inside; None if there is no such function.
+        is_in_place: True if the innermost transform with an explicit `in_place` writes changes back.
+        ignores_losses: True if this transform has `in_place=False`, so that changes are meant to be lost.
+        runs: False if the program being traced will not run.
+        losses: losses of the outermost function without an explicit `in_place`, and of the functions inside it. None
+            if there is no such function.
     """
 
     is_in_place: bool = False
-    is_meant: bool = False
+    ignores_losses: bool = False
     runs: bool = True
     losses: list[Loss] | None = None
 
@@ -134,21 +142,21 @@ class Unsaid:
             self._losses[structure] = losses
 
     def forget(self, structure: Structure) -> None:
-        """What was lost is said already."""
+        """Drops the losses of a structure, because a trace has reported them."""
         if self._losses:
             with self._lock:
                 self._losses.pop(structure, None)
 
     def __bool__(self) -> bool:
-        """Whether there is anything that a call may have to say."""
+        """Returns True if some later call may have to warn."""
         return bool(self._losses)
 
     def say(self, structure: Structure) -> None:
-        """Warns of what was lost in an earlier trace, now that a call runs it."""
+        """Warns of the losses in an earlier trace, now that a call runs it."""
         if not self._losses:
             return
         frame = _active.frames[-1]
-        if frame.is_meant or not frame.runs:
+        if frame.ignores_losses or not frame.runs:
             return
         with self._lock:
             losses = self._losses.pop(structure, None)
@@ -159,7 +167,7 @@ class Unsaid:
 
 
 class only_traced:  # noqa: N801 -- a context manager
-    """While a program is traced that does not run: what it would lose is noted and not said."""
+    """Surrounds the tracing of a program that does not run. Its losses are stored, and nothing warns of them."""
 
     def __enter__(self) -> None:
         _active.frames.append(_active.frames[-1]._replace(runs=False, losses=None))
@@ -172,12 +180,12 @@ class FunctionBeingTraced:
     """A context manager around the call of a user's function.
 
     Args:
-        policy: of the transform. Its `in_place` is None if it was not told.
-        loss: what the transform and the function are; without paths.
-        unwritable: (the number of a leaf, what is there now) → a sentence that says why the transform could not write
-            it back; empty if it can. The number is None if it is new; the value, if nobody knows it.
-        unsaid: of the function, if its traces are kept; else None.
-        as_code: gives `Loss.applied_to`, which is asked for if something is lost.
+        policy: the transform's policy. Its `in_place` is None if the user did not say.
+        loss: describes the transform and the function, without paths.
+        unwritable: (record of a leaf, present value) → why the transform cannot write it back, as a sentence. Empty if
+            it can. The record is None for a new leaf, the value is None if it is not known.
+        unsaid: where the function's losses are stored for later calls. None if its traces are not kept.
+        as_code: returns `Loss.applied_to`. It is called only if something is lost.
     """
 
     def __init__(
@@ -188,26 +196,29 @@ class FunctionBeingTraced:
         unsaid: Unsaid | None,
         as_code: Callable[[], str] = lambda: "",
     ) -> None:
-        self._told = policy.in_place
+        self._in_place = policy.in_place
         self._loss = loss
         self._unwritable = unwritable
         self._unsaid = unsaid
         self._as_code = as_code
         self._structure: Structure | None = None
-        self._in_state: set[int] = set()
+        # Records of state here, if a function inside has lost something. With `in_place=True` it would write into them.
+        self._state_records: set[int] = set()
         self._has_lost = False
         self._noting = noting_gradients()
 
     def __enter__(self) -> Self:
-        around = _active.frames[-1]
-        if self._told is None:
-            self._is_outermost = around.losses is None
-            self._num_before = len(around.losses or ())
-            frame = around._replace(losses=[] if around.losses is None else around.losses)
+        outer_frame = _active.frames[-1]
+        if self._in_place is None:
+            # The outermost function without an explicit `in_place` starts a list. Functions inside add to it.
+            self._is_outermost = outer_frame.losses is None
+            self._num_before = len(outer_frame.losses or ())
+            frame = outer_frame._replace(losses=[] if outer_frame.losses is None else outer_frame.losses)
         else:
+            # Under `in_place=True` functions inside still add to the outer list, so that there is one warning.
             self._is_outermost = False
-            losses = around.losses if self._told else None
-            frame = around._replace(is_in_place=self._told, is_meant=not self._told, losses=losses)
+            losses = outer_frame.losses if self._in_place else None
+            frame = outer_frame._replace(is_in_place=self._in_place, ignores_losses=not self._in_place, losses=losses)
         self._frame = frame
         _active.frames.append(frame)
         self._noting.__enter__()
@@ -217,13 +228,15 @@ class FunctionBeingTraced:
         self._noting.__exit__(None, None, None)
         _active.frames.pop()
         losses = self._frame.losses
-        if error is not None or self._told is not None or losses is None or len(losses) == self._num_before:
+        if error is not None or self._in_place is not None or losses is None or len(losses) == self._num_before:
             return
-        if not self._has_lost:  # it has to be told all the same, or what is written back inside is lost here
-            reasons = [self._unwritable(number, None) for number in sorted(self._in_state)]
+        if not self._has_lost:
+            # Only functions inside lost something. This one needs an `in_place` too, or what they write back is lost
+            # here.
+            reasons = [self._unwritable(record, None) for record in sorted(self._state_records)]
             obstacle = self._loss.obstacle or next(filter(None, reasons), "")
             losses.append(self._loss._replace(applied_to=self._as_code(), obstacle=obstacle))
-        runs = self._frame.runs and not self._frame.is_meant
+        runs = self._frame.runs and not self._frame.ignores_losses
         if self._unsaid is not None and self._structure is not None:
             if runs:
                 self._unsaid.forget(self._structure)
@@ -233,78 +246,86 @@ class FunctionBeingTraced:
             _warn(losses, is_in_place=self._frame.is_in_place)
 
     def returned(self, received: FlatDag, result: Any, rules: Rules) -> None:
-        """Looks for what was changed and is not returned.
+        """Looks for changes by the function and not in its result.
 
         Args:
-            received: what the function received, as it is now.
-            result: what it returned.
-            rules: of the transform.
+            received: the arguments, with the objects as they are now.
+            result: the function's result.
+            rules: how the transform packs results.
 
-        Cost: nothing, if no object is watched; a walk, in C, if nothing has changed; else a look at each child of each
-        object that is watched.
+        Cost: nothing if no object is watched. A walk in C if nothing has changed. Otherwise one look at each child of
+        each watched object.
         """
-        if self._told is not None:
+        if self._in_place is not None:
             return
         self._structure = received.structure
-        of_state = _watched(received.structure)
-        if len(self._frame.losses or ()) > self._num_before:  # what is inside has lost something
-            self._in_state.update(*[received.below(number).reached for number in of_state])
-        if not (of_state or self._frame.is_in_place) or _is_as_received(received, rules):
+        state_objects = _watched_records(received.structure)
+        has_loss_inside = len(self._frame.losses or ()) > self._num_before
+        if has_loss_inside:
+            self._state_records.update(*[received.below(record).reached for record in state_objects])
+        if not (state_objects or self._frame.is_in_place) or _is_as_received(received, rules):
             return
-        others = sorted(set(range(len(received.records))).difference(of_state))
-        in_state = list(_changes(received, of_state))
-        in_others = list(_changes(received, others)) if self._frame.is_in_place else []
-        if not in_state and not in_others:
+        # Changes in state, and in scratch where an outer transform writes back.
+        other_objects = sorted(set(range(len(received.records))).difference(state_objects))
+        state_changes = list(_changes(received, state_objects))
+        other_changes = list(_changes(received, other_objects)) if self._frame.is_in_place else []
+        if not state_changes and not other_changes:
             return
-        state, rest = (not_returned(some, received, result, rules) for some in (in_state, in_others))
-        if not state and not rest:
+        # Those among them that are lost.
+        lost_state, lost_others = (
+            lost_changes(changes, received, result, rules) for changes in (state_changes, other_changes)
+        )
+        if not lost_state and not lost_others:
             return
+        # What `in_place=True` would write back besides, and what it cannot write back.
         if not self._frame.is_in_place:
-            in_others = list(_changes(received, others))
-        scratch = [] if self._frame.is_in_place else not_returned(in_others, received, result, rules)
-        reasons = [self._unwritable(change.leaf, change.value) for change in state if change.kind != "removes"]
-        if any(change.kind != "changes" for change in state):
+            other_changes = list(_changes(received, other_objects))
+        scratch = [] if self._frame.is_in_place else lost_changes(other_changes, received, result, rules)
+        reasons = [self._unwritable(change.leaf, change.value) for change in lost_state if change.kind != "removes"]
+        if any(change.kind != "changes" for change in lost_state):
             reasons.append(self._loss.obstacle_to_adding)
-        self._note(
+        self._add_loss(
             self._loss._replace(
-                paths=_paths([*state, *rest], "changes"),
-                added=_paths([*state, *rest], "adds"),
-                removed=_paths([*state, *rest], "removes"),
-                is_state=not rest,
+                paths=_paths([*lost_state, *lost_others], "changes"),
+                added=_paths([*lost_state, *lost_others], "adds"),
+                removed=_paths([*lost_state, *lost_others], "removes"),
+                is_state=not lost_others,
                 obstacle=self._loss.obstacle or next(filter(None, reasons), ""),
                 scratch=_paths(scratch, "changes"),
             )
         )
 
-    def _note(self, loss: Loss) -> None:
+    def _add_loss(self, loss: Loss) -> None:
         assert self._frame.losses is not None
         self._frame.losses.append(loss._replace(applied_to=self._as_code()))
         self._has_lost = True
 
     def changed_what_it_is_bound_to(self, before: FlatDag | None, called: str) -> None:
-        """Looks for what was changed in the module whose method, or which itself, is the function.
+        """Looks for changes in the module to which the function is bound. A callable module counts as its own.
 
         Args:
-            before: the module, as it was; None if there is none.
-            called: how the function is called on it, as code.
+            before: the module as it was before the call. None if there is none.
+            called: how to call the function on it, as code.
         """
-        if self._told is None and before is not None:
-            changes = list(_changes(before, _watched(before.structure)))
+        if self._in_place is None and before is not None:
+            changes = list(_changes(before, _watched_records(before.structure)))
             if changes:
-                at_self = [
+                changed, added, removed = [
                     tuple([f"self{path}" for path in _paths(changes, kind)]) for kind in ("changes", "adds", "removes")
                 ]
-                self._note(
+                self._add_loss(
                     self._loss._replace(
-                        paths=at_self[0], added=at_self[1], removed=at_self[2], bound_to=called, keeps_tracers=True
+                        paths=changed, added=added, removed=removed, bound_to=called, keeps_tracers=True
                     )
                 )
 
 
 def walked_bound_module(function: Any, policy: Policy) -> tuple[FlatDag | None, str]:
-    """The module that a function is bound to, taken apart before it is called; and the code of that call.
+    """Flattens the module to which a function is bound, before the function is called.
 
-    None if there is none whose library writes changes back, or the transform was told what is meant.
+    Returns:
+        The module, and how to call the function on it, as code. (None, "") if there is no module, if its library does
+        not write changes back, or if the policy has an explicit `in_place`.
     """
     module, called = (None, "") if policy.in_place is not None else bound_module(function)
     node_type = node_type_of(module)
@@ -313,58 +334,67 @@ def walked_bound_module(function: Any, policy: Policy) -> tuple[FlatDag | None, 
     return walked(module, policy.rules), called
 
 
-# --- what changed -----------------------------------------------------------------------------------------------------
+# ---- What changed ----
 
 
 def _is_as_received(received: FlatDag, rules: Rules) -> bool:
-    """Whether the arguments have the same leaves in the same places, as one walk tells. False if it cannot tell."""
+    """Returns True if one walk shows the same leaves in the same places as were received. False if it cannot tell."""
     try:
         leaves, structure = pack(received.objects[received.root], Tags(), rules)
-    except SharedTreeError:  # of what the function put there, such as a cycle
+    except SharedTreeError:
+        # The function put something there that cannot be packed, such as a cycle.
         return False
-    before = received.leaves.values()
-    return structure is received.structure and all(map(operator.is_, leaves, before))
+    received_leaves = received.leaves.values()
+    return structure is received.structure and all(map(operator.is_, leaves, received_leaves))
 
 
 def _paths(changes: Sequence[Change], kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(jtu.keystr(change.path) for change in changes if change.kind == kind))
 
 
-def _watched(structure: Structure) -> list[int]:
-    """The objects whose library writes changes back, and the lists and dicts in these. Worked out once a structure."""
-    found = structure.plans.get(_WATCHED)
-    if found is None:
-        numbers: set[int] = set()
-        seen: set[tuple[int, bool]] = set()
+def _watched_records(structure: Structure) -> list[int]:
+    """Records of the objects whose library writes changes back, and of the lists and dicts in them.
+
+    Computed once for a structure.
+    """
+    watched = structure.plans.get(_WATCHED)
+    if watched is None:
+        records: set[int] = set()
+        # A container may be reached both inside and outside such an object.
+        visited: set[tuple[int, bool]] = set()
         stack = [(structure.root, False)]
         while stack:
-            number, is_inside = stack.pop()
-            op, children = structure.records[number]
-            if type(op) is not Node or (number, is_inside) in seen:
+            record, is_inside = stack.pop()
+            op, children = structure.records[record]
+            if type(op) is not Node or (record, is_inside) in visited:
                 continue
-            seen.add((number, is_inside))
+            visited.add((record, is_inside))
             is_state = is_inside if op.type.is_plain else op.type.writes_back is True
             if is_state and op.type.carries_identity:
-                numbers.add(number)
+                records.add(record)
             stack += [(child, is_state) for child in children]
-        found = structure.plans.setdefault(_WATCHED, sorted(numbers))
-    return found
+        watched = structure.plans.setdefault(_WATCHED, sorted(records))
+    return watched
 
 
 _WATCHED = "what is watched for changes"
 
 
-def _changes(tree: FlatDag, numbers: Sequence[int]) -> Iterator[Change]:
-    """The leaves directly in these objects that are other ones than when they were received; what is new, or gone.
+def _changes(tree: FlatDag, records: Sequence[int]) -> Iterator[Change]:
+    """Finds the replaced leaves of some objects, and everything new or gone, since the objects were received.
 
-    Of what is new or gone, only modules and variables whose library writes them back. Arrays that a function leaves
-    behind in an attribute are scratch.
+    Only modules and variables count as new or gone, and only if their library writes them back. Arrays in new
+    attributes are scratch.
+
+    Args:
+        tree: what was received, with the objects as they are now.
+        records: records of the objects. Each is compared by itself, without the objects in it.
     """
-    for number in numbers:
-        op, children = tree.records[number]
-        obj = tree.objects[number]
-        # Outside modules a list is a value, which the caller does not see again.
-        is_value = type(op) is Node and op.type.is_plain and number in tree.outside
+    for record in records:
+        op, children = tree.records[record]
+        obj = tree.objects[record]
+        # Outside modules a list is a value, and the caller never sees it again.
+        is_value = type(op) is Node and op.type.is_plain and record in tree.outside
         if type(op) is not Node or not op.type.carries_identity or op.type.cls is Arguments or is_value:
             continue
         if op.type.writes_back is False or node_type_of(obj) is None:
@@ -374,60 +404,76 @@ def _changes(tree: FlatDag, numbers: Sequence[int]) -> Iterator[Change]:
             part is tree.objects[child] for part, child in zip(parts, children, strict=True)
         ):
             continue
-        for kind, place, value in _new_and_gone(tree, op, children, obj, parts):
-            at = tree.first_paths[number]
-            yield Change(kind, (*at, *place), None, value, number, place, obj)
-        for child, part, key in _side_by_side(op, children, obj, parts):
-            # A variable is named, and not what is in it.
-            path = (*tree.first_paths[number], *(() if op.type.convention == "variable" else (key,)))
-            before = tree.first_paths[number]
-            for leaf, value, below in _other_leaves(tree, child, part):
-                whole = (*path, *below)
-                yield Change("changes", whole, leaf, value, number, whole[len(before) :], obj)
+        for kind, place, value in _added_and_removed(tree, op, children, obj, parts):
+            holder_path = tree.first_paths[record]
+            yield Change(kind, (*holder_path, *place), None, value, record, place, obj)
+        for child, part, key in _remaining_children(op, children, obj, parts):
+            # The path of a variable stands for the value in it.
+            path = (*tree.first_paths[record], *(() if op.type.convention == "variable" else (key,)))
+            holder_path = tree.first_paths[record]
+            for leaf, value, path_below in _replaced_leaves(tree, child, part):
+                leaf_path = (*path, *path_below)
+                yield Change("changes", leaf_path, leaf, value, record, leaf_path[len(holder_path) :], obj)
 
 
-def _other_leaves(tree: FlatDag, number: int, part: Any) -> Iterator[tuple[int, Any, Path]]:
-    """The leaves below a record that are other objects in what stands in its place, with that and the path."""
-    stack: list[tuple[int, Any, Path]] = [(number, part, ())]
+def _replaced_leaves(tree: FlatDag, record: int, part: Any) -> Iterator[tuple[int, Any, Path]]:
+    """Finds the leaves below a record with other objects in their places, after another object took its place.
+
+    Args:
+        tree: what was received, with the objects as they are now.
+        record: the record.
+        part: the object in its place.
+
+    Returns:
+        For each leaf its record, the object in its place, and the path from `part`.
+    """
+    stack: list[tuple[int, Any, Path]] = [(record, part, ())]
     while stack:
-        number, part, path = stack.pop()
-        op, children = tree.records[number]
-        # An object that is still in its place is looked at by itself.
-        if part is tree.objects[number] or not tree.holds_leaf[number]:
+        record, part, path = stack.pop()
+        op, children = tree.records[record]
+        # An object that is still in its place is compared by itself.
+        if part is tree.objects[record] or not tree.holds_leaf[record]:
             continue
         if type(op) is not Node:
-            yield number, part, path
+            yield record, part, path
             continue
         node_type = node_type_of(part)
         if op.type.writes_back is False:
             continue
         if node_type is None or node_type.cls is not op.type.cls:
-            yield next(n for n in sorted(tree.below(number).reached) if tree.records[n][0] is LEAF), part, path
+            # Something else stands there. One leaf is enough to report it.
+            yield next(n for n in sorted(tree.below(record).reached) if tree.records[n][0] is LEAF), part, path
             continue
         parts, _ = node_type.take_apart(part)
-        stack += [
-            (child, new, path if op.type.convention == "variable" else (*path, key))
-            for child, new, key in _side_by_side(op, children, part, parts)
-        ]
+        for child, new_part, key in _remaining_children(op, children, part, parts):
+            stack.append((child, new_part, path if op.type.convention == "variable" else (*path, key)))
 
 
-def _new_and_gone(
+def _added_and_removed(
     tree: FlatDag, op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]
 ) -> Iterator[tuple[Literal["adds", "removes"], Path, Any]]:
-    """The modules and variables that an object has and had not, and those that it had, with their keys."""
-    before = dict(zip(op.keys, children, strict=True))
-    now = dict(zip(op.type.keys_of(obj), parts, strict=True))
-    for key, part in now.items():
-        is_new = key not in before or not tree.holds_leaf[before[key]]
+    """Finds the modules and variables added to an object, or removed from it, with their keys.
+
+    Args:
+        tree: what was received.
+        op: the object's node when it was received.
+        children: records of its children then.
+        obj: the object.
+        parts: its children now.
+    """
+    old_children = dict(zip(op.keys, children, strict=True))
+    new_parts = dict(zip(op.type.keys_of(obj), parts, strict=True))
+    for key, part in new_parts.items():
+        is_new = key not in old_children or not tree.holds_leaf[old_children[key]]
         if is_new and _is_written_back(part) and walked(part).leaves:
             yield "adds", (key,), part
-    for key, child in before.items():
-        if key not in now and tree.holds_leaf[child] and _is_written_back(tree.objects[child]):
+    for key, child in old_children.items():
+        if key not in new_parts and tree.holds_leaf[child] and _is_written_back(tree.objects[child]):
             yield "removes", (key,), tree.objects[child]
 
 
 def _is_written_back(part: Any) -> bool:
-    """Whether a part is, or a container that holds, an object whose library writes changes back."""
+    """Returns True for an object whose library writes changes back, and for a container of such objects."""
     node_type = node_type_of(part)
     if node_type is None:
         return False
@@ -436,68 +482,79 @@ def _is_written_back(part: Any) -> bool:
     )
 
 
-def _side_by_side(op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]) -> list[tuple[int, Any, Any]]:
-    """The children that an object had and still has, with what is there now and the key of the place."""
-    now = dict(zip(op.type.keys_of(obj), parts, strict=True))
-    return [(child, now[key], key) for key, child in zip(op.keys, children, strict=True) if key in now]
+def _remaining_children(
+    op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]
+) -> list[tuple[int, Any, Any]]:
+    """Children of an object whose keys remain: the record, the present object, and the key."""
+    new_parts = dict(zip(op.type.keys_of(obj), parts, strict=True))
+    return [(child, new_parts[key], key) for key, child in zip(op.keys, children, strict=True) if key in new_parts]
 
 
-# --- what is said -----------------------------------------------------------------------------------------------------
+# ---- The warning ----
 
-_MOST_NAMED = 6
+_MAX_NAMED_PATHS = 6
 
 
 def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
-    """Warns of losses, of which the last is that of the outermost function."""
-    losses = _merged(losses)
+    """Warns of losses.
+
+    Args:
+        losses: the losses. The last one is that of the outermost function.
+        is_in_place: True if a transform around that function writes changes back.
+    """
+    losses = _merge(losses)
     outermost = losses[-1]
-    where, title = outermost.definition, outermost.title
+    definition, title = outermost.definition, outermost.title
     inside = [loss for loss in losses[:-1] if loss.all_paths]
     if not outermost.all_paths:
-        lines = [f"Changes are lost in {where}: under `{title}` nothing is written back. Inside it these are changed:"]
+        lines = [
+            f"Changes are lost in {definition}: under `{title}` nothing is written back. Inside it these are changed:"
+        ]
     else:
-        what = f"What {where} {outermost.told()} is lost: "
+        start = f"What {definition} {outermost.description()} is lost: "
         if outermost.keeps_tracers:
-            lines = [f"{what}under `{title}` it is bound to `self`, which is no argument and keeps tracers."]
+            lines = [f"{start}under `{title}` it is bound to `self`, which is no argument and keeps tracers."]
         elif is_in_place:
-            lines = [f"{what}`{title}` is not in place, as what is around it is."]
+            lines = [f"{start}`{title}` is not in place, as what is around it is."]
         else:
-            lines = [f"{what}under `{title}` it works on copies of its arguments."]
+            lines = [f"{start}under `{title}` it works on copies of its arguments."]
         lines += ["So is what is changed inside it:"] if inside else []
-    lines += [f"    `{loss.definition.name}` under `{loss.title}` {loss.told(inside=True)}" for loss in inside]
+    lines += [f"    `{loss.definition.name}` under `{loss.title}` {loss.description(inside=True)}" for loss in inside]
     lines += _fixes(losses, is_in_place=is_in_place)
-    warn_about(where, "\n".join(lines), LostChangeWarning)
+    warn_about(definition, "\n".join(lines), LostChangeWarning)
 
 
-def _merged(losses: Sequence[Loss]) -> list[Loss]:
-    """One loss for each function under a transform, which is traced several times as a branch or by a rule."""
-    found: dict[tuple[Any, ...], Loss] = {}
+def _merge(losses: Sequence[Loss]) -> list[Loss]:
+    """Merges the losses of one function under one transform. A branch, or a rule, may trace it several times."""
+    merged: dict[tuple[Any, ...], Loss] = {}
     for loss in losses:
-        before = found.pop((loss.place, loss.title), None)
-        if before is not None:
+        earlier = merged.pop((loss.place, loss.title), None)
+        if earlier is not None:
             loss = loss._replace(
-                paths=tuple(dict.fromkeys((*before.paths, *loss.paths))),
-                added=tuple(dict.fromkeys((*before.added, *loss.added))),
-                removed=tuple(dict.fromkeys((*before.removed, *loss.removed))),
-                is_state=before.is_state and loss.is_state,
-                obstacle=before.obstacle or loss.obstacle,
-                scratch=tuple(dict.fromkeys((*before.scratch, *loss.scratch))),
+                paths=tuple(dict.fromkeys((*earlier.paths, *loss.paths))),
+                added=tuple(dict.fromkeys((*earlier.added, *loss.added))),
+                removed=tuple(dict.fromkeys((*earlier.removed, *loss.removed))),
+                is_state=earlier.is_state and loss.is_state,
+                obstacle=earlier.obstacle or loss.obstacle,
+                scratch=tuple(dict.fromkeys((*earlier.scratch, *loss.scratch))),
             )
-        found[loss.place, loss.title] = loss
-    return list(found.values())
+        merged[loss.place, loss.title] = loss
+    return list(merged.values())
 
 
-def _some(paths: Sequence[str]) -> str:
-    left = len(paths) - _MOST_NAMED
-    return listed(paths) if left <= 0 else f"{', '.join(f'`{path}`' for path in paths[:_MOST_NAMED])} and {left} more"
+def _first_few(paths: Sequence[str]) -> str:
+    num_more = len(paths) - _MAX_NAMED_PATHS
+    if num_more <= 0:
+        return listed(paths)
+    return f"{', '.join(f'`{path}`' for path in paths[:_MAX_NAMED_PATHS])} and {num_more} more"
 
 
 def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
-    """How to tell the transforms what is meant, as code.
+    """Shows how to give the transforms an `in_place`, as lines of text and code.
 
     Args:
-        losses: of the functions that are to be told, the outermost last.
-        is_in_place: whether what is around them is in place.
+        losses: losses of the functions without one, the outermost last.
+        is_in_place: True if a transform around them writes changes back.
     """
     outermost = losses[-1]
     if outermost.is_condition:
@@ -509,10 +566,10 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
             f"    f = lambda value: {name}(sharedtree.copy(value))",
         ]
     if not all(loss.is_state for loss in losses):
-        root = outermost.all_paths[0].partition(".")[0].partition("[")[0] if outermost.all_paths else "model"
+        argument = outermost.all_paths[0].partition(".")[0].partition("[")[0] if outermost.all_paths else "model"
         return [
             "Return what was changed, if the caller is to have it:",
-            f"    return result, {root}",
+            f"    return result, {argument}",
             "or say that it is meant to be lost (`in_place=True` would write it into the caller's object):",
             *_code([outermost], is_in_place, lambda _: False),
         ]
@@ -523,39 +580,54 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
         lines += _code(losses, is_in_place, lambda loss: not loss.obstacle)
         scratch = [path for loss in losses for path in loss.scratch]
         if scratch:
-            lines.append(f"That writes {_some(scratch)} back, too, unless the function changes a copy of it.")
+            lines.append(f"That writes {_first_few(scratch)} back, too, unless the function changes a copy of it.")
     if not outermost.keeps_tracers:
-        # What is inside needs no word then, but is a part of the code if it is what the outermost transform is given.
+        # The functions inside need no `in_place` then. But they are part of the code if the outermost transform is
+        # applied to one of them, as in `jit(grad(loss))`.
         chain = [loss for loss in losses if loss.place == outermost.place]
         lines.append("or say that it is meant to be lost:" if can_be_written else "Say that it is meant to be lost:")
         lines += _code(chain, is_in_place, lambda loss: False if loss is outermost else None)
     return lines
 
 
-def _code(losses: Sequence[Loss], is_in_place: bool, told: Callable[[Loss], bool | None]) -> list[str]:
-    """A line for each function, which gives a name to it under its transform that is told something or nothing."""
+def _code(losses: Sequence[Loss], is_in_place: bool, in_place_of: Callable[[Loss], bool | None]) -> list[str]:
+    """Lines of code, one for each function, with its transform and an explicit `in_place`.
+
+    Args:
+        losses: losses of the functions, the outermost last.
+        is_in_place: True if a transform around them writes changes back.
+        in_place_of: returns the `in_place` for a function's transform. None for none.
+    """
     lines: list[str] = []
-    done: set[tuple[Any, ...]] = set()
+    written_places: set[tuple[Any, ...]] = set()
     for loss in losses:
+        # How to name the function in code.
         function = loss.definition.name.rpartition(".")[2]
         if is_in_place or loss.bound_to or not function.isidentifier():
             function = "f"
         if loss.applied_to and not loss.bound_to:
             function = loss.applied_to
-        if loss.place in done:  # as in `jit(grad(loss))`
+        if loss.place in written_places:
+            # One function under two transforms, as in `jit(grad(loss))`.
             function = "inner"
-        done.add(loss.place)
-        if loss.bound_to and told(loss):
+        written_places.add(loss.place)
+        # The line.
+        if loss.bound_to and in_place_of(loss):
             lines.append(f"    {function} = lambda model, *args, **kwargs: {loss.bound_to}(*args, **kwargs)")
         options = [f"{key}={value!r}" if _is_code(value) else f"{key}={key}" for key, value in loss.options.items()]
-        options += [] if told(loss) is None else [f"in_place={told(loss)}"]
+        options += [] if in_place_of(loss) is None else [f"in_place={in_place_of(loss)}"]
         code = in_code(loss.title, ", ".join(options), function)
         lines.append(f"    inner = {code}" if is_in_place or loss is not losses[-1] else f"    f = {code}")
     return lines
 
 
 def applied_to(function: Any, args: Sequence[Any]) -> str:
-    """How a partial, or a method of a class, is written as code; empty for other functions."""
+    """Writes a partial, or a method of a class, as code. Empty for other functions.
+
+    Args:
+        function: the function.
+        args: the positional arguments of the call. For a method, the first is `self`.
+    """
     if isinstance(function, functools.partial):
         name = definition_of(function).name.rpartition(".")[2]
         positional = [repr(value) if _is_code(value) else f"args[{i}]" for i, value in enumerate(function.args)]
@@ -564,16 +636,17 @@ def applied_to(function: Any, args: Sequence[Any]) -> str:
     if not isinstance(function, types.FunctionType) or not args:
         return ""
     cls, _, name = function.__qualname__.rpartition("<locals>.")[2].rpartition(".")
-    own = inspect.getattr_static(type(args[0]), name, None)
-    if not cls or own is None:
+    attribute = inspect.getattr_static(type(args[0]), name, None)
+    if not cls or attribute is None:
         return ""
-    if own is function:
+    if attribute is function:
         return f"{cls}.{name}"
+    # A transform has wrapped the method.
     return f"{cls}.{name}.__wrapped__"
 
 
 def _is_code(value: Any) -> bool:
-    """Whether the `repr` of an option is code."""
+    """Returns True if the `repr` of an option is code."""
     if type(value) in (tuple, list):
         return all(map(_is_code, value))
     return value is None or type(value) in (bool, int, str)
