@@ -1,17 +1,17 @@
-"""One call of a transform that takes operands, and the four things that its adapter does with it.
+"""One call of a transform that takes operands, and the four steps of its adapter.
 
-- *enter*: takes the operands apart as one graph, and groups the leaves by label.
-- *function*: what the transform sees in place of a function of the user's.
+- *enter*: packs the operands as one graph, and groups the leaves by label.
+- *function*: makes what the transform gets in place of a function of the user's.
 - *apply*: calls the transform.
-- *leave*: puts together what the transform hands back of what a function returned.
+- *leave*: builds the result of what the transform returns.
 
     def one_element(inside, x):                              # what the transform gets for one call of the function
         return inside.pack(inside.call(x))
 
     def map_over(crossing, f, xs):                           # the adapter of a transform `map_over(f, xs)`
         (xs,) = crossing.enter(f, {"xs": xs})
-        one = crossing.function(f, one_element)
-        return crossing.leave(crossing.apply(one, xs))
+        inner = crossing.function(f, one_element)
+        return crossing.leave(crossing.apply(inner, xs))
 """
 
 import contextlib
@@ -42,18 +42,19 @@ from .checks._refused_arguments import forbid_bound_module
 
 
 class Crossing:
-    """One call of a transform.
+    """One call of a transform that takes operands, for its adapter.
 
     Args:
         transform: the vanilla transform.
-        title: what it is called in errors.
-        policy: what counts as sharing; None for that of the thread.
-        writes: whether it can write back what the function changed.
-        calls_each_time: Whether the function is called in each call of the transform. See `rules_of_call`.
+        title: name of the transform in errors.
+        policy: what carries identity. None for the policy of the thread.
+        writes: True if the transform can write back what the function changed.
+        calls_each_time: True if each call of the transform calls the function, which then gets the static values of
+            this very call.
 
     Attributes:
-        names: of the operands.
-        call: the operands, taken apart and grouped.
+        names: names of the operands.
+        call: the packed and grouped operands.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Crossing:
         self.policy = current_policy(policy)
         self.writes = writes
         self.rules = rules_of_call(self.policy, filtered=is_of_equinox(transform), is_exact=calls_each_time)
+        # Set by `enter_grouped`.
         self.names: Names
         self.call: Call
         self._grouping: Grouping
@@ -81,16 +83,17 @@ class Crossing:
         operands: Mapping[str, Any],
         treatments: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """Takes operands apart, in their order, as one graph.
+        """Packs the operands, in their order, as one graph.
 
         Args:
-            function: the user's function, which warnings are about.
-            operands: by the names that they have in errors.
-            treatments: what the transform does to each, if not the same to all.
+            function: the user's function. Warnings point to its definition.
+            operands: the operands by their names in errors.
+            treatments: for each operand, what the transform does with it, in words. None if all are treated alike.
 
         Returns:
-            A group for each treatment, in the order of the operands. But an array that is an operand by itself, and the
-            only one with its treatment, crosses bare, unless it is the first: transforms look at such, as in `ts[1:]`.
+            One leaf group for each treatment, in the order of the operands. If an array is an operand by itself and the
+            only one with its treatment, it is returned as an array, unless it is the first operand. Some transforms
+            look at such arrays, as in `ts[1:]`.
 
         Raises:
             InconsistentSharingError: if a module that holds traced leaves would be treated in two ways.
@@ -102,18 +105,21 @@ class Crossing:
         arguments = Arguments(names, tuple(operands.values()), {})
         if not labels:
             return list(self.enter_grouped(function, arguments, Grouping(self.title, lambda _: ())))
-        own = [(label,) for label in dict.fromkeys(labels)]
+        group_labels = [(label,) for label in dict.fromkeys(labels)]
         groups = self.enter_grouped(
-            function, arguments, Grouping(self.title, lambda _: (treatment,), labels, None, own)
+            function, arguments, Grouping(self.title, lambda _: (treatment,), labels, None, group_labels)
         )
-        alone = {labels[i] for i, each in enumerate(arguments.args) if i and node_type_of(each) is None}
-        bare = [labels.count(label) == 1 and label in alone for (label,) in own]
+        # The first operand stays a group, since the function needs one to build its arguments from.
+        labels_of_leaves = {
+            labels[i] for i, operand in enumerate(arguments.args) if i and node_type_of(operand) is None
+        }
+        bare = [labels.count(label) == 1 and label in labels_of_leaves for (label,) in group_labels]
         return [group.leaves[0] if is_bare else group for group, is_bare in zip(groups, bare, strict=True)]
 
     def enter_grouped(
         self, function: Callable[..., Any], arguments: Arguments, grouping: Grouping
     ) -> Sequence[LeafGroup]:
-        """The same with arguments and what is done with them."""
+        """Packs arguments, and groups their leaves as a grouping says. Returns the groups."""
         self.names = Names(function, [str(name) for name in arguments.names])
         self._grouping = grouping
         self.call = enter(arguments, self.rules, grouping)
@@ -130,21 +136,25 @@ class Crossing:
         adds: bool = True,
         keeps: bool = True,
     ) -> Inner:
-        """What the transform sees in place of a function of the user's; made once for each function and body.
+        """Makes the function for the transform to call in place of the user's. Once for each function, body and key.
 
         Args:
             function: the user's function.
-            body: (an `Inside`, what the transform calls with) → what the transform gets. A function of the adapter's
-                module: the first that was given for a key serves all.
-            key: what else the body depends on.
-            caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
-            num_before: how many arguments the function is given before the operands.
-            differentiates: whether the transform differentiates the leaves that are labelled True.
-            adds: whether it could write back an object with more parts, or fewer.
-            keeps: whether what the function changes is kept at all under `in_place=True`.
+            body: (an `Inside`, the arguments from the transform) → what the transform gets. Define it at the top level
+                of a module: a trace is found again by the body's identity.
+            key: everything else that the body depends on.
+            caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
+            num_before: number of arguments that the function gets before the operands.
+            differentiates: True if the transform differentiates the leaves with the label True.
+            adds: True if the transform can write back an object that has more children than before, or fewer.
+            keeps: True if `in_place=True` keeps what the function changes.
+
+        Raises:
+            NoFunctionError: if the function is not callable.
         """
         if not callable(function):
-            raise NoFunctionError  # so that the transform is asked to say so
+            # `TakingOperands` then calls the transform, which raises its own error.
+            raise NoFunctionError
         shared = shared_by(function, (self.transform, body, *key), {"names": self.names.positional})
         self._unsaid.append(shared.unsaid)
         inner = shared.inner.get(self.policy)
@@ -165,17 +175,19 @@ class Crossing:
                 adds=adds,
                 keeps=keeps,
             )
-            own = Names(function).of(num_before + len(self.names.positional))
-            made = Inner(function, shared.hold, functools.partial(_run, terms, body), terms, own, num_before)
-            inner = shared.inner.setdefault(self.policy, made)
+            names_in_function = Names(function).of(num_before + len(self.names.positional))
+            run = functools.partial(_run, terms, body)
+            new_inner = Inner(function, shared.hold, run, terms, names_in_function, num_before)
+            # If another thread was faster, both take its inner function, so that JAX traces once.
+            inner = shared.inner.setdefault(self.policy, new_inner)
         return inner
 
     def apply(self, *args: Any, **options: Any) -> Any:
-        """What the transform makes of groups; functions that it traces meanwhile know of this call."""
+        """Calls the transform with leaf groups. Functions that it traces meanwhile know of this call."""
         return self.applied(self.transform, *args, **options)
 
     def applied(self, transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """The same with another transform in its place."""
+        """Calls another transform as `apply` calls the vanilla one."""
         structure = self.call.tree.structure
         with self.call:
             result = transform(*args, **options)
@@ -184,37 +196,39 @@ class Crossing:
         return result
 
     def leave(self, *results: LeafGroup, with_state: Sequence[int] = ()) -> Any:
-        """What the function returned, put together; what was changed in place is then written, all or nothing.
+        """Builds what the function returned. In place, writes what the function changed, all or nothing.
 
         Args:
-            results: each a whole tree, or what came back for one operand, in its group.
-            with_state: which of them were packed with `Inside.pack_with_state`, or are in place.
+            results: leaf groups, each of a whole tree or of what came back for one operand.
+            with_state: positions of results that `Inside.pack_with_state` packed, with changes in front of the result.
 
         Returns:
             The result, or a tuple of several.
         """
-        own = self.call.plan.structure
-        groups = [_alone(group) if group.structure is own else group for group in results]
+        structure_of_operands = self.call.plan.structure
+        groups = [_of_one_operand(group) if group.structure is structure_of_operands else group for group in results]
         if not self.policy.in_place:
-            made = [leave((group,)) for group in groups]
+            trees = [leave((group,)) for group in groups]
         else:
             changes = Changes(self.call, self.title)
-            made = [leave((group,), self.call.objects.__getitem__, changes.update) for group in groups]
+            trees = [leave((group,), self.call.objects.__getitem__, changes.update) for group in groups]
             changes.commit()
-            made = [each[-1] if i in with_state else each for i, each in enumerate(made)]
-        return made[0] if len(made) == 1 else tuple(made)
+            # With state, a tree is a tuple of what was changed and, last, the result.
+            trees = [tree[-1] if i in with_state else tree for i, tree in enumerate(trees)]
+        return trees[0] if len(trees) == 1 else tuple(trees)
 
     def lower(self, how: Repacking) -> None:
-        """Groups the operands with other ties, and with static numbers traced."""
+        """Groups the operands again, with other ties, and with static numbers traced."""
         self.call = repacked(self.call, how, self._grouping)
 
 
-def _alone(group: LeafGroup) -> LeafGroup:
+def _of_one_operand(group: LeafGroup) -> LeafGroup:
+    """Returns the leaves of a group as a tree by themselves, without the other operands."""
     return whole(group.leaves, part_of(group.structure, group.operand)[0])
 
 
 def part_of(structure: Structure, position: int) -> tuple[Structure, list[int]]:
-    """The structure of one argument by itself, and the numbers that its records have in that of all."""
+    """Returns the structure of one argument by itself, and for each of its records the one in the whole structure."""
     root = structure.records[structure.root][1][position]
     records, numbers = canonical(root, lambda number: structure.records[number])
     return intern(records, len(records) - 1), list(numbers)
@@ -225,18 +239,17 @@ def _run(terms: Terms, body: Callable[..., Any], function: Any, args: Sequence[A
 
 
 class NoFunctionError(Exception):
-    """What an operand-taking transform was given as a function cannot be called."""
+    """The function of a transform that takes operands cannot be called."""
 
 
 class TakingOperands:
-    """How a transform that takes operands beside the function is wrapped.
+    """A kind of adapter: wraps a transform that takes operands beside the function.
 
     Args:
-        adapter: (a `Crossing`, the transform's own parameters by name) → the result. Keywords that are no parameters
-            are options of the transform; or, if the adapter takes them as one, arguments of the function.
-        writes: whether it can write back what the function changed in its operands; otherwise it is never called in
-            place.
-        calls_each_time: Whether the function is called in each call of the transform. See `rules_of_call`.
+        adapter: (a `Crossing`, the parameters of the transform by name) → the result. Keywords that are no parameters
+            are options of the transform. If the adapter has a parameter for them, they are arguments of the function.
+        writes: True if the transform can write back what the function changed. Otherwise `in_place=True` is an error.
+        calls_each_time: True if each call of the transform calls the function. See `rules_of_call`.
     """
 
     def __init__(self, adapter: Callable[..., Any], *, writes: bool = True, calls_each_time: bool = False) -> None:
@@ -245,26 +258,30 @@ class TakingOperands:
         self.calls_each_time = calls_each_time
 
     def applied(self, transform: Callable[..., Any], policy: PolicyOption, options: Mapping[str, Any]) -> Any:
-        """The transform with identities preserved.
+        """Returns the transform with identities preserved.
 
         Args:
             transform: the vanilla transform.
-            policy: what counts as sharing; None for that of the thread at each call.
-            options: of the transform, bound in advance.
+            policy: what carries identity. None for the policy of the thread at each call.
+            options: options of the transform, bound in advance.
         """
         signature = inspect.signature(transform)
-        as_one = inspect.signature(self.adapter).parameters
+        adapter_parameters = inspect.signature(self.adapter).parameters
         title = title_of(transform)
 
         @api_boundary
         def preserving(*operands: Any, **more: Any) -> Any:
-            own = {**options, **more}
-            chosen = with_options(own, policy)
+            keywords = {**options, **more}
+            # Takes the options of the package out of `keywords`.
+            chosen_policy = with_options(keywords, policy)
             try:
-                bound = signature.bind(*operands, **own)
+                bound = signature.bind(*operands, **keywords)
             except TypeError:
-                return transform(*operands, **own)  # says best what is wrong
-            crossing = Crossing(transform, title, chosen, writes=self.writes, calls_each_time=self.calls_each_time)
+                # The transform itself says best what is wrong.
+                return transform(*operands, **keywords)
+            crossing = Crossing(
+                transform, title, chosen_policy, writes=self.writes, calls_each_time=self.calls_each_time
+            )
             if crossing.policy.in_place and not self.writes:
                 raise ValueError(
                     f"`{title}` hands back what the function returned, not what it changed, so nothing could be "
@@ -272,22 +289,30 @@ class TakingOperands:
                     f"    inner = {in_code(title, 'in_place=False')}"
                 )
             with contextlib.suppress(NoFunctionError):
-                return self.adapter(crossing, **_by_name(bound, as_one))
-            return transform(*operands, **own)  # as above
+                return self.adapter(crossing, **_by_name(bound, adapter_parameters))
+            # As above: the transform refuses what is no function.
+            return transform(*operands, **keywords)
 
         functools.update_wrapper(preserving, transform, updated=())
         preserving.__doc__ = f"`{title}`, with identities preserved; see `preserve_identities`."
         return preserving
 
 
-def _by_name(bound: inspect.BoundArguments, as_one: Container[str]) -> dict[str, Any]:
-    """Arguments by the names of the parameters; those without names as one tuple, and keywords as one if asked for."""
+def _by_name(bound: inspect.BoundArguments, adapter_parameters: Container[str]) -> dict[str, Any]:
+    """Returns bound arguments by the names of the adapter's parameters.
+
+    Args:
+        bound: the arguments, bound to the transform's signature. Those of `*args` are one tuple, and those of
+            `**kwargs` one dictionary.
+        adapter_parameters: names of the adapter's parameters. If `kwargs` is not among them, its arguments are passed
+            one by one.
+    """
     parameters = bound.signature.parameters.items()
-    rest = [name for name, each in parameters if each.kind is each.VAR_KEYWORD and name not in as_one]
-    found = dict(bound.arguments)
-    for name in rest:
-        found |= found.pop(name, {})
-    return found
+    unpacked = [name for name, p in parameters if p.kind is p.VAR_KEYWORD and name not in adapter_parameters]
+    arguments = dict(bound.arguments)
+    for name in unpacked:
+        arguments |= arguments.pop(name, {})
+    return arguments
 
 
 Crossing.__module__ = __name__.rpartition(".")[0]  # under which it is printed, pickled and documented
