@@ -1,4 +1,11 @@
-"""Arguments by name and number: what they are called in errors; which `…_argnums` and `…_argnames` choose."""
+"""Names of arguments in errors, and the arguments that options like `static_argnums` and `static_argnames` choose.
+
+def f(x, /, y, *rest, rate): ...
+
+Names(f).of(4)                      ("x", "y", "args[2]", "args[3]")
+Chosen(f, argnums=1, argnames=None).argnames          ("y",), as JAX infers it
+Chosen(f, argnums=None, argnames="rate").argnums      (), as `rate` has no position
+"""
 
 import functools
 import inspect
@@ -11,15 +18,15 @@ from ..core._warning_source import definition_of
 
 
 class Names:
-    """What a function and its arguments are called.
+    """Names of the arguments of a function, for errors and warnings.
 
     Args:
         function: the user's function.
-        positional: what its arguments are called, if not as its parameters are.
+        positional: names of its positional arguments. None for the names of its parameters.
 
     Attributes:
         definition: where the function is defined.
-        positional: the names of its positional arguments, as far as they have any.
+        positional: names of its positional arguments. Empty if the function has no signature.
     """
 
     def __init__(self, function: Callable[..., Any], positional: Sequence[str] | None = None) -> None:
@@ -30,24 +37,37 @@ class Names:
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (ValueError, TypeError):
+            # Some functions in C have no signature.
             parameters = []
         by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self.positional = tuple([p.name for p in parameters if p.kind in by_position])
 
     def text(self, position: Position) -> str:
-        """What an argument is called."""
+        """The name of an argument. One without a name is `args[2]`."""
         if isinstance(position, str):
             return position
         return self.positional[position] if position < len(self.positional) else f"args[{position}]"
 
     def of(self, count: int) -> tuple[str, ...]:
-        """What so many positional arguments are called."""
-        known = self.positional[:count]
-        return known if len(known) == count else (*known, *[f"args[{i}]" for i in range(len(known), count)])
+        """Names of the first positional arguments.
+
+        Args:
+            count: number of arguments. Those without a name are `args[2]`.
+        """
+        names = self.positional[:count]
+        return names if len(names) == count else (*names, *[f"args[{i}]" for i in range(len(names), count)])
 
 
 class Chosen:
-    """The arguments that `…_argnums` and `…_argnames` choose; each infers the other, as in JAX."""
+    """The arguments that two options, such as `static_argnums` and `static_argnames`, choose together.
+
+    If only one of the options is there, it implies the other, as in `jax.jit`. Two options count as they are written.
+
+    Args:
+        function: the user's function.
+        argnums: one index or several. Negative ones count from the last argument. None if the option is not there.
+        argnames: one name or several. None if the option is not there.
+    """
 
     def __init__(self, function: Callable[..., Any], argnums: Any, argnames: Any) -> None:
         self.argnums = () if argnums is None else tuple(several(argnums))
@@ -60,19 +80,27 @@ class Chosen:
             return
         if argnums is None:
             positional = (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
-            names = {p.name: i for i, p in enumerate(parameters) if p.kind in positional}
-            self.argnums = tuple(names[name] for name in self.argnames if name in names)
+            index_of = {p.name: i for i, p in enumerate(parameters) if p.kind in positional}
+            self.argnums = tuple(index_of[name] for name in self.argnames if name in index_of)
         else:
             keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-            names = {i: p.name for i, p in enumerate(parameters) if p.kind in keyword}
-            own = [i + len(parameters) if i < 0 else i for i in self.argnums]
-            self.argnames = tuple(names[i] for i in own if i in names)
+            name_of = {i: p.name for i, p in enumerate(parameters) if p.kind in keyword}
+            # Without a call, the last argument is the last parameter.
+            indices = [i + len(parameters) if i < 0 else i for i in self.argnums]
+            self.argnames = tuple(name_of[i] for i in indices if i in name_of)
 
     @functools.cached_property
     def is_empty(self) -> bool:
+        """True if no argument is chosen in any call."""
         return not self.argnums and not self.argnames
 
     def positions(self, num_args: int, names: Collection[Position]) -> Collection[Position]:
+        """Positions of the chosen arguments in one call.
+
+        Args:
+            num_args: number of positional arguments in the call.
+            names: keywords of the call.
+        """
         if self.is_empty:
             return ()
         chosen: set[Position] = {i + num_args if i < 0 else i for i in self.argnums}
@@ -81,10 +109,10 @@ class Chosen:
 
 
 def several(value: Any) -> Sequence[Any]:
-    """The one or the several that an option names; integers may be NumPy's."""
+    """Returns what an option names, one name or index or several, as a sequence. Indices may be NumPy's."""
     if isinstance(value, str):
         return (value,)
     try:
         return (operator.index(value),)
     except TypeError:
-        return [each if isinstance(each, str) else operator.index(each) for each in value]
+        return [entry if isinstance(entry, str) else operator.index(entry) for entry in value]

@@ -1,8 +1,12 @@
-"""How a transform is applied: which argument is the function, which are options, and which would be operands.
+"""The arguments of a transform: one is the function, others are options, and some transforms take operands.
 
-A module under one of Equinox's transforms is a module again: `equinox.filter_vmap(layer)` is a pytree whose leaves are
-those of the layer, so that a model which holds it is trained whole. With identities preserved it is one, too: it holds
-the layer and what is to be done with it, and does that anew whenever it is called.
+    jax.vmap(f, 0)            apply_options(jax.vmap, (f, 0), {})           f, {"in_axes": 0}
+    jax.grad(fun=f)           apply_options(jax.grad, (), {"fun": f})       f, {}
+    jax.jit(donate_argnums=0) apply_options(jax.jit, (), {…})               None, {"donate_argnums": 0}
+
+A module under one of Equinox's transforms is a module again. The leaves of `equinox.filter_vmap(layer)` are those of
+the layer, so a model that holds it is trained whole. `TransformedModule` does the same with identities preserved. It
+holds the layer, the transform and the options, and applies them anew in each call.
 """
 
 import inspect
@@ -26,77 +30,54 @@ from ._option_lists import title_of
 def apply_options(
     transform: Callable[..., Any], positional: Sequence[Any], options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Sorts what a transform was called with, by its signature.
+    """Separates the function from the options, by the signature of the transform.
 
     Args:
         transform: the vanilla transform.
-        positional: the function, and options by position, as in `jax.vmap(f, 0)`.
-        options: by name; the function may be among them, as in `jax.grad(fun=f)`.
+        positional: positional arguments: the function, and perhaps options, as in `jax.vmap(f, 0)`.
+        options: keyword arguments. The function may be among them, as in `jax.grad(fun=f)`.
 
     Returns:
-        The function, or None if there is none yet, and all options by name.
+        The function, and all options by name. The function is None if there is none yet.
 
     Raises:
-        TypeError: if the transform takes operands beside the function, for which there is no adapter; or if it would
-            not accept what it was called with.
+        TypeError: if the transform takes operands, or would not accept the arguments.
     """
     try:
         signature = inspect.signature(transform)
     except (ValueError, TypeError):
+        # Without a signature, positional arguments after the function may be operands.
         if len(positional) > 1:
             _refuse_operands(transform)
         return (positional[0] if positional else None), options
-    first, *others = signature.parameters.values() or (None,)
+    first, *other_parameters = signature.parameters.values() or (None,)
+    # The first parameter of `transform(*args, **kwargs)` names no function either.
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         if len(positional) > 1:
             _refuse_operands(transform)
         return (positional[0] if positional else None), options
+    # The function as a keyword argument.
     if first.name in options and first.kind is first.POSITIONAL_OR_KEYWORD and not positional:
         positional, options = [options[first.name]], {k: v for k, v in options.items() if k != first.name}
     if not positional:
         return None, options
-    named = [each for each in others if each.kind is each.POSITIONAL_OR_KEYWORD]
-    if any(each.default is each.empty and each.name not in options for each in named) or _takes_any(transform, others):
+    named = [p for p in other_parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    # A parameter without a default is an operand.
+    lacks_argument = any(p.default is p.empty and p.name not in options for p in named)
+    if lacks_argument or _takes_any_operands(transform, other_parameters):
         _refuse_operands(transform)
+    # `bind` raises if there are too many options by position.
     if len(positional) > 1:
         signature.bind(*positional, **options)
-    given = {each.name: value for each, value in zip(named, positional[1:], strict=False)}
-    return positional[0], {**given, **options}
+    options_by_position = {p.name: value for p, value in zip(named, positional[1:], strict=False)}
+    return positional[0], {**options_by_position, **options}
 
 
-def _takes_any(transform: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> bool:
-    """Whether a transform of JAX or Equinox takes operands without names; a user's may hand them on as options."""
+def _takes_any_operands(transform: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> bool:
+    """Returns True if a transform of JAX or Equinox has a parameter `*operands`."""
+    # A user's transform may pass its `*args` on as options.
     package = str(getattr(transform, "__module__", "")).partition(".")[0]
-    return package in ("jax", "equinox") and any(each.kind is each.VAR_POSITIONAL for each in parameters)
-
-
-def in_code(title: str, options: str, function: str = "") -> str:
-    """How to write a transform with these options, with the ready-made function where there is one.
-
-    Args:
-        title: what errors call the transform.
-        options: as code.
-        function: what it is applied to, where it is known to take a function alone.
-    """
-    package, _, name = title.rpartition(".")
-    # The door offers what is ready made, and imports this file.
-    offered = sys.modules[__name__.rpartition(".")[0]]
-    ready = getattr(offered, name, None) if package in ("jax", "jax.lax", "equinox") else None
-    if ready is None:
-        own = f", {options}" if options else ""
-        title = title if all(part.isidentifier() for part in title.split(".")) else "transform"
-        return f"sharedtree.preserve_identities({title}{own}){function and f'({function})'}"
-    first, *others = inspect.signature(ready).parameters.values()
-    needs_options = any(each.kind is each.KEYWORD_ONLY and each.default is each.empty for each in others)
-    if first.default is None and not needs_options:  # without a function it returns a decorator
-        return f"sharedtree.{name}({function or 'f'}{options and f', {options}'})"
-    return f"functools.partial(sharedtree.{name}{options and f', {options}'})"
-
-
-def transform_named(name: str) -> Any:
-    """The inverse of `public_name`."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(sys.modules[module], attribute)
+    return package in ("jax", "equinox") and any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def _refuse_operands(transform: Callable[..., Any]) -> NoReturn:
@@ -108,8 +89,50 @@ def _refuse_operands(transform: Callable[..., Any]) -> NoReturn:
     )
 
 
+def in_code(title: str, options: str, function: str = "") -> str:
+    """Returns code for a transform with identities preserved: `sharedtree.jit(f, in_place=True)`.
+
+    Args:
+        title: name of the transform in errors.
+        options: options as code. May be empty.
+        function: the function as code. Empty if it is not known.
+    """
+    package, _, name = title.rpartition(".")
+    # The package imports this file, so it cannot be imported above.
+    public_module = sys.modules[__name__.rpartition(".")[0]]
+    ready_made = getattr(public_module, name, None) if package in ("jax", "jax.lax", "equinox") else None
+    if ready_made is None:
+        options_after_title = f", {options}" if options else ""
+        title = title if all(part.isidentifier() for part in title.split(".")) else "transform"
+        return f"sharedtree.preserve_identities({title}{options_after_title}){function and f'({function})'}"
+    first, *other_parameters = inspect.signature(ready_made).parameters.values()
+    needs_options = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in other_parameters)
+    # Such a function returns a decorator if it gets options alone.
+    if first.default is None and not needs_options:
+        return f"sharedtree.{name}({function or 'f'}{options and f', {options}'})"
+    return f"functools.partial(sharedtree.{name}{options and f', {options}'})"
+
+
+def transform_named(name: str) -> Any:
+    """Returns the transform with a public name, as `public_name` returns it."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(sys.modules[module], attribute)
+
+
 class How:
-    """A transform and its options, compared strictly: part of the structure of every module that holds it."""
+    """A transform with its options. A static part of every module under the transform.
+
+    Two are equal if their transforms and policies are, and their options by type and value.
+
+    Args:
+        adapter: (transform, function, policy, options) → the function under the transform.
+        transform: the vanilla transform.
+        policy: what carries identity. None for the policy of the thread at each call.
+        options: options of the transform.
+
+    Raises:
+        Incomparable: if an option cannot be compared.
+    """
 
     __slots__ = ("_key", "adapter", "options", "policy", "transform")
 
@@ -123,7 +146,7 @@ class How:
         self._key = Static((adapter, transform, policy, tuple(sorted(options.items(), key=lambda item: item[0]))))
 
     def applied_to(self, function: Callable[..., Any]) -> Any:
-        """The function under the transform."""
+        """Returns a function under the transform."""
         return self.adapter(self.transform, function, self.policy, self.options)
 
     def __eq__(self, other: object) -> bool:
@@ -137,12 +160,17 @@ class How:
 
 
 def is_of_equinox(transform: Callable[..., Any]) -> bool:
-    """Whether a transform is one of those that make a module of a module, and equal ones of equal functions."""
+    """Returns True for Equinox's transforms. They make a module of a module, and equal objects of equal functions."""
     return str(getattr(transform, "__module__", "")).partition(".")[0] == "equinox"
 
 
 class TransformedModule(eqx.Module):
-    """A module under a transform of Equinox's, with identities preserved. Its leaves are those of the module."""
+    """A module under one of Equinox's transforms, with identities preserved. Its leaves are those of the module.
+
+    Attributes:
+        function: the module.
+        how: the transform and its options.
+    """
 
     function: Any
     how: How = eqx.field(static=True)
@@ -152,7 +180,7 @@ class TransformedModule(eqx.Module):
         return self.function
 
     def wrapper(self) -> Any:
-        """The module under the transform, as a wrapped function."""
+        """Wraps the module as a function. The wrapper is made anew in each call."""
         return self.how.applied_to(self.function)
 
     @api_boundary
@@ -161,7 +189,11 @@ class TransformedModule(eqx.Module):
 
     @api_boundary
     def lower(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As `equinox.filter_jit(f).lower`; other transforms have none."""
+        """Lowers a call, as `equinox.filter_jit(f).lower` does.
+
+        Raises:
+            AttributeError: under other transforms than `equinox.filter_jit`.
+        """
         return self.wrapper().lower(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

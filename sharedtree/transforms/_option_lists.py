@@ -1,4 +1,9 @@
-"""What a transform is called in messages, and the options that `help` lists of one with identities preserved."""
+"""Names of transforms in messages, and the options that `help` lists for a transform with identities preserved.
+
+    help(sharedtree.jit)     (function=None, /, *, in_shardings=…, static_argnums=…, …, policy=None, in_place=None)
+
+The first parameter is ours, the middle ones are those of `jax.jit`, and the last two are `OURS`.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -15,55 +20,65 @@ from ..libraries._equinox import name_of
 C = TypeVar("C", bound=Callable[..., Any])
 
 OURS = ("policy", "in_place")
-"""The options that each transform with identities preserved has beside its own."""
-
-
-def signature_with(transform: Callable[..., Any], first: inspect.Parameter, ours: Sequence[str]) -> inspect.Signature:
-    """What `help` shows: a first parameter, those that the vanilla transform has after its own, and our options."""
-    _, *others = inspect.signature(transform).parameters.values()
-    # Some defaults only say that nothing was given, and print as an address.
-    others = [each.replace(default=...) if type(each.default) is object else each for each in others]
-    rest = [each for each in others if each.kind is each.VAR_KEYWORD]
-    known = {each.name for each in others}
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ours if name not in known
-    ]
-    return inspect.Signature([first, *[each for each in others if each not in rest], *added, *rest])
+"""The options that each transform with identities preserved has in addition to its own."""
 
 
 def lists_options_of(transform: Callable[..., Any], *ours: str) -> Callable[[C], C]:
-    """A decorator for what hands its `**options` on: `help` lists them by their names.
+    """Returns a decorator for a function that passes `**options` on. `help` then lists the options by name.
 
     Args:
-        transform: to which they are handed on. It has one parameter before those that both have.
-        ours: further ones, by name.
+        transform: the transform to which the options are passed. It has one parameter before the options.
+        ours: names of further options, of the function itself.
     """
 
     def listed(function: C) -> C:
         first = next(iter(inspect.signature(function).parameters.values())).replace(annotation=inspect.Parameter.empty)
-        # pyright takes a function for one without attributes of its own.
+        # An assignment to `function.__signature__` is an error for pyright.
         vars(function)["__signature__"] = signature_with(transform, first, ours)
         return function
 
     return listed
 
 
+def signature_with(transform: Callable[..., Any], first: inspect.Parameter, ours: Sequence[str]) -> inspect.Signature:
+    """Makes the signature for `help`: a first parameter, the options of a transform, and ours.
+
+    Args:
+        transform: the vanilla transform. Its first parameter is left out.
+        first: stands in its place.
+        ours: names of further options. A name that the transform has already is listed once.
+    """
+    _, *options = inspect.signature(transform).parameters.values()
+    # Some defaults only mark that an option is missing. They would print as an address.
+    options = [p.replace(default=...) if type(p.default) is object else p for p in options]
+    var_keywords = [p for p in options if p.kind is p.VAR_KEYWORD]
+    names = {p.name for p in options}
+    missing = [name for name in ours if name not in names]
+    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in missing]
+    # Python wants `**kwargs` to be the last.
+    return inspect.Signature([first, *[p for p in options if p not in var_keywords], *added, *var_keywords])
+
+
 def title_of(transform: Any) -> str:
-    """What a transform is called in errors: `jax.lax.scan`, `my_transform`."""
+    """The name of a transform in errors: `jax.lax.scan`, `my_transform`."""
     public = public_name(transform)
     return public or name_of(transform, transform, "__qualname__")
 
 
 def public_name(transform: Any) -> str | None:
-    """Returns the name under which JAX or Equinox offers a transform, whatever it is called where it is defined."""
+    """The name under which JAX or Equinox offers a transform, such as `jax.lax.scan`. None for other functions.
+
+    It may differ from the name in its definition.
+    """
     modules = (jax, jax.lax, jax.debug, jax.custom_batching, jax.experimental, jax.export, eqx, equinox.internal)
-    # Most are offered by the name that they have, and a look into each namespace takes a thousandth of a search.
-    own_name = name_of(transform, "")
+    # Most have the same name there. To look it up in each namespace takes a thousandth of the time of a search.
+    defined_name = name_of(transform, "")
     for module in modules:
-        if own_name and not own_name.startswith("_") and vars(module).get(own_name) is transform:
-            return f"{module.__name__}.{own_name}"
+        if defined_name and not defined_name.startswith("_") and vars(module).get(defined_name) is transform:
+            return f"{module.__name__}.{defined_name}"
     for module in modules:
-        for name, value in list(vars(module).items()):  # another thread may import
+        # Copied, since another thread may import something meanwhile.
+        for name, value in list(vars(module).items()):
             if value is transform and not name.startswith("_"):
                 return f"{module.__name__}.{name}"
     return None
