@@ -1,4 +1,9 @@
-"""`device_put` and `with_sharding_constraint` on whole trees, with ties kept."""
+"""`device_put`, `with_sharding_constraint` and `equinox.filter_shard` on whole trees, with ties kept.
+
+Each leaf is placed once. Then the tree is built anew, with the leaves in their new places:
+
+    device_put({"a": w, "b": w}, device)        w is moved to v        {"a": v, "b": v}
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
@@ -18,7 +23,7 @@ from ._crossing import Crossing, TakingOperands
 from ._inconsistent_sharing import raise_inconsistent
 from ._leaf_labels import Outcomes
 from ._option_lists import lists_options_of
-from ._placements import placing
+from ._placements import placement_treatment
 from ._signatures import Placing
 
 T = TypeVar("T")
@@ -27,15 +32,15 @@ T = TypeVar("T")
 @lists_options_of(jax.device_put)
 @api_boundary
 def device_put(tree: T, device: Any = None, **options: Unpack[Placing]) -> T:
-    """`jax.device_put` on a whole tree; each shared array is moved once and stays shared.
+    """Moves a whole tree with `jax.device_put`. Each shared array is moved once and stays shared.
 
     Args:
         tree: a module, or any container of modules and arrays.
         device: a device, a sharding, or a tree prefix of them.
-        options: of `jax.device_put`.
+        options: further options of `jax.device_put`.
 
     Returns:
-        A tree of new nodes with the same ties; static leaves are those of `tree`.
+        A tree of new nodes with the same ties. Its static leaves are those of `tree`.
 
     Raises:
         InconsistentSharingError: if a prefix sends one array to two places.
@@ -47,12 +52,12 @@ def device_put(tree: T, device: Any = None, **options: Unpack[Placing]) -> T:
         >>> moved["a"] is moved["b"], moved["a"].committed
         (True, True)
     """
-    return placed(tree, device, "device", "device_put", lambda leaf, where: jax.device_put(leaf, where, **options))
+    return _place_leaves(tree, device, "device", "device_put", lambda leaf, to: jax.device_put(leaf, to, **options))
 
 
 @api_boundary
 def with_sharding_constraint(tree: T, shardings: Any) -> T:
-    """`jax.lax.with_sharding_constraint` on a whole tree; each shared array is constrained once and stays shared.
+    """Constrains a whole tree with `jax.lax.with_sharding_constraint`. Each shared array stays shared.
 
     Args:
         tree: a module, or any container of modules and arrays.
@@ -72,33 +77,38 @@ def with_sharding_constraint(tree: T, shardings: Any) -> T:
         >>> w = jnp.ones(2)
         >>> both = st.jit(lambda t: st.with_sharding_constraint(t, everywhere))([w, w])
     """
-    return placed(tree, shardings, "shardings", "with_sharding_constraint", jax.lax.with_sharding_constraint)
+    return _place_leaves(tree, shardings, "shardings", "with_sharding_constraint", jax.lax.with_sharding_constraint)
 
 
-def placed(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any, Any], Any]) -> T:
-    """A whole tree with each of its leaves placed once.
+def filter_shard(crossing: Crossing, x: Any, device_or_shardings: Any) -> Any:
+    """The adapter of `equinox.filter_shard`. Like `device_put`, it takes its whole argument as one model."""
+    with Context(crossing.policy):
+        return _place_leaves(x, device_or_shardings, "device_or_shardings", crossing.title, eqx.filter_shard)
+
+
+def _place_leaves(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any, Any], Any]) -> T:
+    """Places each leaf of a tree once, and builds the tree anew.
 
     Args:
         tree: a module, or any container of modules and arrays.
         prefix: a place, or a tree prefix of places.
-        name: what the prefix is called, for errors.
-        transform: who places, for errors.
+        name: name of the prefix, for errors.
+        transform: name of the transform, for errors.
         place: (leaf, its place) → the leaf there.
+
+    Raises:
+        InconsistentSharingError: if the prefix has two places for one array.
     """
-    read = read_tree(Arguments(("tree",), (tree,), {}))
-    outcomes = Outcomes(read, placing(name, Branch((prefix,))))
-    for number in sorted(outcomes.conflicts()):
-        raise_inconsistent(outcomes, number, transform)
-    chosen = {visit.record: outcomes.group_label(visit) for visit in outcomes.visits() if visit.record in read.leaves}
-    placed = distinct([place(leaf, chosen[number]) for number, leaf in read.leaves.items()])
-    hand_on(list(read.leaves.values()), placed)
-    return unpack(read.structure, placed).args[0]
-
-
-def filter_shard(crossing: Crossing, x: Any, device_or_shardings: Any) -> Any:
-    """`equinox.filter_shard`. Like `device_put`, it takes its whole argument as one model."""
-    with Context(crossing.policy):
-        return placed(x, device_or_shardings, "device_or_shardings", crossing.title, eqx.filter_shard)
+    dag = read_tree(Arguments(("tree",), (tree,), {}))
+    outcomes = Outcomes(dag, placement_treatment(name, Branch((prefix,))))
+    for record in sorted(outcomes.conflicts()):
+        raise_inconsistent(outcomes, record, transform)
+    leaf_visits = [visit for visit in outcomes.visits() if visit.record in dag.leaves]
+    place_of = {visit.record: outcomes.group_label(visit) for visit in leaf_visits}
+    # Leaves that are not tied must stay two objects, whatever `place` returns for them.
+    leaves = distinct([place(leaf, place_of[record]) for record, leaf in dag.leaves.items()])
+    hand_on(list(dag.leaves.values()), leaves)
+    return unpack(dag.structure, leaves).args[0]
 
 
 FILTER_SHARD = TakingOperands(filter_shard)

@@ -1,4 +1,9 @@
-"""Donation: whose buffers a transform takes, and that none of them is one that its owner means to keep."""
+"""Donation: which buffers a transform takes over, and a check that the caller does not mean to keep one of them.
+
+This call would delete the buffers of `m`, although its second argument is not donated. That is an error:
+
+    jit(f, donate_argnums=0)(m, m)
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
@@ -11,7 +16,7 @@ from ..core._distinct_leaves import another
 from ..core._flat_dags import FlatDag
 from ..core._jax_internals import current_traces
 from ..core._prefix_trees import Branch
-from ..core._structure import edges
+from ..core._structure import Record, edges
 from ..nn._stateful_layers import makes_state
 from ._caller_side import Call
 from ._function_side import Received
@@ -23,110 +28,128 @@ from ._pass_through import is_tracer
 
 
 class DonatingTransform(FunctionTransform):
-    """A function under a transform that may take the buffers of its arguments."""
+    """A function under a transform with an option to take over the buffers of arguments."""
 
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """The arguments whose buffers are taken."""
+        """Positions and names of the donated arguments."""
         return ()
 
-    def donating(self, arguments: Arguments) -> Treatment | None:
-        """Donated or not; None if nothing is donated."""
+    def donation_treatment(self, arguments: Arguments) -> Treatment | None:
+        """Makes the treatment of donation: each argument is donated or kept. None if all are kept."""
         donated = self.donated_positions(len(arguments.args), arguments.kwargs)
         if not donated:
             return None
         names = arguments.parts()[1]
-        each = [DONATED if position in donated else KEPT for position in positions_of(names)]
-        return Treatment("donate_argnums", Branch(tuple(each)), lambda label: isinstance(label, str))
+        labels = [DONATED if position in donated else KEPT for position in positions_of(names)]
+        return Treatment("donate_argnums", Branch(tuple(labels)), lambda label: isinstance(label, str))
 
     def is_taken(self, received: Received) -> Callable[[int], bool]:
-        """Donated buffers are."""
-        donating = self.donating(received.arguments)
-        if donating is None:
+        """Returns a function that is True for the records below donated arguments."""
+        donation = self.donation_treatment(received.arguments)
+        if donation is None:
             return super().is_taken(received)
         tree = received.tree
         taken: set[int] = set()
-        for label, child in zip(donating.prefix.parts, tree.records[tree.root][1], strict=True):
+        for label, child in zip(donation.prefix.parts, tree.records[tree.root][1], strict=True):
             if label == DONATED:
                 taken.update(tree.below(child).reached)
         return taken.__contains__
 
     def executable(self, call: Call) -> Call:
-        """As it is, or with a copy of an array that several donated variables of NNX hold.
+        """Returns the call, after `take_each_buffer_once`.
 
         Raises:
-            InconsistentSharingError: if an array would be given away that is also in an argument which is not donated.
+            InconsistentSharingError: if a donated array is also in an argument that is not donated.
         """
-        donating = self.donating(call.arguments)
-        return call if donating is None else given_away_once(call, donating, self.transform_name)
+        donation = self.donation_treatment(call.arguments)
+        return call if donation is None else take_each_buffer_once(call, donation, self.transform_name)
 
 
-def given_away_once(call: Call, donating: Treatment, transform: str) -> Call:
-    """A call that takes each buffer once.
+def take_each_buffer_once(call: Call, donation: Treatment, transform: str) -> Call:
+    """Checks the donated buffers of a call, and copies arrays that occur twice. Returns the call.
 
-    An array in several variables of NNX is several values, so all but one of them are copies. Under an outer trace, or
-    without compilation, no buffer is taken.
+    Variables of NNX may hold one array without being tied. It is donated once, and copied for the other variables.
+    Under an outer trace, or without compilation, JAX takes no buffer, so there is nothing to do.
+
+    Args:
+        call: the call. Its donated leaf groups may be changed.
+        donation: the treatment of donation.
+        transform: name of the transform, for errors.
 
     Raises:
-        InconsistentSharingError: if executing the call would take the buffer of an array that is also in an argument
-            which is not donated.
+        InconsistentSharingError: if a donated array is also in an argument that is not donated.
     """
-    disabled = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
-    if disabled or len(current_traces()) > 1:
+    is_disabled = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+    if is_disabled or len(current_traces()) > 1:
         return call
-    groups = list(zip(call.plan.labels, call.groups, strict=True))
-    given = [leaf for label, group in groups if is_donated(label) for leaf in group.leaves if _has_buffer(leaf)]
-    kept = [leaf for label, group in groups if not is_donated(label) for leaf in group.leaves]
-    taken = set(map(id, given))  # alive in `given`
-    leaf = next((leaf for leaf in kept if id(leaf) in taken), None)  # as above
-    if leaf is not None:
-        _raise_given_away(leaf, call, donating, transform)
-    if len(taken) < len(given):
-        _with_own_buffers(call, [group for label, group in groups if is_donated(label)])
+    donated_groups: list[LeafGroup] = []
+    kept_groups: list[LeafGroup] = []
+    for labels, group in zip(call.plan.labels, call.groups, strict=True):
+        (donated_groups if is_donated(labels) else kept_groups).append(group)
+    donated = [leaf for group in donated_groups for leaf in group.leaves if _has_buffer(leaf)]
+    # The list keeps the arrays alive, so no other object has one of these ids.
+    donated_ids = set(map(id, donated))
+    for group in kept_groups:
+        for leaf in group.leaves:
+            if id(leaf) in donated_ids:
+                _raise_donated_and_kept(leaf, call, donation, transform)
+    if len(donated_ids) < len(donated):
+        _copy_repeated_leaves(call, donated_groups)
     return call
 
 
-def _with_own_buffers(call: Call, donated: Sequence[LeafGroup]) -> None:
-    """Puts copies in the places of an array in modules that was met before. Bare ones are the caller's affair."""
+def _copy_repeated_leaves(call: Call, donated_groups: Sequence[LeafGroup]) -> None:
+    """Puts copies in the place of arrays in modules, wherever they occur a second time.
+
+    Arrays outside modules stay as they are. If the user donates one of them twice, JAX raises its own error.
+    """
     outside = call.tree.outside
-    places = {place for place, number in enumerate(call.tree.leaf_numbers) if number in outside}
-    in_order = [
-        range(len(group.leaves)) if group.selection.numbers is None else group.selection.numbers for group in donated
-    ]
-    both = [
-        (leaf, at)
-        for group, own in zip(donated, in_order, strict=True)
-        for leaf, at in zip(group.leaves, own, strict=True)
-    ]
-    taken = IdentitySet(leaf for leaf, at in both if at in places)
-    for group, numbers in zip(donated, in_order, strict=True):
+    positions_outside = {position for position, record in enumerate(call.tree.leaf_numbers) if record in outside}
+    positions_of_groups = [_positions(group) for group in donated_groups]
+    # An array that is outside modules too is copied wherever it is inside one.
+    taken = IdentitySet()
+    for group, positions in zip(donated_groups, positions_of_groups, strict=True):
+        for leaf, position in zip(group.leaves, positions, strict=True):
+            if position in positions_outside:
+                taken.add(leaf)
+    for group, positions in zip(donated_groups, positions_of_groups, strict=True):
         leaves = list(group.leaves)
-        for i, (leaf, place) in enumerate(zip(group.leaves, numbers, strict=True)):
-            if leaf in taken and _has_buffer(leaf) and place not in places:
+        for i, (leaf, position) in enumerate(zip(group.leaves, positions, strict=True)):
+            if leaf in taken and _has_buffer(leaf) and position not in positions_outside:
                 leaves[i] = another(leaf)
             taken.add(leaf)
         group.leaves = leaves
 
 
-def _raise_given_away(leaf: Any, call: Call, donating: Treatment, transform: str) -> NoReturn:
+def _positions(group: LeafGroup) -> Sequence[int]:
+    """Positions of a group's leaves among all leaves of the arguments."""
+    return range(len(group.leaves)) if group.selection.numbers is None else group.selection.numbers
+
+
+def _raise_donated_and_kept(leaf: Any, call: Call, donation: Treatment, transform: str) -> NoReturn:
+    """Raises the error for an array in a donated argument and in another one."""
     advice = "Its buffer would be given away, and whoever keeps the array would find it deleted.\n"
     tree = call.tree
-    states = [((), number) for number, (op, _) in enumerate(tree.records) if makes_state(op)]
-    if any(tree.objects[number] is leaf for number, _ in edges(tree.records, states)):
+    states = [((), record) for record, (op, _) in enumerate(tree.records) if makes_state(op)]
+    if any(tree.objects[record] is leaf for record, _ in edges(tree.records, states)):
         advice += (
             "`equinox.nn.State(model)` begins with the arrays that the model keeps as its initial state. Here the "
             "model keeps none:\n"
             "    model, state = sharedtree.make_with_state(make_model)()\n"
         )
-    # All places of the array as one leaf, whichever records they are.
-    number = next(n for n, obj in tree.leaves.items() if obj is leaf)
-    one = [
-        (op, tuple([number if tree.objects[child] is leaf else child for child in children]))
-        for op, children in tree.records
-    ]
-    outcomes = Outcomes(FlatDag(one, tree.root, tree.objects), donating)
-    raise inconsistent_sharing_error(find_occurrences(outcomes, number), transform, advice)
+    # The array may have several records, one for each variable of NNX that holds it, or for each side of a cut. They
+    # are merged into one here, so that the error names the paths of all.
+    merged = next(record for record, obj in tree.leaves.items() if obj is leaf)
+
+    def with_merged(record: Record) -> Record:
+        op, children = record
+        return op, tuple([merged if tree.objects[child] is leaf else child for child in children])
+
+    records = [with_merged(record) for record in tree.records]
+    outcomes = Outcomes(FlatDag(records, tree.root, tree.objects), donation)
+    raise inconsistent_sharing_error(find_occurrences(outcomes, merged), transform, advice)
 
 
 def _has_buffer(leaf: Any) -> bool:
-    """Whether a leaf is an array with a buffer that could be given away."""
+    """Returns True if a leaf is an array with a buffer. A tracer has none."""
     return isinstance(leaf, jax.Array) and not is_tracer(leaf)

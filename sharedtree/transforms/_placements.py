@@ -1,7 +1,7 @@
 """Where leaves are put: `in_shardings`, `out_shardings`, `device_put`, `with_sharding_constraint`.
 
-An array has one place. So a prefix that sends one array of a module to two of them, as rules by name do with a tied
-embedding, is an error, whoever is given the prefix.
+An array has one place. So a prefix that sends one array of a module to two places is an error, under every transform.
+Sharding rules that go by parameter names do this to a tied embedding.
 
     Net(w, w)  under  Net(P("x"), P(None, "x"))        an error with both paths and both specifications
     Net(w, w)  under  Net(P("x"), P("x", None))        one place, written in two ways
@@ -17,41 +17,86 @@ from ..core._printing import shown
 from ._leaf_labels import REFUSED, Treatment, labels_in
 
 
-def is_sharding(obj: Any) -> bool:
-    """Whether an object in a prefix of shardings is one."""
-    return (
-        obj is None
-        or isinstance(obj, (Sharding, PartitionSpec, jax.Device))
-        or (type(obj).__name__ in ("Format", "Layout"))
-    )
-
-
-def placing(name: str, prefix: Any, *, containers: bool = False) -> Treatment:
-    """The treatment of who puts each leaf where a prefix says.
+def placement_treatment(name: str, prefix: Any, *, containers: bool = False) -> Treatment:
+    """Makes the treatment of a transform with a prefix of places for the leaves.
 
     Args:
-        name: what the prefix is called: the option.
-        prefix: a sharding, or a prefix tree of them.
-        containers: whether mutable containers outside modules are objects, as under `Policy(containers=True)`.
+        name: name of the option, for errors.
+        prefix: a sharding, or a prefix tree of shardings.
+        containers: True if mutable containers outside modules carry identity, as under `Policy(containers=True)`.
     """
 
-    def describe(place: Place) -> str:
-        return f"{name} {_described(place.sharding, prefix)}"
+    def describe(placement: Placement) -> str:
+        return f"{name} {_description(placement.sharding, prefix)}"
 
     return Treatment(
         name,
         prefix,
         is_sharding,
-        lambda label, leaf, _: Place(label),
+        lambda label, leaf, _: Placement(label),
         describe,
-        advice=_how_to_have_one_place,
+        advice=_advice_on_rules,
         within_module=REFUSED,
         has_containers=containers,
     )
 
 
-def _described(sharding: Any, prefix: Any) -> str:
-    """A sharding in words: its specification, and as much more as it takes to tell it from others of the prefix."""
+def is_sharding(obj: Any) -> bool:
+    """Returns True if an object in a prefix of shardings is a label: a sharding, a device, a layout or None."""
+    return (
+        obj is None
+        or isinstance(obj, (Sharding, PartitionSpec, jax.Device))
+        # JAX renamed these classes between releases.
+        or (type(obj).__name__ in ("Format", "Layout"))
+    )
+
+
+class Placement:
+    """The place of an array under a sharding. Two placements are equal if their shardings mean the same.
+
+    `P("x")` and `P()` differ, also on a mesh of one device. So contradictory rules are refused there, too.
+
+    Args:
+        sharding: a label in a prefix of shardings.
+    """
+
+    __slots__ = ("sharding",)
+
+    def __init__(self, sharding: Any) -> None:
+        self.sharding = sharding
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Placement:
+            return NotImplemented
+        form, other_form = _normal_form(self.sharding), _normal_form(other.sharding)
+        return type(form) is type(other_form) and bool(form == other_form)
+
+    # Outcomes are compared and never hashed.
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+def _normal_form(sharding: Any) -> Any:
+    """Returns a sharding in a form in which all ways to write it are equal."""
+    if isinstance(sharding, jax.Device):
+        return SingleDeviceSharding(sharding)
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, shortened(sharding.spec), memory_kind=sharding.memory_kind)
+    return shortened(sharding) if isinstance(sharding, PartitionSpec) else sharding
+
+
+def shortened(spec: PartitionSpec) -> PartitionSpec:
+    """Returns the shortest way to write a specification: `P("x")` for `P("x", None)` and for `P(("x",))`."""
+    # A new specification would lose these two.
+    if spec.unreduced or spec.reduced:
+        return spec
+    axes = [axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis or None for axis in spec]
+    while axes and axes[-1] is None:
+        axes.pop()
+    return PartitionSpec(*axes)
+
+
+def _description(sharding: Any, prefix: Any) -> str:
+    """Describes a sharding for errors: its specification, and whatever else tells it from others in the prefix."""
     if not isinstance(sharding, NamedSharding):
         return shown(sharding)
     text = str(shortened(sharding.spec))
@@ -62,49 +107,8 @@ def _described(sharding: Any, prefix: Any) -> str:
     return text if sharding.memory_kind in (None, "device") else f"{text} in {sharding.memory_kind}"
 
 
-class Place:
-    """Where a sharding puts an array. Two shardings are one place if they say the same, however it is written.
-
-    `P("x")` and `P()` are two, also on a mesh of one device, so that rules which disagree are refused there, too.
-
-    Args:
-        sharding: the label in a prefix.
-    """
-
-    __slots__ = ("sharding",)
-
-    def __init__(self, sharding: Any) -> None:
-        self.sharding = sharding
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not Place:
-            return NotImplemented
-        one, two = _as_sharding(self.sharding), _as_sharding(other.sharding)
-        return type(one) is type(two) and bool(one == two)
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-
-def _as_sharding(place: Any) -> Any:
-    """A device as the sharding that it stands for, and a specification in the shortest way to write it."""
-    if isinstance(place, jax.Device):
-        return SingleDeviceSharding(place)
-    if isinstance(place, NamedSharding):
-        return NamedSharding(place.mesh, shortened(place.spec), memory_kind=place.memory_kind)
-    return shortened(place) if isinstance(place, PartitionSpec) else place
-
-
-def shortened(spec: PartitionSpec) -> PartitionSpec:
-    """A specification as short as it can be written: `P("x", None)` and `P(("x",))` are `P("x")`."""
-    if spec.unreduced or spec.reduced:
-        return spec
-    axes = [axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis or None for axis in spec]
-    while axes and axes[-1] is None:
-        axes.pop()
-    return PartitionSpec(*axes)
-
-
-def _how_to_have_one_place(leaves: Sequence[Any]) -> str:
+def _advice_on_rules(leaves: Sequence[Any]) -> str:
+    """Advice in an error, for rules by parameter names."""
     return (
         "What is tied within one argument has one place. Change the rule for one of these paths; or make rules by name "
         "so that they are asked once for each array, at its first path:\n"

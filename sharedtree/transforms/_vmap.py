@@ -1,7 +1,9 @@
-"""`jax.vmap`, `pmap`, `shard_map`, `equinox.filter_vmap`: axes and specifications, also for the inside of modules.
+"""`jax.vmap`, `jax.pmap`, `jax.shard_map` and `equinox.filter_vmap`: axes and specifications, also inside modules.
 
-A partition specification says of one leaf along which axes of a mesh it is cut, so it is to `shard_map` what an axis is
-to `vmap`; `pmap` has axes itself. Of a tied leaf each device gets one shard.
+    f(Net(w, b), x)     in_axes=(Net(0, None), 0)      groups  [w, x]  [b]      JAX gets  in_axes=(0, None)
+
+A partition specification says along which axes of a mesh a leaf is cut. So it is to `shard_map` what an axis is to
+`vmap`. `pmap` has axes itself. A tied leaf is cut once, so each device gets one shard of it.
 """
 
 import functools
@@ -33,55 +35,62 @@ from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import SPLIT_WITH_WARNING, Treatment, is_donated, labels_in
 from ._placements import shortened
 
-_UNMAPPED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None but output was batched .*")
-"""What JAX says of a place that was changed, and has no axis to come out along."""
+_UNMAPPED_BUT_BATCHED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None but output was batched .*")
+"""JAX's error for an object that was changed in place, whose new value has an axis although the old one had none."""
 
 
 class VmapTransform(DonatingTransform):
-    """A function under `jax.vmap`, with identities preserved; and how others are wrapped that have the like options."""
+    """A function under `jax.vmap`, with identities preserved. Base of the transforms with similar options."""
 
     calls_each_time = True
     in_name = "in_axes"
+    """Name of the option with the axes of arguments."""
     out_name = "out_axes"
+    """Name of the option with the axes of results."""
     default_in: Any = 0
+    """Value of the first option if it is left out."""
     default_out: Any = 0
     is_label: Callable[[Any], bool] = staticmethod(lambda obj: obj is None or isinstance(obj, int))
+    """Returns True for an object in a prefix that is a label, and not a part of the tree."""
     groups_by_outcome = False
+    """True to group leaves by their resolved labels, False to group them by the labels as written."""
 
     @classmethod
     def is_label_of_results(cls, obj: Any) -> bool:
-        """Whether an object in the prefix of results is a label."""
+        """Returns True if an object in the prefix of results is a label."""
         return cls.is_label(obj)
 
     def check_options(self) -> None:
-        """Copies a list of axes, as `jax.vmap` does when a function is wrapped. All else is read on each call."""
+        """Copies a list of axes, and lets the transform refuse wrong options. All else is read again on each call."""
+        # `jax.vmap` turns a list into a tuple when it wraps a function, so later changes of the list do nothing.
         if self.transform is jax.vmap and isinstance(self.options.get(self.in_name), list):
             self.options = {**self.options, self.in_name: tuple(self.options[self.in_name])}
         super().check_options()
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """As the base."""
+        """Enters a call. If the options do not fit its arguments, the transform raises its own error first."""
         prefix = self.prefix_of_arguments(self.arguments(args, kwargs))
-        known = prefix is not None and all(map(self.is_label, labels_in(prefix, self.is_label)))
+        is_valid = prefix is not None and all(map(self.is_label, labels_in(prefix, self.is_label)))
         if (
             not (args or kwargs)
-            or not known
+            or not is_valid
             or any(isinstance(i, int) and i >= len(args) for i in self.static_positions(len(args), kwargs))
         ):
-            self.transform(self.function, **self.options)(*args, **kwargs)  # says best what is wrong
+            self.transform(self.function, **self.options)(*args, **kwargs)
         return super().enter(args, kwargs, policy)
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """As the base, and what was changed in place although it is not mapped."""
+        """Rewrites two errors: sizes of keyword arguments, and changes in place of an object without an axis."""
         super().explain(error, call)
         if isinstance(error, ValueError) and "inconsistent sizes" in str(error):
-            for name in call().arguments.kwargs:  # as JAX has it
+            # Vanilla JAX writes keyword arguments so.
+            for name in call().arguments.kwargs:
                 error.args = (re.sub(rf"argument {name}\b", f"kwargs['{name}']", str(error)),)
-        found = _UNMAPPED.fullmatch(str(error))
-        if found is not None and isinstance(error, ValueError):
+        unmapped = _UNMAPPED_BUT_BATCHED.fullmatch(str(error))
+        if unmapped is not None and isinstance(error, ValueError):
             options = f'{self.in_name}={self.in_name}, axis_name="batch", in_place=True'
             error.args = (
-                f"`{found[1]}` has the {self.in_name} None, so it is one for all elements, but it was given another "
+                f"`{unmapped[1]}` has the {self.in_name} None, so it is one for all elements, but it was given another "
                 "value for each of them. In place, what was changed goes out along the axes along which it came in.\n"
                 'Let the function assign what all have in common, such as `jax.lax.pmean(value, "batch")`, and name '
                 "the axis:\n"
@@ -92,11 +101,11 @@ class VmapTransform(DonatingTransform):
             )
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """The axis of each leaf, and whether it is donated."""
+        """Groups leaves by two treatments: their axes, and whether they are donated."""
         prefix = self.prefix_of_arguments(arguments)
         if prefix is None:
             return super().grouping(policy, arguments)
-        mapped = Treatment(
+        mapping = Treatment(
             self.in_name,
             prefix,
             self.is_label,
@@ -107,12 +116,14 @@ class VmapTransform(DonatingTransform):
             has_containers=policy.containers,
         )
         labels = labels_in(prefix, self.is_label)
-        donating = self.donating(arguments)
-        treatments = [mapped] if donating is None else [mapped, donating]
+        donation = self.donation_treatment(arguments)
+        treatments = [mapping] if donation is None else [mapping, donation]
         if self.groups_by_outcome:
+            # Labels may be functions. Their answers for the leaves of another call are not known, so no plan is kept.
             return Grouping(self.transform_name, lambda _: treatments)
-        key = Static((policy.containers, *[each.prefix for each in treatments]))
-        groups = [(label,) for label in labels] if donating is None else ()
+        key = Static((policy.containers, *[treatment.prefix for treatment in treatments]))
+        # A label without leaves gets a group, too, so that JAX sees all axes of the prefix.
+        groups = [(label,) for label in labels] if donation is None else ()
         return Grouping(
             self.transform_name,
             lambda _: treatments,
@@ -124,7 +135,11 @@ class VmapTransform(DonatingTransform):
         )
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
-        """That of all: as given for positional ones, and the axis 0 for keywords; None if they are not as many."""
+        """Makes the prefix of all arguments: the user's for positional ones, and the axis 0 for keywords, as in JAX.
+
+        Returns:
+            The prefix, with one part for each argument. None if the user's has another number of parts.
+        """
         positions = positions_of(arguments.parts()[1])
         prefix = self.options.get(self.in_name, self.default_in)
         if self.is_label(prefix):
@@ -136,11 +151,12 @@ class VmapTransform(DonatingTransform):
         return Branch(tuple([parts[i] if isinstance(i, int) else 0 for i in positions]))
 
     def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
-        """Results go out along `out_axes`, and what was changed along the axes along which it came in."""
+        """Makes the treatment of results. Objects changed in place go out along the axes along which they came in."""
         prefix = self.options.get(self.out_name, self.default_out)
         if policy.in_place:
-            own = self.prefix_of_arguments(arguments)
-            prefix = Branch((Branch(tuple(map(self.leaves_along, own.parts))), prefix))
+            prefix_of_arguments = self.prefix_of_arguments(arguments)
+            prefix_of_state = Branch(tuple(map(self.state_prefix, prefix_of_arguments.parts)))
+            prefix = Branch((prefix_of_state, prefix))
         return Treatment(
             self.out_name,
             prefix,
@@ -153,7 +169,7 @@ class VmapTransform(DonatingTransform):
         )
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Leaves with the axis None are one for all elements, so that no value which differs between them fits in."""
+        """Returns the reason why a leaf with the axis None cannot be written: it is one leaf for all elements."""
         if number not in call.leaves_labelled(None) and not (number is None and self.may_differ(value)):
             return ""
         text = f"Where `{self.in_name}` is None there is one object for all elements, "
@@ -162,38 +178,42 @@ class VmapTransform(DonatingTransform):
         return text + "and `in_place=True` writes what is one for all of them, as a single mask of a dropout is."
 
     def may_differ(self, value: Any) -> bool:
-        """Whether what was changed may have a value for each element."""
+        """Returns True if a new value may differ between the elements. None stands for an unknown value."""
         return value is None or any(map(is_batched, walked(value).leaves.values()))
 
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """With the axes of the groups."""
+        """Applies the transform to the inner function, with one axis for each leaf group."""
         options = {
             **self.options,
-            self.in_name: tuple([label[0] for label in labels]),
+            self.in_name: tuple([group_labels[0] for group_labels in labels]),
             self.out_name: LeafGroups(leaving or ()),
         }
         return self.transform(inner, **options)
 
-    # What the transforms differ in ----------------------------------------------------------------------------------
+    # ---- Differences between the transforms ----
 
     def resolve_in(self, label: Any, leaf: Any) -> Any:
-        """The axis for one leaf of the arguments, the last one being the same as -1."""
+        """The axis of one leaf of the arguments, counted from the first axis, so that -1 and the last are the same."""
         num_axes = _ndim(leaf)
         return label + num_axes if isinstance(label, int) and -num_axes <= label < 0 else label
 
     def resolve_out(self, label: Any, leaf: Any) -> Any:
-        """The axis for one leaf of the result, which has one axis more outside."""
+        """The axis of one leaf of the result. The leaf has one axis more outside the transform than inside."""
         return label + _ndim(leaf) + 1 if isinstance(label, int) and label < 0 else label
 
-    def leaves_along(self, prefix: Any) -> Any:
-        """The prefix under which an argument that was changed goes out."""
+    def state_prefix(self, prefix: Any) -> Any:
+        """The prefix under which a changed argument goes out.
+
+        Args:
+            prefix: the prefix under which it came in.
+        """
         return prefix
 
 
 def _can_change(prefix: Any) -> bool:
-    """Whether an option is, or holds, a list or a dictionary, or something else of which nothing is known."""
+    """Returns True if an option holds a list, a dictionary or an unknown object, which the user may change."""
     try:
         return Static(prefix).is_mutable
     except Incomparable:
@@ -201,7 +221,7 @@ def _can_change(prefix: Any) -> bool:
 
 
 def _ndim(leaf: Any) -> int:
-    """The number of axes; of what is no array JAX itself says what is wrong."""
+    """Number of axes of a leaf, 0 if it is not an array. JAX itself raises the error then."""
     return getattr(leaf, "ndim", 0)
 
 
@@ -216,11 +236,11 @@ class PmapTransform(VmapTransform):
     calls_each_time = False
 
     def may_differ(self, value: Any) -> bool:
-        """True: nothing tells."""
+        """Returns True. Under `jax.pmap`, nothing tells which values differ between the devices."""
         return True
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Leaves with the axis None are one for all devices. JAX takes what the first has, and compares nothing."""
+        """Refuses leaves with the axis None. JAX would take the value of the first device, without comparing."""
         if number not in call.leaves_labelled(None):
             return super().unwritable(call, number, value)
         return (
@@ -229,29 +249,29 @@ class PmapTransform(VmapTransform):
         )
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Those that `static_broadcasted_argnums` chooses."""
+        """Positions chosen by `static_broadcasted_argnums`."""
         return several(self.options.get("static_broadcasted_argnums", ()))
 
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Those that `donate_argnums` chooses."""
+        """Positions chosen by `donate_argnums`."""
         return {i + num_args if i < 0 else i for i in several(self.options.get("donate_argnums", ()))}
 
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """With the axes of the groups, and those that are donated."""
+        """Applies `jax.pmap` to the inner function, with all options translated to leaf groups."""
         options = {name: value for name, value in self.options.items() if name != "static_broadcasted_argnums"}
         options |= {
-            "in_axes": (*[label[0] for label in labels], *[None] * num_statics),
+            "in_axes": (*[group_labels[0] for group_labels in labels], *[None] * num_statics),
             "out_axes": LeafGroups(leaving or ()),
-            "donate_argnums": tuple([i for i, label in enumerate(labels) if is_donated(label)]),
+            "donate_argnums": tuple([i for i, group_labels in enumerate(labels) if is_donated(group_labels)]),
             "static_broadcasted_argnums": tuple(range(len(labels), len(labels) + num_statics)),
         }
         return self.transform(inner, **options)
 
 
 _INFERRED = "inferred"
-"""Stands for `in_specs` that were not given: JAX then asks each argument how it is sharded."""
+"""Stands for `in_specs` if the option is left out. JAX then takes the sharding of each argument."""
 
 
 class ShardMapTransform(VmapTransform):
@@ -265,11 +285,15 @@ class ShardMapTransform(VmapTransform):
 
     @classmethod
     def is_label_of_results(cls, obj: Any) -> bool:
-        """As the base. None stands for itself: for a result in which there is nothing."""
+        """Returns True if an object in the prefix of results is a label. None stands for a result `None`."""
         return obj is not None and cls.is_label(obj)
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """No leaf can, if no specifications were given; nor what differs along an axis that is not in its own."""
+        """Returns the reason why a leaf cannot be written.
+
+        Either there are no `in_specs`, or the new value differs along an axis of the mesh that the leaf's specification
+        lacks.
+        """
         if number in call.leaves_labelled(_INFERRED):
             return f"Without `{self.in_name}` nobody knows how to put together what would be written back."
         leaves = () if value is None else walked(value).leaves.values()
@@ -282,19 +306,20 @@ class ShardMapTransform(VmapTransform):
         return f"Every device has a value of its own there, while `{self.in_name}` says that they have one."
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """As the base. Which argument and specification are at fault JAX says best of the arguments themselves."""
+        """Replaces the text of an error about `in_specs` by vanilla JAX's, which names argument and specification."""
         super().explain(error, call)
-        if isinstance(error, ValueError) and self.in_name in str(error):  # so the function was not called
-            own = call().arguments
+        # JAX compares specifications before it calls the function, so calling it again repeats nothing.
+        if isinstance(error, ValueError) and self.in_name in str(error):
+            arguments = call().arguments
             try:
-                self.transform(self.function, **self.options)(*own.args, **own.kwargs)
-            except ValueError as vanilla:
-                error.args = vanilla.args
-            except Exception:  # noqa: BLE001 -- what else they are is not what was refused
+                self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)
+            except ValueError as vanilla_error:
+                error.args = vanilla_error.args
+            except Exception:  # noqa: BLE001 -- another error than the one to be explained
                 return
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
-        """As the base; several are a tuple, and there are no arguments by keyword."""
+        """Makes the prefix of all arguments. None also for keyword arguments and lists, which JAX refuses."""
         prefix = self.options.get(self.in_name, self.default_in)
         if arguments.kwargs or not (self.is_label(prefix) or isinstance(prefix, tuple)):
             return None
@@ -303,20 +328,24 @@ class ShardMapTransform(VmapTransform):
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """As the base, but for specifications that JAX infers."""
+        """Applies `jax.shard_map` to the inner function, without `in_specs` if JAX has to infer them."""
         options = {**self.options, self.out_name: LeafGroups(leaving or ())}
         if labels != ((_INFERRED,),):
-            options[self.in_name] = tuple([label[0] for label in labels])
+            options[self.in_name] = tuple([group_labels[0] for group_labels in labels])
         return self.transform(inner, **options)
 
     def resolve_in(self, label: Any, leaf: Any) -> Any:
-        """The specification for one leaf, written in the shortest way."""
+        """The specification of one leaf, written in the shortest way."""
         return shortened(label) if isinstance(label, PartitionSpec) else label
 
     resolve_out = resolve_in
 
-    def leaves_along(self, prefix: Any) -> Any:
-        """What every device was given whole leaves whole."""
+    def state_prefix(self, prefix: Any) -> Any:
+        """The prefix under which a changed argument goes out: whole, if each device got it whole.
+
+        Raises:
+            ValueError: if there are no `in_specs`.
+        """
         if prefix is _INFERRED:
             raise ValueError(
                 "`Policy(in_place=True)` writes back what the function changed, and `in_specs` does not say how it is "
@@ -327,7 +356,7 @@ class ShardMapTransform(VmapTransform):
 
 
 class FilterVmapTransform(VmapTransform):
-    """A function under `equinox.filter_vmap`, with identities preserved: a label may be a function of a leaf."""
+    """A function under `equinox.filter_vmap`, with identities preserved. A label may be a function: leaf → axis."""
 
     default_in = eqx.if_array(0)
     default_out = eqx.if_array(0)
@@ -335,7 +364,7 @@ class FilterVmapTransform(VmapTransform):
     groups_by_outcome = True
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
-        """As the base; Equinox takes them by name, too, and no arguments by keyword."""
+        """Makes the prefix of all arguments. `in_axes` may be a dict from parameter to axis, as Equinox allows."""
         axes = self.options.get(self.in_name, self.default_in)
         if arguments.kwargs:
             return None
@@ -347,58 +376,64 @@ class FilterVmapTransform(VmapTransform):
         return Branch(tuple([axes.get(name, self.default_in) for name in parameters]))
 
     def resolve_in(self, label: Any, leaf: Any) -> Any:
-        """As the base."""
+        """The axis of one leaf of the arguments, after asking a label that is a function."""
         return super().resolve_in(label(leaf) if callable(label) else label, leaf)
 
     def resolve_out(self, label: Any, leaf: Any) -> Any:
-        """As the base."""
+        """The axis of one leaf of the result, after asking a label that is a function."""
         return super().resolve_out(label(leaf) if callable(label) else label, leaf)
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """Made anew for each call: along which axes its results leave is known when the function has returned."""
-        labels = [label[0] for label in call.plan.labels]
+        """Makes the transformed function anew for each call.
+
+        The axes of results are only known when the function has returned. JAX reads `out_axes` after that, and the list
+        `call.leaving` has them by then.
+        """
+        labels = [group_labels[0] for group_labels in call.plan.labels]
         if all(label is None for label in labels) and self.options.get("axis_size") is None:
             return self.inner(policy)
-        own = ("in_axes", "out_axes")
-        options = {name: value for name, value in self.options.items() if name not in own}
+        options = {name: value for name, value in self.options.items() if name not in ("in_axes", "out_axes")}
         return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=LeafGroups(call.leaving), **options)
 
     def pack_results(self, result: Any, inside: Inside) -> Any:
-        """As the base. A Python number in no module that is given an axis is an array, as with Equinox."""
-        return super().pack_results(
-            self._with_arrays(self.options.get(self.out_name, self.default_out), result), inside
-        )
+        """Groups the results. First, Python numbers with an axis outside modules become arrays, as in Equinox."""
+        prefix = self.options.get(self.out_name, self.default_out)
+        return super().pack_results(self._with_arrays(prefix, result), inside)
 
     def _with_arrays(self, prefix: Any, result: Any) -> Any:
+        """Replaces Python numbers by arrays, outside modules and wherever the prefix has an axis for them."""
         if type(prefix) in (tuple, list) and type(result) is type(prefix) and len(result) == len(prefix):
             return type(prefix)(map(self._with_arrays, prefix, result))
         if not self.is_label(prefix):
             return result
 
-        def is_given_axis(leaf: Any) -> bool:
+        def has_axis(leaf: Any) -> bool:
             return isinstance(leaf, complex | float | int) and self.resolve_out(prefix, leaf) is not None
 
-        if not any(map(is_given_axis, jtu.tree_leaves(result, is_leaf=is_module))):
+        # `tree_map` would make new containers, so a result without such numbers is left alone.
+        if not any(map(has_axis, jtu.tree_leaves(result, is_leaf=is_module))):
             return result
-        return jtu.tree_map(lambda leaf: jnp.asarray(leaf) if is_given_axis(leaf) else leaf, result, is_leaf=is_module)
+        return jtu.tree_map(lambda leaf: jnp.asarray(leaf) if has_axis(leaf) else leaf, result, is_leaf=is_module)
 
     def handed_out(self, out: GroupedResult, received: Received) -> Any:
-        """As the base. Of what they are, the transform is told when it asks."""
+        """Fills the list of axes that `jax.vmap` has as its `out_axes`, and returns the groups."""
         assert received.call is not None
         received.call.leaving[:] = out.labels
         return super().handed_out(out, received)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """As the base."""
-        is_mapped = any(label[0] is not None for label in call.plan.labels) or self.options.get("axis_size") is not None
+        """Builds the result, after the two steps of Equinox's that `jax.vmap` lacks."""
+        has_axes = any(group_labels[0] is not None for group_labels in call.plan.labels)
+        is_mapped = has_axes or self.options.get("axis_size") is not None
+        # Equinox refuses axes of results if nothing was mapped.
         if not is_mapped and any(label is not None for label in call.leaving):
             raise ValueError(
                 "Cannot resolve batch dimension. Non-`None` `out_axes` requires either `in_axes` or `axis_size` to be "
                 "not `None`."
             )
-        # As Equinox, which moves the axes of what is mapped.
-        groups = [
-            group if label is None else LeafGroup(list(map(jnp.asarray, group.leaves)), group.selection)
-            for group, label in zip(result.parts, call.leaving, strict=True)
-        ]
+        # Equinox moves the axes of mapped results, and so makes arrays of all of them.
+        groups: list[LeafGroup] = []
+        for group, label in zip(result.parts, call.leaving, strict=True):
+            is_moved = label is not None
+            groups.append(LeafGroup(list(map(jnp.asarray, group.leaves)), group.selection) if is_moved else group)
         return super().leave(LeafGroups(groups), call, policy, used)
