@@ -1,14 +1,19 @@
-"""A tie that enters a transform and does not leave it, or was there in one call and is not in the next, is reported.
+"""Reports a tie that enters a transform and does not leave it, or that an earlier call had and the next one lacks.
 
 `jax.tree.map`, `optax.apply_updates` and `equinox.tree_at` take a tied model and return an untied one without a word.
-So, when a function has been traced, each module in its results is compared with those in its arguments that it could
-be a new version of: same class, same tree, same leaf types. What `untie` parted is excused, by the notes on the leaves
-(`ties/_leaf_notes`). Ties between separate arguments do not count, nor between the entries of an optax state: optimizer
-states and moving averages begin as aliases of the model by accident, and part on the first step.
+So when a function has been traced, we compare each module in its results with those modules in its arguments of which
+it may be a new version: same class, same tree, same leaf types.
 
-Vanilla functions lose ties outside transforms, too (`jax.device_put(model)`). That has the next call traced again, so
-then the modules that enter are compared with those of earlier traces. An independent model without the tie may come at
-any time; one that lost it, and nothing else, still has equal values at both paths.
+    def step(model, gradient):
+        return optax.apply_updates(model, gradient)     # `.a` and `.b` were one array, and are two in the result
+
+Three kinds of ties do not count. What `untie` parted is excused, by the notes on the leaves (`ties/_leaf_notes`). Ties
+between separate arguments, and between the entries of an optax state, are accidents: optimizer states and moving
+averages begin as aliases of the model, and part on the first step.
+
+Vanilla functions lose ties outside transforms, too (`jax.device_put(model)`). Then the next call is traced again. So
+the modules that enter are also compared with those of earlier traces. An independent model without the tie may come at
+any time. A model that lost it, and nothing else, still has equal values at both paths.
 """
 
 import weakref
@@ -48,314 +53,343 @@ from ...ties._what_loses_ties import (
 )
 from .._argument_names import Names
 
-Module = tuple[str, int]
-"""What a module is called, and its record."""
-
-
-class _Pair(NamedTuple):
-    """A module that entered, one of its shape that left, and the leaves that are tied in the first only."""
-
-    text: str
-    text_after: str
-    ties: Sequence[LostLeaf]
-    before: int
-    after: int
-
 
 class LostTie(NamedTuple):
-    """A tie that is lost, as messages speak of it.
+    """A lost tie in the words of messages.
 
     Attributes:
-        before: its paths where it was a tie.
-        after: its paths where it is none; as many.
+        paths_before: the paths of the tie.
+        paths_after: as many paths, of the objects into which it fell apart.
         advice: what to do.
     """
 
-    before: list[str]
-    after: list[str]
+    paths_before: list[str]
+    paths_after: list[str]
     advice: Advice
 
 
+# ---- Ties lost by a function ----
+
+
+class _NamedModule(NamedTuple):
+    """A module, or a mutable container outside modules, and what messages call it."""
+
+    text: str
+    record: int
+
+
+class _ModulePair(NamedTuple):
+    """A module before and after a call of a function, as it seems, with fewer ties afterwards.
+
+    Attributes:
+        entered: the module in the arguments.
+        left: the module in the result.
+        ties: leaves tied in the arguments only.
+    """
+
+    entered: _NamedModule
+    left: _NamedModule
+    ties: Sequence[LostLeaf]
+
+
 def ties_lost_between(entered: FlatDag, left: FlatDag, policy: Policy, *, is_with_state: bool = False) -> list[LostTie]:
-    """Compares what left a function with what entered it. What is found counts as reported from then on.
+    """Compares the result of a function with its arguments. The lost ties count as reported from then on.
 
     Args:
         entered: the arguments.
-        left: the result, or the arguments and the result.
-        policy: what to do.
-        is_with_state: whether it is the latter.
+        left: the result, or a pair of the arguments and the result.
+        policy: what carries identity, and what a lost tie does.
+        is_with_state: True if it is the pair.
     """
     if policy.on_untie == "ignore" or (entered.records, entered.root) == (left.records, left.root):
         return []
     containers = policy.containers
-    tied = _modules_with_ties(entered, containers)
-    if not tied:
+    tied_modules = _modules_with_ties(entered, containers)
+    if not tied_modules:
         return []
-    text = _in_state_or_result if is_with_state else _in_result
+    text_of = _text_in_state_or_result if is_with_state else _text_in_result
+    # One table for both: first the records of the arguments, then those of the result.
     objects = [*entered.objects, *left.objects]
     offset = len(entered.records)
-    moved = [(op, tuple([offset + child for child in children])) for op, children in left.records]
-    both = FlatDag([*entered.records, *moved], offset + left.root, objects)
-    shape = _shapes(both)
-    had = IdentitySet(entered.objects)
+    shifted_records = [(op, tuple([offset + child for child in children])) for op, children in left.records]
+    combined = FlatDag([*entered.records, *shifted_records], offset + left.root, objects)
+    shape_of = _shapes(combined)
+    received = IdentitySet(entered.objects)
     lost_ties: list[LostTie] = []
-    reported: set[int] = set()  # what was tied, and what it has become
-    for pair in _pairs(tied, _modules(entered, containers, jtu.keystr), _modules(both, containers, text), both, shape):
+    # Records of what was tied, and of what it has become.
+    reported: set[int] = set()
+    pairs = _pair_modules(
+        tied_modules,
+        _modules(entered, containers, jtu.keystr),
+        _modules(combined, containers, text_of),
+        combined,
+        shape_of,
+    )
+    for pair in pairs:
         for lost in maximal(unsettled(pair.ties, objects)):
             parts = {part for tie in lost.ties for part in tie.parts}
             if lost.record in reported or parts <= reported:
                 continue
             reported |= {lost.record, *parts}
-            before, after = named(pair.text, lost.paths), named(pair.text_after, lost.paths)
-            lost_ties.append(LostTie(before, after, _advice(lost, pair, both, shape, had)))
-    # Who gets the result, an enclosing function or a later call, need not report it again.
-    note(objects[number] for number in reported)
+            paths_before, paths_after = named(pair.entered.text, lost.paths), named(pair.left.text, lost.paths)
+            lost_ties.append(LostTie(paths_before, paths_after, _advice(lost, pair, combined, shape_of, received)))
+    # Whoever gets the result, an enclosing function or a later call, need not report the tie again.
+    note(objects[record] for record in reported)
     return lost_ties
 
 
-_MOST_TIES = 64  # of one module, whose origins are looked at
+def _text_in_result(path: Path) -> str:
+    return "result" + jtu.keystr(path)
 
 
-def _advice(lost: Lost, pair: _Pair, both: FlatDag, shape: Sequence[int], had: IdentitySet) -> Advice:
-    """What to do about a tie that a function has lost.
+def _text_in_state_or_result(path: Path) -> str:
+    """The name of a path in the pair of the arguments and the result."""
+    (first_key, *other_keys) = path or (None,)
+    is_argument = getattr(first_key, "idx", None) == 0
+    return jtu.keystr(tuple(other_keys)) if is_argument else "result" + jtu.keystr(tuple(other_keys))
+
+
+_MAX_TIES = 64
+"""The number of ties of one module whose origins are looked for."""
+
+
+def _advice(lost: Lost, pair: _ModulePair, combined: FlatDag, shape_of: Sequence[int], received: IdentitySet) -> Advice:
+    """Returns the advice about a lost tie: where it was lost, and at most two fixes.
 
     Args:
         lost: the tie.
         pair: the module with the tie, and the one without it.
-        both: what entered and what left.
-        shape: of each of its records.
-        had: what the function received.
+        combined: the arguments and the result.
+        shape_of: the shape of each record.
+        received: the objects in the arguments.
     """
-    keeping: list[tuple[str, str]] = []
-    begun: tuple[str, str] | None = None
-    first: Origin | None = None
-    for tie in lost.ties[:_MOST_TIES]:
-        one, two = [both.objects[part] for part in tie.parts]
-        is_new = [both.objects[part] not in had for part in tie.parts]
-        by_transform = untying_transform(one, two) if all(is_new) else []
-        if by_transform:
-            first = first or by_transform[0]
-            keeping.extend(to_keep(origin.keeping) for origin in by_transform if origin.keeping is not None)
+    fixes_that_keep: list[tuple[str, str]] = []
+    copy_fix: tuple[str, str] | None = None
+    first_origin: Origin | None = None
+    for tie in lost.ties[:_MAX_TIES]:
+        leaf, other_leaf = [combined.objects[part] for part in tie.parts]
+        are_new = [combined.objects[part] not in received for part in tie.parts]
+        # A vanilla transform has untied them: it received one leaf and returned two.
+        transforms = untying_transform(leaf, other_leaf) if all(are_new) else []
+        if transforms:
+            first_origin = first_origin or transforms[0]
+            fixes_that_keep.extend(to_keep(origin.keeping) for origin in transforms if origin.keeping is not None)
             continue
-        origins = [origin_of(both.objects[part]) if new else None for part, new in zip(tie.parts, is_new, strict=True)]
-        known_origin = next((each for each in origins if each is not None and each.keeping is not None), None)
-        known = None if known_origin is None else known_origin.keeping
-        versions = _two_versions(both, shape, (pair.before, pair.after), tie.at)
-        # A model and its target change at different lines, or only one of them does. One path of a layer that is tied
-        # may be replaced, too; but hardly all of its arrays, and not by an update.
-        is_replaced = not all(is_new) and known in (None, REPLACES) and (versions is None or versions.num_leaves == 1)
+        origins = [
+            origin_of(combined.objects[part]) if is_new else None
+            for part, is_new in zip(tie.parts, are_new, strict=True)
+        ]
+        known_origin = next((origin for origin in origins if origin is not None and origin.keeping is not None), None)
+        known_code = None if known_origin is None else known_origin.keeping
+        # A second model, such as a target network, began as the first one, and now they part.
+        versions = _find_versions(combined, shape_of, (pair.entered.record, pair.left.record), tie.at)
+        # A model and its target change at different lines, or only one of them does. One path of a tied layer may be
+        # replaced, too, but hardly all of its arrays, and not by an update.
+        is_one_array = versions is None or versions.num_leaves == 1
+        is_replaced = not all(are_new) and known_code in (None, REPLACES) and is_one_array
         if versions is not None and origins[0] != origins[1] and not is_replaced:
-            model, target = named(pair.text, versions.paths)
-            begun, first = begun or to_begin_as_copy(target, model), first or known_origin
+            model, target = named(pair.entered.text, versions.paths)
+            copy_fix, first_origin = copy_fix or to_begin_as_copy(target, model), first_origin or known_origin
             continue
-        first = first or known_origin or next((each for each in origins if each is not None), None)
-        if known is not None:
-            keeping.append(to_keep(known))
+        # Some other function has made new leaves. We may know it.
+        first_origin = first_origin or known_origin or next((origin for origin in origins if origin is not None), None)
+        if known_code is not None:
+            fixes_that_keep.append(to_keep(known_code))
         elif is_replaced:
-            keeping.append(to_keep(REPLACES))
-        elif versions is not None and versions.num_leaves > 1 and not is_by_transform(one):
-            keeping.append(to_keep(KEEPS_NODES))
+            fixes_that_keep.append(to_keep(REPLACES))
+        elif versions is not None and versions.num_leaves > 1 and not is_by_transform(leaf):
+            fixes_that_keep.append(to_keep(KEEPS_NODES))
         else:
-            keeping.append(PUT_BACK)
-    fixes = list(dict.fromkeys(keeping))
-    if begun is not None:
-        return Advice(first, [*fixes[:1], begun])
-    return Advice(first, [*fixes, MEANT][:2])
+            fixes_that_keep.append(PUT_BACK)
+    fixes = list(dict.fromkeys(fixes_that_keep))
+    if copy_fix is not None:
+        return Advice(first_origin, [*fixes[:1], copy_fix])
+    return Advice(first_origin, [*fixes, MEANT][:2])
 
 
 class _Versions(NamedTuple):
-    """Two nodes of which one began as the other, and which share nothing any more.
+    """Two nodes with no leaf in common, although one of them began as the other.
 
     Attributes:
-        paths: of the two, in the module that held them.
-        num_leaves: how many traced leaves are in each.
+        paths: their paths in the module around them.
+        num_leaves: number of traced leaves in each.
     """
 
     paths: tuple[Path, Path]
     num_leaves: int
 
 
-def _two_versions(
-    both: FlatDag, shape: Sequence[int], modules: tuple[int, int], ends: tuple[Path, Path]
+def _find_versions(
+    combined: FlatDag, shape_of: Sequence[int], modules: tuple[int, int], tied_paths: tuple[Path, Path]
 ) -> _Versions | None:
-    """The nodes around a tie that had all leaves in common and have none now: a model and its target, for example.
+    """Finds two nodes around a tie that had all leaves in common and have none now: a model and its target, say.
 
     Args:
-        both: what entered and what left.
-        shape: of each record.
-        modules: the record of the module that entered, and of the one that left.
-        ends: the paths of the tie in it.
+        combined: the arguments and the result.
+        shape_of: the shape of each record.
+        modules: record of the module in the arguments, and in the result.
+        tied_paths: the paths of the tie in it.
     """
-    common = next((i for i, (a, b) in enumerate(zip(*ends, strict=False)) if a != b), None)
+    # The two nodes are where the paths part.
+    common = next((i for i, (a, b) in enumerate(zip(*tied_paths, strict=False)) if a != b), None)
     if common is None:
         return None
-    paths = ends[0][: common + 1], ends[1][: common + 1]
-    one, other, new_one, new_other = [at(both, module, path) for module in modules for path in paths]
-    if both.node(one) is None or shape[one] != shape[other]:
+    paths = tied_paths[0][: common + 1], tied_paths[1][: common + 1]
+    first, second, new_first, new_second = [at(combined, module, path) for module in modules for path in paths]
+    if combined.node(first) is None or shape_of[first] != shape_of[second]:
         return None
+    # Walk all four trees at once: both nodes when they entered, and both when they left.
     leaves: set[int] = set()
-    seen: set[tuple[int, int, int, int]] = set()
-    stack = [(one, other, new_one, new_other)]
+    visited: set[tuple[int, int, int, int]] = set()
+    stack = [(first, second, new_first, new_second)]
     while stack:
-        four = stack.pop()
-        if four in seen:
+        records = stack.pop()
+        if records in visited:
             continue
-        seen.add(four)
-        ops = [both.records[number] for number in four]
+        visited.add(records)
+        ops = [combined.records[record] for record in records]
         if ops[0][0] is LEAF:
-            if four[0] != four[1] or four[2] == four[3]:
+            first, second, new_first, new_second = records
+            if first != second or new_first == new_second:
                 return None
-            leaves.add(four[0])
+            leaves.add(first)
         stack.extend(zip(*[children for _, children in ops], strict=False))
     return _Versions(paths, len(leaves))
 
 
-def report_lost_ties(
-    between_calls: Sequence[LostTie], in_trace: Sequence[LostTie], policy: Policy, names: Names
-) -> None:
-    """Says in one warning what one trace has lost.
+def _pair_modules(
+    tied_modules: Sequence[_NamedModule],
+    entered: Iterable[_NamedModule],
+    left: Iterable[_NamedModule],
+    combined: FlatDag,
+    shape_of: Sequence[int],
+) -> Iterator[_ModulePair]:
+    """Pairs each tied module with its possible new versions, if they have lost ties.
 
     Args:
-        between_calls: what was lost since an earlier call.
-        in_trace: what the function has lost.
-        policy: what to do.
-        names: of the function and its arguments.
-
-    Raises:
-        UntiedError: under `Policy(on_untie="error")`.
+        tied_modules: the modules with ties in the arguments.
+        entered: all modules in the arguments.
+        left: all modules in the result.
+        combined: the arguments and the result.
+        shape_of: the shape of each record.
     """
-    lost = [*in_trace, *between_calls]
-    if not lost:
-        return
-    first = lost[0]
-    is_one, is_here = len(lost) == 1, bool(in_trace)
-    which = "; ".join(listed(tie.before) for tie in lost[:_MOST_NAMED])
-    more = f"; and {len(lost) - _MOST_NAMED} more" if len(lost) > _MOST_NAMED else ""
-    number = "two" if is_one and len(first.after) == 2 else "several"
-    if is_here:
-        where = f"but the result has {number} of them, {listed(first.after)}" if is_one else "but not in the result"
-        when = "when it was entered"
-    else:
-        when = "in an earlier call"
-        where = f"but now are {number}, still equal in value. That has also had the function traced and compiled again"
-    what = f"{which}{more} were one object {'' if is_one else 'each '}{when}, {where}."
-    fixes = list(dict.fromkeys(fix for tie in lost for fix in tie.advice.fixes if fix != MEANT))
-    origin = next((tie.advice.origin for tie in lost if tie.advice.origin is not None), None)
-    advice = Advice(origin, [*fixes, *[fix for fix in first.advice.fixes if fix == MEANT]][:2])
-    paths = [path for tie in lost for path in tie.before]
-    report_untied(policy.on_untie, names.definition, what, advice.text, paths, count=len(lost))
-
-
-_MOST_NAMED = 3  # ties that a message names
-
-
-def _in_result(path: Path) -> str:
-    return "result" + jtu.keystr(path)
-
-
-def _in_state_or_result(path: Path) -> str:
-    (first, *rest) = path or (None,)
-    return jtu.keystr(tuple(rest)) if getattr(first, "idx", None) == 0 else "result" + jtu.keystr(tuple(rest))
-
-
-def _pairs(
-    tied: Sequence[Module], came: Iterable[Module], went: Iterable[Module], both: FlatDag, shape: Sequence[int]
-) -> Iterator[_Pair]:
-    """Each tied module with what could be a new version of it and has lost ties."""
 
     def agree(i: int, j: int) -> bool:
-        return shape[i] == shape[j]
+        return shape_of[i] == shape_of[j]
 
-    entrants, results = _by_shape(came, shape), _by_shape(went, shape)
-    for name, before in tied:
-        own, others = entrants[shape[before]], results.get(shape[before], [])
-        for text_after, after in _corresponding((name, before), own, others):
-            ties = lost_leaf_ties(both.below(before), both.below(after), agree)
+    entered_by_shape, left_by_shape = _group_by_shape(entered, shape_of), _group_by_shape(left, shape_of)
+    for module in tied_modules:
+        shape = shape_of[module.record]
+        entered_modules, left_modules = entered_by_shape[shape], left_by_shape.get(shape, [])
+        for version in _possible_versions(module, entered_modules, left_modules):
+            ties = lost_leaf_ties(combined.below(module.record), combined.below(version.record), agree)
             if ties:
-                yield _Pair(name, text_after, ties, before, after)
+                yield _ModulePair(module, version, ties)
 
 
-def _corresponding(tied: Module, own: Sequence[Module], others: Sequence[Module]) -> Sequence[Module]:
-    """Of what went, what could be a new version of one of those that came.
+def _possible_versions(
+    module: _NamedModule, entered: Sequence[_NamedModule], left: Sequence[_NamedModule]
+) -> Sequence[_NamedModule]:
+    """Returns the possible new versions of a module.
 
-    As many went as came, once or several times over: they are taken to correspond. So are they to those that came if
-    each of them counts once, as in `f(model, model)`. Otherwise each might be a new version of each.
+    If as many modules left as entered, once or several times over, they correspond in order. The number may also fit if
+    each object counts once, as in `f(model, model)`. Otherwise each may be a new version of each.
+
+    Args:
+        module: a module in the arguments.
+        entered: all modules of its shape in the arguments, itself included.
+        left: all modules of its shape in the result.
     """
-    if len(others) % len(own) == 0:
-        return others[own.index(tied) :: len(own)]
-    once = list(dict.fromkeys([number for _, number in own]))
-    return others[once.index(tied[1]) :: len(once)] if len(others) % len(once) == 0 else others
+    if len(left) % len(entered) == 0:
+        return left[entered.index(module) :: len(entered)]
+    distinct = list(dict.fromkeys([module.record for module in entered]))
+    return left[distinct.index(module.record) :: len(distinct)] if len(left) % len(distinct) == 0 else left
 
 
-def _by_shape(modules: Iterable[Module], shape: Sequence[int]) -> dict[int, list[Module]]:
-    found: dict[int, list[Module]] = {}
-    for text, number in modules:
-        found.setdefault(shape[number], []).append((text, number))
-    return found
+def _group_by_shape(modules: Iterable[_NamedModule], shape_of: Sequence[int]) -> dict[int, list[_NamedModule]]:
+    groups: dict[int, list[_NamedModule]] = {}
+    for module in modules:
+        groups.setdefault(shape_of[module.record], []).append(module)
+    return groups
 
 
-def _modules(tree: FlatDag, containers: bool, text: Callable[[Path], str]) -> Iterator[Module]:
-    """Every module, with what it is called; one that several outermost objects hold comes once for each.
-
-    A mutable container outside modules counts as one, if it is an object.
-    """
-    for path, root in outermost_objects(tree, containers):
-        part = tree.below(root)
-        for number, own in part.first_paths.items():
-            node = tree.node(number)
-            if node is not None and node.type.carries_identity and (number in part.outside or not node.type.is_plain):
-                yield text((*path, *own)), number
+# ---- Modules and their shapes ----
 
 
-def outermost_objects(tree: FlatDag, containers: bool) -> Iterator[tuple[Path, int]]:
-    """What carries identity and is in nothing else that does, once for each path to it.
+def _modules(tree: FlatDag, containers: bool, text_of: Callable[[Path], str]) -> Iterator[_NamedModule]:
+    """Iterates over all modules. A module in several outermost objects comes once for each.
 
     Args:
         tree: arguments or a result.
-        containers: whether mutable containers outside modules are objects.
+        containers: True if mutable containers outside modules count as modules.
+        text_of: path → what messages call the module there.
+    """
+    for path, root in outermost_objects(tree, containers):
+        part = tree.below(root)
+        for record, path_below in part.first_paths.items():
+            node = tree.node(record)
+            if node is not None and node.type.carries_identity and (record in part.outside or not node.type.is_plain):
+                yield _NamedModule(text_of((*path, *path_below)), record)
+
+
+def outermost_objects(tree: FlatDag, containers: bool) -> Iterator[tuple[Path, int]]:
+    """Iterates over the objects with identity outside all other ones, once for each path.
+
+    Args:
+        tree: arguments or a result.
+        containers: True if mutable containers outside modules carry identity.
     """
     stack: list[tuple[Path, int]] = [((), tree.root)]
     while stack:
-        path, number = stack.pop()
-        node = tree.node(number)
+        path, record = stack.pop()
+        node = tree.node(record)
         if node is None:
             continue
         if node.type.is_plain and not (containers and node.type.is_mutable):
-            steps = list(zip(node.keys, tree.records[number][1], strict=True))
+            steps = list(zip(node.keys, tree.records[record][1], strict=True))
             stack.extend([((*path, key), child) for key, child in reversed(steps)])
         else:
-            yield path, number
+            yield path, record
 
 
-def _modules_with_ties(tree: FlatDag, containers: bool) -> list[Module]:
-    """For each tie that holds a traced leaf, the smallest module with all of it in, with what it is called.
+class _FirstVisit(NamedTuple):
+    """The first path to a record, and the records on it."""
 
-    Outside modules it is the smallest mutable container. What is in another module comes after it.
+    ancestors: tuple[int, ...]
+    path: Path
+
+
+def _modules_with_ties(tree: FlatDag, containers: bool) -> list[_NamedModule]:
+    """Finds the smallest module around each tie of traced leaves. A module precedes the modules in it.
+
+    Outside modules, the smallest mutable container counts.
     """
-    found: dict[int, str] = {}
+    text_of: dict[int, str] = {}
     for start, root in outermost_objects(tree, containers):
-        above: dict[int, tuple[tuple[int, ...], Path]] = {}  # record → those on its first path, and the path
+        first_visits: dict[int, _FirstVisit] = {}
         stack: list[tuple[int, tuple[int, ...], Path]] = [(root, (), start)]
         while stack:
-            number, chain, path = stack.pop()
-            if number not in above:
-                above[number] = chain, path
-                node = tree.node(number)
+            record, ancestors, path = stack.pop()
+            if record not in first_visits:
+                first_visits[record] = _FirstVisit(ancestors, path)
+                node = tree.node(record)
                 if node is not None:
-                    steps = tuple(zip(node.keys, tree.records[number][1], strict=True))
-                    stack.extend((child, (*chain, number), (*path, key)) for key, child in reversed(steps))
-            elif tree.holds_leaf[number]:
-                common = [a for a, b in zip(above[number][0], chain, strict=False) if a == b]
-                types = {a: node.type for a in common if (node := tree.node(a)) is not None}
-                modules = [a for a in common if not types[a].is_plain] or [a for a in common if types[a].is_mutable]
+                    steps = tuple(zip(node.keys, tree.records[record][1], strict=True))
+                    stack.extend((child, (*ancestors, record), (*path, key)) for key, child in reversed(steps))
+            elif tree.holds_leaf[record]:
+                # A second path to a record: a tie. All of it is in the common ancestors of both paths.
+                common = [a for a, b in zip(first_visits[record].ancestors, ancestors, strict=False) if a == b]
+                types = {ancestor: node.type for ancestor in common if (node := tree.node(ancestor)) is not None}
+                modules = [ancestor for ancestor in common if not types[ancestor].is_plain]
+                modules = modules or [ancestor for ancestor in common if types[ancestor].is_mutable]
                 if modules:
-                    found.setdefault(modules[-1], jtu.keystr(above[modules[-1]][1]))
-    # A module comes before what is in it, so that a tie is first met where all of its paths are.
-    return [(text, number) for number, text in sorted(found.items(), reverse=True)]
+                    text_of.setdefault(modules[-1], jtu.keystr(first_visits[modules[-1]].path))
+    # A module comes before the modules in it, so that a tie is first met where all of its paths are.
+    return [_NamedModule(text, record) for record, text in sorted(text_of.items(), reverse=True)]
 
 
 def _shapes(tree: FlatDag) -> list[int]:
-    """For each record a number, equal for equal trees with equal types of leaves, whatever is shared in them."""
+    """Numbers the shapes of all records. Equal trees with equal leaf types have one shape, whatever they share."""
     numbers: dict[Any, int] = {}
     shapes: list[int] = []
     for (op, children), obj in zip(tree.records, tree.objects, strict=True):
@@ -369,73 +403,81 @@ def _shapes(tree: FlatDag) -> list[int]:
     return shapes
 
 
-_MOST = 8  # traces that are remembered for one structure, which differ in the types of leaves
-_MOST_BYTES = 2**20
+# ---- Ties lost between two calls ----
+
+_MAX_TRACES = 8
+"""The number of remembered traces of one structure. They differ in the types of leaves."""
 
 
 class _Argument(NamedTuple):
     """An argument with which a function was traced.
 
     Attributes:
-        counts: of the policy, whether arrays and containers carry identity.
-        text: what it is called.
-        shape: its records.
-        kinds: for each record, that of the leaf.
+        policy_flags: (True if arrays carry identity, True if containers do).
+        text: name of the argument.
+        dag: its records.
+        kinds: for each record, the kind of the leaf. None for other records.
     """
 
-    counts: tuple[bool, bool]
+    policy_flags: tuple[bool, bool]
     text: str
-    shape: Rooted
+    dag: Rooted
     kinds: Sequence[Kind | None]
 
 
 class SeenArguments:
-    """The arguments that one wrapped function was traced with, as long as JAX's caches keep their structures alive."""
+    """The arguments with which one wrapped function was traced, as long as JAX's caches keep their structures alive."""
 
     def __init__(self) -> None:
-        self._seen: weakref.WeakKeyDictionary[Structure, list[list[_Argument]]] = weakref.WeakKeyDictionary()
+        self._traces_of: weakref.WeakKeyDictionary[Structure, list[list[_Argument]]] = weakref.WeakKeyDictionary()
         self._lock = Lock()
 
     def compare(self, entered: FlatDag, caller: Sequence[Any], policy: Policy) -> list[LostTie]:
-        """Compares what enters a function now with what entered it in earlier traces, and remembers it.
+        """Compares the arguments of a trace with those of earlier traces, and remembers them.
 
         Args:
             entered: the arguments.
-            caller: the caller's objects, by the same numbers.
-            policy: what to do.
+            caller: the caller's object for each record.
+            policy: what carries identity, and what a lost tie does.
 
         Returns:
-            What was lost, which counts as reported from then on.
+            The lost ties. They count as reported from then on.
         """
         with self._lock:
-            traces = [trace for known in self._seen.values() for trace in known]
+            earlier_traces = [trace for traces in self._traces_of.values() for trace in traces]
         node = entered.node(entered.root)
         assert node is not None
-        counts = policy.arrays, policy.containers
+        policy_flags = policy.arrays, policy.containers
         arguments: list[_Argument] = []
         lost: list[LostTie] = []
         for key, root in zip(node.keys, entered.records[entered.root][1], strict=True):
-            records, numbers = canonical(root, lambda number: entered.records[number])
-            leaves = [entered.records[number][0] is LEAF for number in numbers]
-            kinds = [kind_of(entered.objects[n]) if leaf else None for n, leaf in zip(numbers, leaves, strict=True)]
-            now = _Argument(counts, str(key), FlatDag(records, len(records) - 1), kinds)
+            records, numbers = canonical(root, lambda record: entered.records[record])
+            are_leaves = [entered.records[number][0] is LEAF for number in numbers]
+            kinds = [
+                kind_of(entered.objects[number]) if is_leaf else None
+                for number, is_leaf in zip(numbers, are_leaves, strict=True)
+            ]
+            argument = _Argument(policy_flags, str(key), FlatDag(records, len(records) - 1), kinds)
             if policy.on_untie != "ignore":
-                earlier = [one for trace in traces for one in trace if one.counts == counts]
-                objects = [caller[n] if leaf else None for n, leaf in zip(numbers, leaves, strict=True)]
-                lost += _lost_since(now, objects, earlier)
-            arguments.append(now)
+                earlier = [seen for trace in earlier_traces for seen in trace if seen.policy_flags == policy_flags]
+                objects = [
+                    caller[number] if is_leaf else None for number, is_leaf in zip(numbers, are_leaves, strict=True)
+                ]
+                lost += _ties_lost_since(argument, objects, earlier)
+            arguments.append(argument)
         with self._lock:
-            known = self._seen.setdefault(entered.structure, [])
-            # Of one structure, the records are the same.
+            traces = self._traces_of.setdefault(entered.structure, [])
+            # Traces of one structure have equal records, so they differ in the leaves only.
             if all(
-                [(one.counts, one.kinds) for one in trace] != [(one.counts, one.kinds) for one in arguments]
-                for trace in known
+                [(seen.policy_flags, seen.kinds) for seen in trace]
+                != [(argument.policy_flags, argument.kinds) for argument in arguments]
+                for trace in traces
             ):
-                known[:] = [*known, arguments][-_MOST:]
+                traces[:] = [*traces, arguments][-_MAX_TRACES:]
         return lost
 
 
-_SINCE = Advice(
+_ADVICE_BETWEEN_CALLS = Advice(
     None,
     [
         (
@@ -447,71 +489,137 @@ _SINCE = Advice(
 )
 
 
-def _lost_since(now: _Argument, objects: Sequence[Any], earlier: Sequence[_Argument]) -> list[LostTie]:
-    missing: list[list[LostLeaf]] = []  # for each earlier module of which this could be a loosened version
-    for before in earlier:
-        if before.text != now.text:
-            continue  # another argument
-        lost = lost_leaf_ties(before.shape, now.shape, _agree(before, now))
-        if lost == []:
-            return []  # the function knows such modules
-        if lost and not lost_leaf_ties(now.shape, before.shape, _agree(now, before)):
-            missing.append(lost)
-    found: list[LostTie] = []
+def _ties_lost_since(
+    argument: _Argument, objects: Sequence[Any], earlier_arguments: Sequence[_Argument]
+) -> list[LostTie]:
+    """Finds ties in earlier arguments where a new one has equal values but no tie.
+
+    Args:
+        argument: the new argument.
+        objects: the caller's leaf for each of its records. None for other records.
+        earlier_arguments: the arguments of all earlier traces.
+    """
+    # For each earlier argument of which this one may be a version with fewer ties: the ties.
+    missing: list[list[LostLeaf]] = []
+    for earlier in earlier_arguments:
+        if earlier.text != argument.text:
+            # This is another argument.
+            continue
+        lost_leaves = lost_leaf_ties(earlier.dag, argument.dag, _agree(earlier, argument))
+        if lost_leaves == []:
+            # The function has been traced with such an argument before. Nothing is new.
+            return []
+        if lost_leaves and not lost_leaf_ties(argument.dag, earlier.dag, _agree(argument, earlier)):
+            missing.append(lost_leaves)
+    lost_ties: list[LostTie] = []
     for ties in missing:
-        # What one of them has reported is settled for the next.
+        # `note` settles a tie, so that two earlier arguments do not report it twice.
         for lost in maximal(unsettled(ties, objects)):
             if are_copies([(objects[a], objects[b]) for a, b in (tie.parts for tie in lost.ties)]):
-                names = named(now.text, lost.paths)
-                found.append(LostTie(names, names, _SINCE))
+                paths = named(argument.text, lost.paths)
+                lost_ties.append(LostTie(paths, paths, _ADVICE_BETWEEN_CALLS))
                 note(objects[part] for tie in lost.ties for part in tie.parts)
-    return found
+    return lost_ties
 
 
 def _agree(left: _Argument, right: _Argument) -> Agree:
     def agree(i: int, j: int) -> bool:
-        both_static = type(left.shape.records[i][0]) is Static and type(right.shape.records[j][0]) is Static
-        return both_static or (left.kinds[i] is not None and left.kinds[i] == right.kinds[j])
+        are_static = type(left.dag.records[i][0]) is Static and type(right.dag.records[j][0]) is Static
+        return are_static or (left.kinds[i] is not None and left.kinds[i] == right.kinds[j])
 
     return agree
 
 
-def are_copies(pairs: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether each two leaves look like copies of one: equal in value, as far as that is cheap to tell.
+# ---- The warning ----
 
-    At most a megabyte of each leaf is compared: the beginning of its first shard or, of two that are sharded
-    differently, the beginning of the whole array. Leaves of which all are constant (zeros, say) tell nothing. What is
-    traced, deleted or on other machines is not equal to anything.
+_MAX_NAMED_TIES = 3
+
+
+def report_lost_ties(
+    between_calls: Sequence[LostTie], in_trace: Sequence[LostTie], policy: Policy, names: Names
+) -> None:
+    """Reports the lost ties of one trace in one warning.
+
+    Args:
+        between_calls: ties lost since an earlier call.
+        in_trace: ties lost by the function.
+        policy: what a lost tie does.
+        names: names of the function and its arguments.
+
+    Raises:
+        UntiedError: under `Policy(on_untie="error")`.
     """
-    are_constant = True
-    with jax.ensure_compile_time_eval():  # a function is being traced
-        for one, two in pairs:
-            if kind_of(one) != kind_of(two):
-                return False
-            here, there = _beginnings(one, two)
-            if here is None or there is None or here.tobytes() != there.tobytes():
-                return False
-            first = here.ravel()[:1].tobytes()
-            are_constant = are_constant and here.tobytes() == first * here.size
-    return not are_constant
+    lost = [*in_trace, *between_calls]
+    if not lost:
+        return
+    first = lost[0]
+    is_single, is_in_trace = len(lost) == 1, bool(in_trace)
+    ties = "; ".join(listed(tie.paths_before) for tie in lost[:_MAX_NAMED_TIES])
+    more = f"; and {len(lost) - _MAX_NAMED_TIES} more" if len(lost) > _MAX_NAMED_TIES else ""
+    count = "two" if is_single and len(first.paths_after) == 2 else "several"
+    if is_in_trace:
+        result = (
+            f"but the result has {count} of them, {listed(first.paths_after)}" if is_single else "but not in the result"
+        )
+        time = "when it was entered"
+    else:
+        time = "in an earlier call"
+        result = f"but now are {count}, still equal in value. That has also had the function traced and compiled again"
+    message = f"{ties}{more} were one object {'' if is_single else 'each '}{time}, {result}."
+    # One advice for all: the first origin, the fixes of all, and last how to say that it is meant.
+    fixes = list(dict.fromkeys(fix for tie in lost for fix in tie.advice.fixes if fix != MEANT))
+    origin = next((tie.advice.origin for tie in lost if tie.advice.origin is not None), None)
+    advice = Advice(origin, [*fixes, *[fix for fix in first.advice.fixes if fix == MEANT]][:2])
+    paths = [path for tie in lost for path in tie.paths_before]
+    report_untied(policy.on_untie, names.definition, message, advice.text, paths, count=len(lost))
 
+
+# ---- Which leaves are equal in value ----
+
+_MAX_BYTES = 2**20
+"""The size of the part of a leaf that is compared."""
 
 _HostArray = np.ndarray[Any, Any]
 
 
-def _beginnings(one: Any, two: Any) -> tuple[_HostArray | None, _HostArray | None]:
-    """The first elements of two leaves of one kind, from the same places; None for what cannot be had."""
-    here, there = _data(one), _data(two)
-    if here is None or there is None:
+def are_copies(pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Returns True if the leaves of each pair look like copies of one: equal in value, as far as is cheap to see.
+
+    At most a megabyte of each leaf is compared: the beginning of its first shard or, if the two are sharded
+    differently, the beginning of the whole array. If all leaves are constant (zeros, say), equality proves nothing, and
+    the answer is False. A traced or deleted leaf, or one on other machines, is equal to nothing.
+    """
+    are_constant = True
+    # A function is being traced.
+    with jax.ensure_compile_time_eval():
+        for left, right in pairs:
+            if kind_of(left) != kind_of(right):
+                return False
+            left_data, right_data = _beginnings(left, right)
+            if left_data is None or right_data is None or left_data.tobytes() != right_data.tobytes():
+                return False
+            first_element = left_data.ravel()[:1].tobytes()
+            are_constant = are_constant and left_data.tobytes() == first_element * left_data.size
+    return not are_constant
+
+
+def _beginnings(left: Any, right: Any) -> tuple[_HostArray | None, _HostArray | None]:
+    """The first elements of two leaves of one kind, from the same places. None if there is no access to them."""
+    left_data, right_data = _data(left), _data(right)
+    if left_data is None or right_data is None:
         return None, None
-    if isinstance(here, jax.Array) and isinstance(there, jax.Array) and _are_sharded_alike(here, there):
-        here, there = here.addressable_shards[0].data, there.addressable_shards[0].data
-    slices = _beginning_of(here)
-    return _on_host(here, slices), _on_host(there, slices)
+    if (
+        isinstance(left_data, jax.Array)
+        and isinstance(right_data, jax.Array)
+        and _are_sharded_alike(left_data, right_data)
+    ):
+        left_data, right_data = left_data.addressable_shards[0].data, right_data.addressable_shards[0].data
+    slices = _slices_of_beginning(left_data)
+    return _on_host(left_data, slices), _on_host(right_data, slices)
 
 
 def _data(leaf: Any) -> Any:
-    """The array whose bytes are the value of a leaf; None if they cannot be had."""
+    """The array whose bytes are the value of a leaf. None if there is no access to them."""
     if not carries_identity(leaf):
         return np.asarray(leaf)
     if isinstance(leaf, Tracer) or not isinstance(leaf, (jax.Array, np.ndarray)) or isinstance(leaf, jax.Ref):
@@ -523,40 +631,47 @@ def _data(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
-def _are_sharded_alike(one: jax.Array, two: jax.Array) -> bool:
-    """Whether the first shards of two arrays of one shape are of the same place."""
-    (here, *_), (there, *_) = one.addressable_shards, two.addressable_shards
-    return here.index == there.index
+def _are_sharded_alike(left: jax.Array, right: jax.Array) -> bool:
+    """Returns True if the first shards of two arrays of one shape cover the same indices."""
+    (left_shard, *_), (right_shard, *_) = left.addressable_shards, right.addressable_shards
+    return left_shard.index == right_shard.index
 
 
-def _beginning_of(data: Any) -> tuple[slice, ...]:
-    """At most a megabyte from the beginning of an array, as a slice along each axis."""
+def _slices_of_beginning(data: Any) -> tuple[slice, ...]:
+    """Slices along each axis for at most a megabyte from the beginning of an array."""
     slices: list[slice] = []
     num_bytes = data.nbytes
     for size in data.shape:
-        if num_bytes <= _MOST_BYTES:
+        if num_bytes <= _MAX_BYTES:
             break
-        row = num_bytes // size
-        count = max(_MOST_BYTES // row, 1)
+        bytes_per_row = num_bytes // size
+        count = max(_MAX_BYTES // bytes_per_row, 1)
         slices.append(slice(0, count))
-        num_bytes = row * count
+        num_bytes = bytes_per_row * count
     return (*slices, *[slice(0, size) for size in data.shape[len(slices) :]])
 
 
 def _on_host(data: Any, slices: tuple[slice, ...]) -> _HostArray:
-    """A part of an array, put together from its shards, of which no more than that part is copied."""
+    """Copies a part of an array to the host, put together from its shards. Copies nothing else.
+
+    Args:
+        data: the array.
+        slices: the part. Each slice starts at 0.
+    """
     if not isinstance(data, jax.Array) or len(data.sharding.device_set) == 1 or data.is_fully_replicated:
-        whole = data.addressable_shards[0].data if isinstance(data, jax.Array) else data
-        return np.asarray(whole[slices] if slices and whole.nbytes > _MOST_BYTES else whole)
-    part = np.empty([each.stop for each in slices], data.dtype)
+        on_device = data.addressable_shards[0].data if isinstance(data, jax.Array) else data
+        return np.asarray(on_device[slices] if slices and on_device.nbytes > _MAX_BYTES else on_device)
+    part = np.empty([axis_slice.stop for axis_slice in slices], data.dtype)
     for shard in data.addressable_shards:
         if shard.replica_id == 0:
             starts = [index.start or 0 for index in shard.index]
-            # Where the shard and the part overlap, as slices of the one and of the other.
-            sizes = zip(starts, shard.data.shape, slices, strict=True)
-            overlap = [slice(0, max(min(start + size, own.stop) - start, 0)) for start, size, own in sizes]
-            if all(each.stop for each in overlap):
-                there = [slice(s, s + each.stop) for s, each in zip(starts, overlap, strict=True)]
-                is_whole = shard.data.shape == tuple([each.stop for each in overlap])
-                part[tuple(there)] = np.asarray(shard.data if is_whole else shard.data[tuple(overlap)])
+            # The overlap of the shard and the part, as slices of the shard and of the part.
+            axes = zip(starts, shard.data.shape, slices, strict=True)
+            overlap = [slice(0, max(min(start + size, axis_slice.stop) - start, 0)) for start, size, axis_slice in axes]
+            if all(axis_slice.stop for axis_slice in overlap):
+                target = [
+                    slice(start, start + axis_slice.stop) for start, axis_slice in zip(starts, overlap, strict=True)
+                ]
+                is_whole = shard.data.shape == tuple([axis_slice.stop for axis_slice in overlap])
+                part[tuple(target)] = np.asarray(shard.data if is_whole else shard.data[tuple(overlap)])
     return part
