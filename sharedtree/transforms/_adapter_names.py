@@ -1,7 +1,8 @@
-"""The transforms of JAX and Equinox that have adapters, and the name of the adapter of each.
+"""Names of the adapters of JAX's and Equinox's transforms.
 
-The transforms are looked up when the package is imported, since a program may put ours in their place later. Their
-adapters are imported by `_adapters`, all together.
+The transforms are looked up when the package is imported, since a program may replace `jax.jit` by `sharedtree.jit`
+later. The adapters themselves cost more to import. `_adapters` imports all of them with the first transform that a
+program wraps.
 """
 
 from collections.abc import Callable
@@ -64,7 +65,7 @@ NAME_OF_ADAPTER: dict[Callable[..., Any], str] = {
     jax.named_call: "_shape_evaluation.as_it_is",
     jax.export.export: "_shape_evaluation.exporting",
 }
-"""Transform → the file and the name of its adapter."""
+"""Transform → file and name of its adapter."""
 
 UNDER_FILTER: dict[str, Callable[..., Any]] = {
     "filter_grad": jax.grad,
@@ -73,6 +74,7 @@ UNDER_FILTER: dict[str, Callable[..., Any]] = {
     "filter_jacrev": jax.jacrev,
     "filter_hessian": jax.hessian,
 }
-"""Name of a transform of Equinox's → that of JAX's which does the same where it is said what is differentiated."""
+"""Name of an Equinox transform → the JAX transform that does the same once it is clear what is differentiated."""
 
 VANILLA_JIT = jax.jit
+"""JAX's own `jit`, for computations of the package."""

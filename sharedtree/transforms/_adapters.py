@@ -1,7 +1,11 @@
-"""How each transform is wrapped: the table of adapters, and what is done with the one that is found there.
+"""The table of adapters, and the wrapping of a transform with the adapter that stands there.
 
-It is imported with the first transform that a program wraps, and all adapters with it, so that nothing which trains is
-imported later than that. What `_preserve_identities` says of the two public functions is done here.
+    jax.vmap          →  VmapTransform, a class             VmapTransform(jax.vmap, f, policy, options)
+    jax.lax.scan      →  SCAN, a `TakingOperands`           SCAN.applied(jax.lax.scan, policy, options)
+    not in the table  →  UnregisteredTransform
+
+`_preserve_identities` imports this file with the first transform that a program wraps. All adapters are imported with
+it, so that a program which trains imports nothing later.
 """
 
 import functools
@@ -27,27 +31,98 @@ def _adapter_named(name: str) -> Any:
 
 
 ADAPTERS: dict[Any, Any] = {transform: _adapter_named(name) for transform, name in NAME_OF_ADAPTER.items()}
-"""Transform → its adapter: those of the package, and those that were registered."""
+"""Transform → its adapter. `register` adds to those of the package."""
+
+
+def wrapped(
+    transform: Callable[..., Any], policy: PolicyOption, in_place: bool | None, options: dict[str, Any]
+) -> Callable[..., Any]:
+    """Wraps a transform. The implementation of `preserve_identities`, which has the documentation."""
+    if policy is not None and not isinstance(policy, (Policy, PolicyHere)):
+        raise TypeError(
+            f"`policy` is a `sharedtree.Policy`, not {policy!r}. An option of the transform by that name goes with the "
+            "function:\n"
+            "    preserve_identities(jax.checkpoint)(f, policy=jax.checkpoint_policies.dots_saveable)"
+        )
+    if not callable(transform):
+        raise TypeError(
+            f"`preserve_identities` takes a transform, not {shown(transform)}:\n"
+            "    sharedtree.preserve_identities(jax.jit)"
+        )
+    # A partial of a transform is that transform, with more options.
+    while isinstance(transform, functools.partial) and not transform.args:
+        options = {**transform.keywords, **options}
+        transform = transform.func
+    if in_place is not None:
+        options["in_place"] = in_place
+    # Called for its error: a wrong `in_place` is refused now, and not only with the function.
+    with_options({**options}, policy)
+    adapter = _adapter_of(transform)
+    if isinstance(adapter, TakingOperands):
+        return adapter.applied(transform, policy, options)
+
+    def preserving(*positional: Any, **more: Any) -> Any:
+        keywords = {**options, **more}
+        is_unregistered = adapter is UnregisteredTransform
+        if is_unregistered and positional and not any(map(callable, (*positional, *keywords.values()))):
+            raise _no_transform_error(transform, positional[0])
+        # Takes the options of the package out of `keywords`, and then those of the adapter.
+        chosen_policy = with_options(keywords, policy)
+        adapter_options = {name: keywords.pop(name) for name in getattr(adapter, "own_options", ()) if name in keywords}
+        function, bound_options = apply_options(transform, positional, keywords)
+        if function is None:
+            return functools.partial(preserving, **more)
+        if is_unregistered and not callable(function):
+            raise _no_transform_error(transform, function)
+        bound_options |= adapter_options
+        takes_rules = getattr(adapter, "takes_rules", False)
+        if is_module(function) and is_of_equinox(transform) and not takes_rules:
+            return TransformedModule(function, How(adapter, transform, chosen_policy, bound_options))
+        return adapter(transform, function, chosen_policy, bound_options)
+
+    preserving.__name__ = name_of(transform, "transform")
+    preserving.__doc__ = f"`{preserving.__name__}`, with identities preserved; see `sharedtree.preserve_identities`."
+    return preserving
+
+
+def _adapter_of(transform: Callable[..., Any]) -> Any:
+    """Returns the adapter of a transform. Without one in the table, returns `UnregisteredTransform`.
+
+    Raises:
+        TypeError: if the transform is one that is refused, and nobody registered an adapter for it.
+    """
+    if not _is_hashable(transform):
+        return UnregisteredTransform
+    if transform not in ADAPTERS:
+        refusal = refusal_of(transform)
+        if refusal is not None:
+            raise refusal
+    return ADAPTERS.get(transform, UnregisteredTransform)
 
 
 def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: bool) -> None:
-    """Enters an adapter into the table, as `register_transform` says."""
-    is_plain = adapter is None and not takes_operands and _is_hashable(transform)
-    refused = transform if is_plain else adapter
-    refusal = refusal_of(refused) if _is_hashable(refused) and refused not in ADAPTERS else None
+    """Adds an adapter to the table. The implementation of `register_transform`, which has the documentation."""
+    # `preserve_identities` refuses some transforms. They can be registered with an adapter, but neither without one nor
+    # as the adapter of another transform.
+    has_no_adapter = adapter is None and not takes_operands and _is_hashable(transform)
+    named_transform = transform if has_no_adapter else adapter
+    is_without_adapter = _is_hashable(named_transform) and named_transform not in ADAPTERS
+    refusal = refusal_of(named_transform) if is_without_adapter else None
     if refusal is not None:
         raise refusal
     if _is_hashable(adapter) and adapter in ADAPTERS:
-        found = ADAPTERS[adapter]
-        if takes_operands and not isinstance(found, TakingOperands):
+        # The adapter is itself a transform in the table. Its adapter serves both.
+        registered = ADAPTERS[adapter]
+        if takes_operands and not isinstance(registered, TakingOperands):
             raise TypeError(
                 f"`{title_of(adapter)}` takes no operands beside the function, so it is no model for a transform that "
                 "does. Write an adapter:\n"
                 "    sharedtree.register_transform(transform, adapter, takes_operands=True)"
             )
-        adapter = found
+        adapter = registered
     elif takes_operands and callable(adapter):
-        # Whether it writes back what the function changed cannot be seen, and not to do so would be silent.
+        # Nobody can see whether the adapter writes back what the function changed. If it did not, changes would be lost
+        # in silence, so `in_place=True` is an error.
         adapter = TakingOperands(adapter, writes=False)
     elif adapter is None and not takes_operands:
         adapter = OpaqueTransform
@@ -60,72 +135,10 @@ def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: boo
     ADAPTERS[transform] = adapter
 
 
-def wrapped(
-    transform: Callable[..., Any], policy: PolicyOption, in_place: bool | None, options: dict[str, Any]
-) -> Callable[..., Any]:
-    """Wraps a transform, as `preserve_identities` says."""
-    if policy is not None and not isinstance(policy, (Policy, PolicyHere)):
-        raise TypeError(
-            f"`policy` is a `sharedtree.Policy`, not {policy!r}. An option of the transform by that name goes with the "
-            "function:\n"
-            "    preserve_identities(jax.checkpoint)(f, policy=jax.checkpoint_policies.dots_saveable)"
-        )
-    if not callable(transform):
-        raise TypeError(
-            f"`preserve_identities` takes a transform, not {shown(transform)}:\n"
-            "    sharedtree.preserve_identities(jax.jit)"
-        )
-    while isinstance(transform, functools.partial) and not transform.args:
-        options = {**transform.keywords, **options}
-        transform = transform.func
-    if in_place is not None:
-        options["in_place"] = in_place
-    # What is no `in_place` is refused here, not only when there is a function.
-    with_options({**options}, policy)
-    adapter = _adapter_of(transform)
-    if isinstance(adapter, TakingOperands):
-        return adapter.applied(transform, policy, options)
-
-    def preserving(*positional: Any, **more: Any) -> Any:
-        own = {**options, **more}
-        if adapter is UnregisteredTransform and positional and not any(map(callable, (*positional, *own.values()))):
-            raise _is_no_transform(transform, positional[0])
-        chosen = with_options(own, policy)
-        ours = {name: own.pop(name) for name in getattr(adapter, "own_options", ()) if name in own}
-        function, bound = apply_options(transform, positional, own)
-        if function is None:
-            return functools.partial(preserving, **more)
-        if adapter is UnregisteredTransform and not callable(function):
-            raise _is_no_transform(transform, function)
-        bound |= ours
-        takes_rules = getattr(adapter, "takes_rules", False)
-        if is_module(function) and is_of_equinox(transform) and not takes_rules:
-            return TransformedModule(function, How(adapter, transform, chosen, bound))
-        return adapter(transform, function, chosen, bound)
-
-    preserving.__name__ = name_of(transform, "transform")
-    preserving.__doc__ = f"`{preserving.__name__}`, with identities preserved; see `sharedtree.preserve_identities`."
-    return preserving
-
-
-def _adapter_of(transform: Callable[..., Any]) -> Any:
-    """The adapter that is registered for a transform, or that of an unregistered one.
-
-    Raises:
-        TypeError: if it is a transform that is refused, and nobody registered an adapter for it.
-    """
-    if not _is_hashable(transform):
-        return UnregisteredTransform
-    if transform not in ADAPTERS:
-        refusal = refusal_of(transform)
-        if refusal is not None:
-            raise refusal
-    return ADAPTERS.get(transform, UnregisteredTransform)
-
-
-def _is_no_transform(transform: Callable[..., Any], given: Any) -> TypeError:
+def _no_transform_error(transform: Callable[..., Any], argument: Any) -> TypeError:
+    """Makes the error for a function in the place of a transform: `preserve_identities(f)(x)`."""
     return TypeError(
-        f"`{title_of(transform)}` was given {shown(given)}, where a transform is given a function. "
+        f"`{title_of(transform)}` was given {shown(argument)}, where a transform is given a function. "
         "`preserve_identities` takes a transform, not the function that is to be transformed:\n"
         "    f = sharedtree.preserve_identities(jax.jit)(f)"
     )
