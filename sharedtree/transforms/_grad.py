@@ -1,14 +1,16 @@
 """`jax.grad`, `jax.value_and_grad`, Jacobians, and their Equinox counterparts.
 
-Of a module in a differentiated argument only the inexact traced leaves are differentiated; all others are in a group of
-their own, which goes around. The gradient is a module of the same shape and sharing, with `None` for whatever has no
-gradient; a Jacobian is what the function returned, with such a module in place of each leaf.
+In a differentiated module, only the inexact traced leaves are differentiated. All others are in a leaf group of their
+own, which goes around the transform. The gradient is a module of the same shape and sharing, with `None` for leaves
+without a gradient. A Jacobian is the function's result, with such a module in place of each leaf.
 
-A `jax.Ref` in what is differentiated is a place and not a value, whose gradient could only be another place. Equinox's
-transforms hand it to the function beside what they differentiate, and its gradient is None. So it is here in modules of
-Equinox's. JAX refuses it, or fails with an error of its own, when the function reads or writes it.
+    f(Net(w, [w, 3]), x)     groups [x] and [w]      gradient [g]      Net(g, [g, None])
 
-    Net(w, count=Ref)     grad of Equinox's: Net(g, count=None)       `jax.grad`: an error
+A `jax.Ref` is a place and not a value, so it has no gradient. Equinox's transforms pass references to the function
+around the differentiation, and their gradient is None. We do the same, and also under JAX's transforms for references
+in Equinox modules. In other modules JAX refuses a reference, or fails when the function reads or writes it.
+
+    Net(w, count=Ref)     Equinox's grad: Net(g, count=None)       `jax.grad`: an error
 """
 
 import functools
@@ -46,54 +48,15 @@ from ._leaf_groups import LeafGroup, tree_like_arguments
 from ._leaf_labels import Outcomes, Treatment
 from .checks._partial_gradients import Gradient, report_partial_gradients
 
-_REFUSING = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.hessian")
+_TRANSFORMS_REFUSING_REFERENCES = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.hessian")
 
-
-def is_reference(leaf: Any) -> bool:
-    """Whether a leaf is a `jax.Ref`, or stands for one."""
-    # Asking `jax.Ref` about something else takes as long as everything else that is done with a leaf.
-    if type(leaf) is ConcreteArray:
-        return False
-    return type(leaf) is jax.Ref or (isinstance(leaf, Tracer) and isinstance(leaf, jax.Ref))
-
-
-def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
-    """Raises if a transform would be given a reference in a module. Of one outside modules it says what is wrong.
-
-    Args:
-        call: of which the last group is differentiated.
-        arguments: those that are.
-        title: of the transform.
-
-    Raises:
-        TypeError: as JAX's, with the path and the fix.
-    """
-    group = call.groups[-1]
-    if title not in _REFUSING or not any(map(is_reference, group.leaves)):
-        return
-    outside = call.tree.outside
-    numbers = [call.tree.leaf_numbers[place] for place in group.selection.numbers or ()]
-    each = zip(numbers, group.leaves, strict=True)
-    texts = [call.tree.text(number) for number, leaf in each if is_reference(leaf) and number not in outside]
-    if not texts:
-        return
-    classes: dict[str, None] = {}
-
-    def ask(place: Place) -> bool:
-        if is_reference(place.leaf):
-            classes.setdefault("jax.Ref" if place.variable is None else type(place.variable).__name__)
-        return True
-
-    for argument in arguments:
-        selection(argument, Filter(ask), "")
-    several = f"({', '.join(classes)})" if len(classes) > 1 else ", ".join(classes)
-    what = "is a `jax.Ref`" if len(texts) == 1 else "are `jax.Ref`s"
-    raise TypeError(
-        f"`{title}` cannot differentiate with respect to {listed(texts)}, which {what}: a place, not a value. In "
-        "modules of Equinox's it is handed to the function beside what is differentiated. In others this has to be "
-        "said:\n"
-        f"    sharedtree.{title.removeprefix('jax.')}(f, wrt=lambda path, value: not isinstance(value, {several}))"
-    )
+_NAMES_IN_SHAREDTREE = {
+    "jax.grad": "grad",
+    "equinox.filter_grad": "grad",
+    "jax.value_and_grad": "value_and_grad",
+    "equinox.filter_value_and_grad": "value_and_grad",
+}
+"""Names of transforms under which sharedtree offers them with identities preserved."""
 
 
 class GradTransform(FunctionTransform):
@@ -104,41 +67,45 @@ class GradTransform(FunctionTransform):
     differentiates = True
 
     def check_options(self) -> None:
-        """As the base."""
+        """Reads the options, and lets the transform refuse wrong ones."""
         options = self.all_options
         argnums = options.get("argnums", 0)
         require_no_prefix_filter(argnums)
         wrt = options.get("wrt")
-        self._selects = None if wrt is None else filter_of(wrt, OF_GRAD)
+        self._filter = None if wrt is None else filter_of(wrt, OF_GRAD)
         self._argnums = tuple(several(argnums))
-        self._is_one = not np.ndim(argnums)
+        self._has_single_argnum = not np.ndim(argnums)
         self._has_aux = options.get("has_aux", False)
         self._allow_int = options.get("allow_int", False)
-        if "argnums" in options:  # not all versions of JAX take integers of NumPy
-            self.options = {**self.options, "argnums": self._argnums[0] if self._is_one else self._argnums}
+        # Not all releases of JAX take NumPy's integers.
+        if "argnums" in options:
+            self.options = {**self.options, "argnums": self._argnums[0] if self._has_single_argnum else self._argnums}
         super().check_options()
 
-    # Which leaves are differentiated --------------------------------------------------------------------------------
+    # ---- Which leaves are differentiated ----
 
-    def chosen(self, num_args: int) -> list[int]:
-        """The arguments that are differentiated and there, in order."""
-        own = {i + num_args if i < 0 else i for i in self._argnums}
-        return sorted([i for i in own if 0 <= i < num_args])
+    def differentiated_positions(self, num_args: int) -> list[int]:
+        """Positions of the differentiated arguments, in order. Arguments missing in the call are left out."""
+        positions = {i + num_args if i < 0 else i for i in self._argnums}
+        return sorted([i for i in positions if 0 <= i < num_args])
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Which leaves are differentiated; those of a differentiated module that cannot be are not."""
+        """Groups leaves by whether they are differentiated."""
         prefix = self._prefix(arguments)
 
         def treatments(tree: FlatDag) -> Sequence[Treatment]:
+            """Makes the treatment of arguments."""
+            # Leaves outside modules are left to JAX, which refuses integers. Equinox and `wrt` skip them.
             outside = set[int]()
-            if not (self.is_filtered or self._selects is not None):
-                roots = [i for i, own in zip(tree.records[tree.root][1], prefix.parts, strict=True) if own]
+            if not (self.is_filtered or self._filter is not None):
+                children = tree.records[tree.root][1]
+                roots = [child for child, part in zip(children, prefix.parts, strict=True) if part]
                 outside.update(*[tree.below(root).outside for root in roots])
-            beside = handed_beside(tree, self.rules(policy))
-            can_be = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
+            undifferentiated = handed_beside(tree, self.rules(policy))
+            can_differentiate = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
 
-            def resolve(label: Any, leaf: Any, number: int) -> bool:
-                return label and number not in beside and (number in outside or can_be(leaf))
+            def resolve(label: Any, leaf: Any, record: int) -> bool:
+                return label and record not in undifferentiated and (record in outside or can_differentiate(leaf))
 
             return (
                 Treatment(
@@ -146,119 +113,134 @@ class GradTransform(FunctionTransform):
                     prefix,
                     lambda part: isinstance(part, bool),
                     resolve,
-                    lambda chosen: "differentiated" if chosen else "not differentiated",
+                    lambda is_differentiated: "differentiated" if is_differentiated else "not differentiated",
                     groups_by_outcome=True,
-                    advice=lambda leaves: self._select_everywhere(arguments, leaves),
+                    advice=lambda leaves: self._advice(arguments, leaves),
                     splittable_modules=used_twice,
                     has_containers=policy.containers,
                 ),
             )
 
-        key = "wrt", prefix, self._allow_int, self._selects is not None, self.is_filtered
-        asks = functools.partial(_kinds, allow_int=self._allow_int)
+        key = "wrt", prefix, self._allow_int, self._filter is not None, self.is_filtered
+        asks = functools.partial(_differentiability, allow_int=self._allow_int)
         groups = (False,), (True,)
-        return Grouping(self.transform_name, treatments, key, asks, groups, is_of_form=self._selects is None)
+        return Grouping(self.transform_name, treatments, key, asks, groups, is_of_form=self._filter is None)
 
     def _prefix(self, arguments: Arguments) -> Branch:
-        chosen = self.chosen(len(arguments.args))
+        """Makes the prefix of all arguments: True if selected by `argnums` and `wrt`, else False."""
+        differentiated = self.differentiated_positions(len(arguments.args))
         positions = positions_of(arguments.parts()[1])
-        if self._selects is None:
-            return Branch(tuple([position in chosen for position in positions]))
-        own = {i: selection(arguments.args[i], self._selects, self.names.text(i)) for i in chosen}
-        return Branch(tuple([own.get(i, False) if isinstance(i, int) else False for i in positions]))
+        if self._filter is None:
+            return Branch(tuple([position in differentiated for position in positions]))
+        selections = {i: selection(arguments.args[i], self._filter, self.names.text(i)) for i in differentiated}
+        return Branch(tuple([selections.get(i, False) if isinstance(i, int) else False for i in positions]))
 
-    def _select_everywhere(self, arguments: Arguments, leaves: Sequence[Any]) -> str:
-        """The fix where `wrt` selects leaves at some of their paths only."""
-        if self._selects is None:
+    def _advice(self, arguments: Arguments, leaves: Sequence[Any]) -> str:
+        """Advice in an error about leaves selected by `wrt` at some of their paths only. Empty without `wrt`."""
+        if self._filter is None:
             return ""
-        return select_everywhere(self._differentiated(arguments), self._selects, leaves)
+        return select_everywhere(self._differentiated_arguments(arguments), self._filter, leaves)
 
-    def _differentiated(self, arguments: Arguments) -> list[Any]:
-        return [arguments.args[i] for i in self.chosen(len(arguments.args))]
+    def _differentiated_arguments(self, arguments: Arguments) -> list[Any]:
+        return [arguments.args[i] for i in self.differentiated_positions(len(arguments.args))]
 
-    # The caller's side ----------------------------------------------------------------------------------------------
+    # ---- The caller's side ----
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """As the base; says what the gradient will lack."""
-        if len(self.chosen(len(args))) < len(set(self._argnums)):
-            self.transform(self.function, **self.options)(*args, **kwargs)  # says best what is wrong
+        """Enters a call. Warns if the gradient will lack a part, and refuses a selection without any leaf."""
+        # If an argument of `argnums` is missing, the transform raises its own error.
+        if len(self.differentiated_positions(len(args))) < len(set(self._argnums)):
+            self.transform(self.function, **self.options)(*args, **kwargs)
         call = super().enter(args, kwargs, policy)
-        chosen = self.chosen(len(args))
+        positions = self.differentiated_positions(len(args))
         if call.plan.cuts:
-            again = Gradient(
-                chosen, self._called(), self._written(policy), lambda x: self._select_everywhere(call.arguments, x)
+            gradient = Gradient(
+                positions,
+                self._function_as_code(),
+                self._transform_as_code(policy),
+                lambda leaves: self._advice(call.arguments, leaves),
             )
-            report_partial_gradients(call, again, self.names, policy)
-        forbid_references(call, self._differentiated(call.arguments), self.transform_name)
-        if self._selects is not None and not call.groups[1].leaves:
-            given = self._differentiated(call.arguments)
-            can_be = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
-            require_nothing_left(given, can_be, self.all_options["wrt"])
+            report_partial_gradients(call, gradient, self.names, policy)
+        forbid_references(call, self._differentiated_arguments(call.arguments), self.transform_name)
+        if self._filter is not None and not call.groups[1].leaves:
+            differentiated = self._differentiated_arguments(call.arguments)
+            can_differentiate = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
+            require_nothing_left(differentiated, can_differentiate, self.all_options["wrt"])
         return call
 
-    def _called(self) -> str:
+    def _function_as_code(self) -> str:
         name = getattr(self.function, "__name__", "")
         return name if name.isidentifier() else "f"
 
-    def _written(self, policy: Policy) -> str:
-        """How to write this transform of another function, with more options."""
-        own = "".join(f", {name}={value!r}" for name, value in self.options.items() if name != "argnums")
-        own += ", wrt=wrt" if self._selects is not None else ""
-        own += ", policy=sharedtree.Policy(containers=True)" if policy.containers else ""
-        known = {"jax.grad": "grad", "equinox.filter_grad": "grad"}
-        known |= {"jax.value_and_grad": "value_and_grad", "equinox.filter_value_and_grad": "value_and_grad"}
-        name = known.get(self.transform_name, f"preserve_identities({self.transform_name})")
-        return f"sharedtree.{name}({{}}{own}{{}})"
+    def _transform_as_code(self, policy: Policy) -> str:
+        """Writes the code of this transform, with `{}` for the function and for more options."""
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items() if name != "argnums")
+        options += ", wrt=wrt" if self._filter is not None else ""
+        options += ", policy=sharedtree.Policy(containers=True)" if policy.containers else ""
+        name = _NAMES_IN_SHAREDTREE.get(self.transform_name, f"preserve_identities({self.transform_name})")
+        return f"sharedtree.{name}({{}}{options}{{}})"
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """The second group is differentiated; in place, what was changed comes as auxiliary data."""
-        made = self._made.get(policy)
-        if made is None:
+        """Makes the transformed function, once for each policy. It differentiates the second group."""
+        transformed = self._made.get(policy)
+        if transformed is None:
             options = {**self.options, "argnums": 1}
+            # In place, changes go out beside the value, as auxiliary data.
             if policy.in_place:
                 options["has_aux"] = True
             transform = UNDER_FILTER[self.transform.__name__] if self.is_filtered else self.transform
-            made = self._made.setdefault(policy, transform(self.inner(policy), **options))
-        return made
+            transformed = self._made.setdefault(policy, transform(self.inner(policy), **options))
+        return transformed
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Coming out: gradients as modules, and the auxiliary data."""
+        """Builds the gradient as modules, and the auxiliary data."""
         gradient, aux = result if self._has_aux or policy.in_place else (result, None)
         aux = self.leave_aux(aux, call, policy)
-        gradient = self.like(gradient, call)
+        gradient = self.build_gradient(gradient, call)
         return (gradient, aux) if self._has_aux else gradient
 
     def leave_aux(self, aux: Any, call: Call, policy: Policy) -> Any:
-        """The auxiliary data; in place, what was changed came with them, and is written."""
+        """Builds the auxiliary data. In place, writes the changes beside them."""
         if aux is None:
             return None
         if not policy.in_place:
             return leave((aux,))
         changes = Changes(call, self.transform_name)
-        made = leave((aux,), call.objects.__getitem__, changes.update)
+        entries = leave((aux,), call.objects.__getitem__, changes.update)
         changes.commit()
-        return made[-1]
+        # The changes come first, the auxiliary data last.
+        return entries[-1]
 
-    def like(self, gradient: Any, call: Call) -> Any:
-        """The gradient, with the sharing of the arguments, and None where nothing is differentiable."""
+    def build_gradient(self, gradient: Any, call: Call) -> Any:
+        """Builds a gradient or a Jacobian, with the sharing of the arguments.
 
-        def nested(leaf: Any) -> Any:
-            return self.like(leaf, call) if type(leaf) is LeafGroup else leaf
+        Args:
+            gradient: the group with the gradient. For a Jacobian, the group of the function's result, with the group of
+                a gradient in place of each leaf. For a Hessian, one level more.
+            call: the call.
+        """
 
-        if gradient.selection.structure is not call.tree.structure:  # the function's result, in a Jacobian
-            return leave((LeafGroup([nested(leaf) for leaf in gradient.leaves], gradient.selection),))
-        made = tree_like_arguments((gradient,), list(call.tree.leaves.values()), nested)
-        num_args = len(made.args)
-        each = tuple([made.args[i + num_args if i < 0 else i] for i in self._argnums])
-        return each[0] if self._is_one else each
+        def build_nested(leaf: Any) -> Any:
+            return self.build_gradient(leaf, call) if type(leaf) is LeafGroup else leaf
 
-    # The function's side --------------------------------------------------------------------------------------------
+        # A Jacobian has the shape of the function's result.
+        if gradient.selection.structure is not call.tree.structure:
+            return leave((LeafGroup([build_nested(leaf) for leaf in gradient.leaves], gradient.selection),))
+        arguments = tree_like_arguments((gradient,), list(call.tree.leaves.values()), build_nested)
+        num_args = len(arguments.args)
+        gradients = tuple([arguments.args[i + num_args if i < 0 else i] for i in self._argnums])
+        return gradients[0] if self._has_single_argnum else gradients
+
+    # ---- The function's side ----
 
     def pack_results(self, result: Any, inside: Inside) -> Any:
-        """The value as it is, and what is beside it as a group.
+        """Packs auxiliary data and changes into one group beside the value.
+
+        Returns:
+            The value as the transform gets it. A pair of it and the group, if there is one.
 
         Raises:
-            TypeError: as of JAX, which would see something else, if the result is no pair and should be one.
+            TypeError: if the result should be a pair and is none. JAX raises the same, but it would see a leaf group.
         """
         policy = inside.terms.policy
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
@@ -273,34 +255,59 @@ class GradTransform(FunctionTransform):
         inside.check_walked(tree, is_with_state=bool(policy.in_place))
         value, aux = result if self._has_aux else (result, None)
         if policy.in_place:
-            taken = self.is_taken(inside.received)
-            beside = packed(with_changes(aux, inside.received.tree, inside.forbidding(inside.terms.rules), taken))
+            is_taken = self.is_taken(inside.received)
+            rules = inside.forbidding(inside.terms.rules)
+            aux_group = packed(with_changes(aux, inside.received.tree, rules, is_taken))
         elif self._has_aux:
-            beside = inside.pack(aux)
+            aux_group = inside.pack(aux)
         else:
-            return self.value(value, inside)
-        return self.value(value, inside), beside
+            return self.pack_value(value, inside)
+        return self.pack_value(value, inside), aux_group
 
-    def value(self, value: Any, inside: Inside) -> Any:
-        """What is differentiated, as the transform gets it."""
+    def pack_value(self, value: Any, inside: Inside) -> Any:
+        """Returns the value in the form for the transform, which differentiates it."""
         return value
 
 
-def _kinds(leaves: Sequence[Any], *, allow_int: bool) -> tuple[bool, ...] | None:
-    """Which can be differentiated; nothing is remembered of references and structs, looked at in each call."""
-    return (
-        None
-        if any(map(_may_go_beside, leaves))
-        else tuple([_can_be_differentiated(x, allow_int=allow_int) for x in leaves])
-    )
+class ValueAndGradTransform(GradTransform):
+    """A function under `jax.value_and_grad`, with identities preserved."""
+
+    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+        """Builds the value, the auxiliary data, and the gradient as modules."""
+        value, gradient = result
+        value, aux = value if self._has_aux or policy.in_place else (value, None)
+        aux = self.leave_aux(aux, call, policy)
+        return ((value, aux) if self._has_aux else value), self.build_gradient(gradient, call)
 
 
-def _may_go_beside(leaf: Any) -> bool:
-    return type(leaf) is jax.ShapeDtypeStruct or is_reference(leaf)
+class JacobianTransform(GradTransform):
+    """A function under `jax.jacfwd`, `jax.jacrev` or `jax.hessian`, with identities preserved.
+
+    Its value may be any tree, and comes back as a Jacobian. An object in both the value and the auxiliary data comes
+    back as two objects.
+    """
+
+    def pack_value(self, value: Any, inside: Inside) -> Any:
+        """Packs the value into a group."""
+        return inside.pack(value)
+
+
+# ---- Which leaves can be differentiated ----
+
+
+def _differentiability(leaves: Sequence[Any], *, allow_int: bool) -> tuple[bool, ...] | None:
+    """For each leaf, True if it can be differentiated. None if a leaf is a reference or a struct.
+
+    Their treatment depends on the module around them, so no plan is kept for the call.
+    """
+    if any(map(_is_reference_or_struct, leaves)):
+        return None
+    return tuple([_can_be_differentiated(leaf, allow_int=allow_int) for leaf in leaves])
 
 
 def _can_be_differentiated(leaf: Any, *, allow_int: bool) -> bool:
-    if not is_traced(leaf, "jax"):  # in a container; the transform refuses it
+    # A leaf of a container may be anything. The transform refuses it.
+    if not is_traced(leaf, "jax"):
         return False
     if is_inexact(leaf):
         return True
@@ -308,33 +315,71 @@ def _can_be_differentiated(leaf: Any, *, allow_int: bool) -> bool:
     return allow_int and not jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
-class ValueAndGradTransform(GradTransform):
-    """A function under `jax.value_and_grad`, with identities preserved."""
-
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Coming out: the value and what is beside it, and gradients as modules."""
-        value, gradient = result
-        value, aux = value if self._has_aux or policy.in_place else (value, None)
-        aux = self.leave_aux(aux, call, policy)
-        return ((value, aux) if self._has_aux else value), self.like(gradient, call)
-
-
-class JacobianTransform(GradTransform):
-    """A function under `jax.jacfwd`, `jax.jacrev` or `jax.hessian`, with identities preserved.
-
-    The value comes back differentiated, and what is beside it as it is. So what is in both is parted.
-    """
-
-    def value(self, value: Any, inside: Inside) -> Any:
-        """As a group, for it may be any tree."""
-        return inside.pack(value)
-
-
 def handed_beside(tree: FlatDag, rules: Any) -> set[int]:
-    """The references and structs of shapes that Equinox hands to the function beside what it differentiates."""
-    found = [number for number, leaf in tree.leaves.items() if _may_go_beside(leaf)]
-    around = conventions(tree, rules) if found else {}
-    return {number for number in found if rules.filtered or around.get(number) == "equinox"}
+    """Finds the references and structs to be passed to the function around the transform, as in Equinox."""
+    records = [record for record, leaf in tree.leaves.items() if _is_reference_or_struct(leaf)]
+    convention_of = conventions(tree, rules) if records else {}
+    return {record for record in records if rules.filtered or convention_of.get(record) == "equinox"}
+
+
+def _is_reference_or_struct(leaf: Any) -> bool:
+    return type(leaf) is jax.ShapeDtypeStruct or is_reference(leaf)
+
+
+def is_reference(leaf: Any) -> bool:
+    """Returns True if a leaf is a `jax.Ref`, or a tracer of one."""
+    # `isinstance(leaf, jax.Ref)` takes as long as everything else that is done with a leaf.
+    if type(leaf) is ConcreteArray:
+        return False
+    return type(leaf) is jax.Ref or (isinstance(leaf, Tracer) and isinstance(leaf, jax.Ref))
+
+
+def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
+    """Raises an error if a transform of JAX's would differentiate a reference in a module.
+
+    For a reference outside modules, the transform raises its own error later.
+
+    Args:
+        call: the call. Its last group is differentiated.
+        arguments: the differentiated arguments.
+        title: name of the transform.
+
+    Raises:
+        TypeError: if there is such a reference. JAX raises the same class, without path and fix.
+    """
+    group = call.groups[-1]
+    if title not in _TRANSFORMS_REFUSING_REFERENCES or not any(map(is_reference, group.leaves)):
+        return
+    outside = call.tree.outside
+    records = [call.tree.leaf_numbers[position] for position in group.selection.numbers or ()]
+    texts: list[str] = []
+    for record, leaf in zip(records, group.leaves, strict=True):
+        if is_reference(leaf) and record not in outside:
+            texts.append(call.tree.text(record))
+    if not texts:
+        return
+    # Classes for the fix: a reference in a variable of NNX is selected by the class of the variable.
+    classes: dict[str, None] = {}
+
+    def collect_class(place: Place) -> bool:
+        if is_reference(place.leaf):
+            classes.setdefault("jax.Ref" if place.variable is None else type(place.variable).__name__)
+        return True
+
+    for argument in arguments:
+        selection(argument, Filter(collect_class), "")
+    class_or_tuple = f"({', '.join(classes)})" if len(classes) > 1 else ", ".join(classes)
+    predicate = "is a `jax.Ref`" if len(texts) == 1 else "are `jax.Ref`s"
+    raise TypeError(
+        f"`{title}` cannot differentiate with respect to {listed(texts)}, which {predicate}: a place, not a value. In "
+        "modules of Equinox's it is handed to the function beside what is differentiated. In others this has to be "
+        "said:\n"
+        f"    sharedtree.{title.removeprefix('jax.')}"
+        f"(f, wrt=lambda path, value: not isinstance(value, {class_or_tuple}))"
+    )
+
+
+# ---- One model used twice ----
 
 
 def used_twice(outcomes: Outcomes) -> set[int]:
