@@ -414,7 +414,7 @@ class CheckpointTransform(FunctionTransform):
         positions = positions_of(names)
         indices = [position for position in positions if isinstance(position, int)]
         keywords = positions[len(indices) :]
-        # A pair is one prefix for `args` and one for `kwargs`, if there are keywords.
+        # If there are keyword arguments, a pair holds one prefix for `args` and one for `kwargs`.
         positional, by_name = prefix if keywords and len(prefix) == 2 else (prefix, {})
         positional = [positional] * len(indices) if isinstance(positional, bool) else positional
         by_name = dict.fromkeys(keywords, by_name) if isinstance(by_name, bool) else by_name

@@ -69,6 +69,7 @@ class VmapTransform(DonatingTransform):
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """Enters a call. If the options do not fit its arguments, the transform raises its own error first."""
+        # Fitting options have as many parts as there are arguments, labels only, and no static position too many.
         prefix = self.prefix_of_arguments(self.arguments(args, kwargs))
         is_valid = prefix is not None and all(map(self.is_label, labels_in(prefix, self.is_label)))
         if (
@@ -130,7 +131,7 @@ class VmapTransform(DonatingTransform):
             key,
             _ndims if len(labels) > 1 else None,
             groups,
-            # Like JAX, we read options that can be changed on each call, so C cannot know what the next one says.
+            # JAX reads the options anew on each call. Where the user can change them, a call in C would miss that.
             is_of_form=not (key.is_mutable or _can_change(self.options.get(self.out_name))),
         )
 
@@ -138,7 +139,7 @@ class VmapTransform(DonatingTransform):
         """Makes the prefix of all arguments: the user's for positional ones, and the axis 0 for keywords, as in JAX.
 
         Returns:
-            The prefix, with one part for each argument. None if the user's has another number of parts.
+            A prefix with one part for each argument. None if the user's has another number of parts.
         """
         positions = positions_of(arguments.parts()[1])
         prefix = self.options.get(self.in_name, self.default_in)
@@ -195,7 +196,7 @@ class VmapTransform(DonatingTransform):
     # ---- Differences between the transforms ----
 
     def resolve_in(self, label: Any, leaf: Any) -> Any:
-        """The axis of one leaf of the arguments, counted from the first axis, so that -1 and the last are the same."""
+        """The axis of one leaf of the arguments. A negative axis counts from the last one, and is made positive."""
         num_axes = _ndim(leaf)
         return label + num_axes if isinstance(label, int) and -num_axes <= label < 0 else label
 
@@ -386,8 +387,8 @@ class FilterVmapTransform(VmapTransform):
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """Makes the transformed function anew for each call.
 
-        The axes of results are only known when the function has returned. JAX reads `out_axes` after that, and the list
-        `call.leaving` has them by then.
+        The axes of results are only known when the function has returned. Then `handed_out` puts them into the list
+        `call.leaving`, and JAX reads `out_axes` after that.
         """
         labels = [group_labels[0] for group_labels in call.plan.labels]
         if all(label is None for label in labels) and self.options.get("axis_size") is None:
