@@ -1,4 +1,11 @@
-"""`explain`: what a wrapped function does with each leaf of its arguments, and why it was traced the last time."""
+"""`explain`: what a wrapped function does with each leaf of its arguments, and why it was traced the last time.
+
+path               value       tied to    treatment
+net.embed  traced  float32[2]             donated
+net.head   traced  float32[2]  net.embed  donated
+net.scale  static  2.0
+traced 0 times
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,14 +28,16 @@ from ._retracing import Trace
 
 @dataclasses.dataclass(frozen=True)
 class LeafReport:
-    """What happens to the leaf at one path, or to a shared module or container at a later one.
+    """One row of `explain`: a leaf at one path, or a tied module or container at a path other than its first.
 
     Attributes:
-        path: where it is, beginning with the name of the argument.
-        kind: `"traced"` or `"static"`; `"module"` or `"container"` if it holds what was reported at its first path.
-        value: dtype and shape of an array, the class of a module or container, else the value.
-        tied_to: the first path of the object, if this is another one.
-        treatment: what the transform does to it (`"donated"`, `"differentiated"`, `"in_axes 0"`), or nothing.
+        path: the path, beginning with the name of the argument.
+        kind: `"traced"` or `"static"` for a leaf, `"module"` or `"container"` otherwise. Leaves of a tied module have
+            rows at its first path only.
+        value: dtype and shape of an array, class of a module or container. Otherwise the value itself.
+        tied_to: the first path of the object. Empty if this is the first one.
+        treatment: the transform's treatment of a leaf (`"donated"`, `"differentiated"`, `"in_axes 0"`). Empty if there
+            is nothing to say.
     """
 
     path: str
@@ -40,13 +49,13 @@ class LeafReport:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `explain` found. Prints as a table.
+    """The answer of `explain`. Prints as a table.
 
     Attributes:
-        leaves: one entry for each path of each leaf inside modules, tied modules entered once; and one for each later
-            path of a tied module or container.
+        leaves: one row for each path of each leaf, without repeating the leaves of tied modules. One row for each
+            further path of a tied module or container.
         num_traces: how often the function was traced.
-        retraced: what was different when it was traced the last time; empty if it was traced at most once.
+        retraced: differences of the last trace from the one before. Empty if there were not two.
     """
 
     leaves: tuple[LeafReport, ...]
@@ -54,10 +63,14 @@ class Explanation:
     retraced: tuple[str, ...]
 
     def __str__(self) -> str:
+        """Formats the table, with the number of traces and the reasons for the last one below it."""
         header = ("path", "", "value", "tied to", "treatment")
-        rows = [header, *((r.path, r.kind, r.value, r.tied_to, r.treatment) for r in self.leaves)]
+        rows = [header, *((row.path, row.kind, row.value, row.tied_to, row.treatment) for row in self.leaves)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines: list[str] = []
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
         lines.append(f"traced {self.num_traces} times" if self.num_traces != 1 else "traced once")
         if self.retraced:
             lines.append("the last time because")
@@ -66,16 +79,16 @@ class Explanation:
 
 
 def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Says what a wrapped function does with each leaf of these arguments, and why it was traced the last time.
+    """Explains what a wrapped function does with each leaf of its arguments, and why it was traced the last time.
 
     Args:
-        f: a function that `preserve_identities` returned, or one of the ready-made transforms.
+        f: a function returned by `preserve_identities` or by one of the ready-made transforms.
         args: arguments of the function. It is not called.
         kwargs: keyword arguments of the function.
 
     Raises:
-        TypeError: if `f` is not such a function.
-        InconsistentSharingError: if the arguments would raise it in a call.
+        TypeError: if `f` is another function.
+        InconsistentSharingError: if a call with these arguments would raise it.
 
     Cost: a walk over the arguments.
 
@@ -105,15 +118,15 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     with f.enter(args, kwargs, policy) as call:
         tree = call.tree
         treatments = _treatments(tree, f.grouping(policy, call.arguments).treatments(tree))
-    first: dict[int, str] = {}
+    first_texts: dict[int, str] = {}
     rows: list[LeafReport] = []
-    for number, path in tree.edges():
-        text, node, obj = jtu.keystr(path), tree.node(number), tree.objects[number]
-        before = first.setdefault(number, text)
-        tied_to = before if before != text else ""
+    for record, path in tree.edges():
+        text, node, obj = jtu.keystr(path), tree.node(record), tree.objects[record]
+        first_text = first_texts.setdefault(record, text)
+        tied_to = first_text if first_text != text else ""
         if node is None:
-            kind = "traced" if tree.records[number][0] is LEAF else "static"
-            rows.append(LeafReport(text, kind, described(obj), tied_to, treatments.get(number, "")))
+            kind = "traced" if tree.records[record][0] is LEAF else "static"
+            rows.append(LeafReport(text, kind, described(obj), tied_to, treatments.get(record, "")))
         elif tied_to and can_be_tied(node):
             kind = "container" if node.type.is_plain else "module"
             rows.append(LeafReport(text, kind, type(obj).__name__, tied_to, ""))
@@ -122,52 +135,56 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
 
 
 def _treatments(tree: FlatDag, treatments: Sequence[Treatment]) -> dict[int, str]:
-    """What the transform does to each traced leaf, if it is worth a word."""
-    found: dict[int, list[str]] = {}
+    """Describes the treatments of each traced leaf, without negative ones such as "not donated"."""
+    descriptions: dict[int, list[str]] = {}
     for treatment in treatments:
         outcomes = Outcomes(tree, treatment)
         for visit in outcomes.visits() if treatment.is_known else ():
             if tree.records[visit.record][0] is LEAF:
                 words = outcomes.description(visit)
-                if not words.startswith("not ") and words not in found.setdefault(visit.record, []):
-                    found[visit.record].append(words)
-    return {number: ", ".join(words) for number, words in found.items()}
+                if not words.startswith("not ") and words not in descriptions.setdefault(visit.record, []):
+                    descriptions[visit.record].append(words)
+    return {record: ", ".join(words) for record, words in descriptions.items()}
 
 
 def _differences(old: Trace | None, new: Trace | None) -> list[str]:
-    """What distinguishes the arguments of two traces."""
+    """Describes the differences between the arguments of two traces. Empty if there are not two."""
     if old is None or new is None:
         return []
 
     def agree(i: int, j: int) -> bool:
-        op, other = old.arguments.records[i][0], new.arguments.records[j][0]
-        return type(op) is type(other) and type(op) is not Node
+        old_op, new_op = old.arguments.records[i][0], new.arguments.records[j][0]
+        return type(old_op) is type(new_op) and type(old_op) is not Node
 
-    given, given_now = old.names, new.names
-    reasons = [f"`{name}` was given and is missing" for name in given if name not in {*given_now, *new.static}]
-    reasons += [f"`{name}` was missing and is given" for name in given_now if name not in {*given, *old.static}]
-    for pair in pairs(old.arguments, new.arguments, agree) if given == given_now else ():
+    # Arguments that came or went.
+    old_names, new_names = old.names, new.names
+    reasons = [f"`{name}` was given and is missing" for name in old_names if name not in {*new_names, *new.static}]
+    reasons += [f"`{name}` was missing and is given" for name in new_names if name not in {*old_names, *old.static}]
+    # Nodes, types of leaves, static leaves and auxiliary data.
+    for pair in pairs(old.arguments, new.arguments, agree) if old_names == new_names else ():
         text = jtu.keystr(pair.path)
         if isinstance(pair, Mismatch):
             reasons.append(f"`{text}` was {pair.left} and is {pair.right}")
             continue
-        op, other = old.arguments.records[pair.left][0], new.arguments.records[pair.right][0]
-        if op is LEAF:
+        old_op, new_op = old.arguments.records[pair.left][0], new.arguments.records[pair.right][0]
+        if old_op is LEAF:
             was, is_now = old.leaves[pair.left], new.leaves[pair.right]
             reasons += [f"`{text}` was {was} and is {is_now}"] if was != is_now else []
-        elif type(op) is Static and op != other:
-            was, is_now = (each.peek() if type(each) is Static else each for each in (op, other))
+        elif type(old_op) is Static and old_op != new_op:
+            was, is_now = (op.peek() if type(op) is Static else op for op in (old_op, new_op))
             reasons.append(f"`{text}` was {shown_beside(was, is_now)} and is {shown_beside(is_now, was)}")
-        elif op != other and pair.path:
-            was, is_now = (each.aux.peek() if type(each) is Node else each for each in (op, other))
+        elif old_op != new_op and pair.path:
+            was, is_now = (op.aux.peek() if type(op) is Node else op for op in (old_op, new_op))
             old_data, new_data = shown_beside(was, is_now), shown_beside(is_now, was)
             reasons.append(f"static data of `{text}` was {old_data} and is {new_data}")
-    for left, right, what in ((old, new, "two objects now"), (new, old, "one object now")):
+    # Ties.
+    for left, right, are_now in ((old, new, "two objects now"), (new, old, "one object now")):
         lost = lost_ties(left.arguments, right.arguments, lambda *_: True)
         for tie in () if isinstance(lost, Mismatch) else lost:
             if can_be_tied(left.arguments.records[tie.record][0]):
-                one, two = map(jtu.keystr, tie.paths)
-                reasons.append(f"`{one}` and `{two}` are {what}")
+                first_path, second_path = map(jtu.keystr, tie.paths)
+                reasons.append(f"`{first_path}` and `{second_path}` are {are_now}")
+    # Static arguments.
     for path in {**old.static, **new.static}:
         was, is_now = old.static.get(path, "missing"), new.static.get(path, "missing")
         if was != is_now:
@@ -175,5 +192,6 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
     return reasons or ["the placement of arguments or the configuration of JAX changed, or its caches were cleared"]
 
 
+# The name under which they are printed, pickled and documented.
 for _type in (Explanation, LeafReport):
-    _type.__module__ = __name__.partition(".checks")[0]  # under which they are printed, pickled and documented
+    _type.__module__ = __name__.partition(".checks")[0]

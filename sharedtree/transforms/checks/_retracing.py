@@ -1,6 +1,10 @@
-"""The traces of a wrapped function: how many there were, and what the last two were made with.
+"""The traces of a wrapped function: how many there were, and the arguments of the last two.
 
-A static value that is another one on every call has the function traced on every call, which is said once.
+    f(Net(w, 0.1))      # the number in an Equinox module is static
+    f(Net(w, 0.2))      # so this traces and compiles `f` again
+    f(Net(w, 0.3))      # and again
+
+If a static value is another one on every call, the function is traced on every call. Then we warn, once.
 """
 
 import functools
@@ -24,16 +28,17 @@ from ...core._traced_leaves_and_identity import PYTHON_NUMBERS
 from ...core._warning_source import Definition, warn_about
 from .._argument_names import Names
 
-_ENOUGH = 3
+_MAX_VALUES = 3
+"""The number of values of one static leaf without a warning. The next one warns."""
 
 
 class Trace(NamedTuple):
     """The arguments with which a function was traced.
 
     Attributes:
-        arguments: those that are not static; paths begin with their names.
-        leaves: the type of each traced leaf, in words.
-        static: those that are static, in words, by what they are called.
+        arguments: all arguments but the static ones. Paths begin with their names.
+        leaves: record of a traced leaf → its type, in words.
+        static: name of a static argument → its value, in words.
     """
 
     arguments: FlatDag
@@ -42,7 +47,7 @@ class Trace(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """What the arguments are called that are not static."""
+        """Names of the arguments, without the static ones."""
         op, _ = self.arguments.records[self.arguments.root]
         return [str(key) for key in op.keys] if type(op) is Node else []
 
@@ -50,121 +55,174 @@ class Trace(NamedTuple):
 class Traces:
     """The traces of one wrapped function.
 
+    Counts how often nothing but a static value had changed, and warns once.
+
     Attributes:
         count: how many there were.
-        last: the last one.
+        last: the last trace.
         before_last: the one before.
-
-    Also counts how often a static value was all that had changed, and warns once.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.last: Trace | None = None
         self.before_last: Trace | None = None
+        # Record → its operations in the traces where only static values had changed. Empty after a warning.
         self._seen: dict[int, list[Op]] = {}
         self._warned = False
         self._lock = Lock()
 
     def add(self, entered: FlatDag, arguments: Arguments, names: Names) -> None:
-        """The function is traced with these arguments."""
-        trace = _trace(entered, arguments, names)
+        """Counts a trace of the function.
+
+        Args:
+            entered: the arguments, without the static ones.
+            arguments: all arguments.
+            names: names of the function and its arguments.
+        """
+        trace = _trace_of(entered, arguments, names)
         with self._lock:
             self.count += 1
-            self.before_last, self.last = before, _ = self.last, trace
-            # Where shapes or dtypes have changed, too, JAX would have traced it anyway.
-            if self._warned or before is None or before.leaves != trace.leaves:
+            self.before_last, self.last = old_trace, _ = self.last, trace
+            # If shapes or dtypes have changed, too, JAX would have traced it anyway.
+            if self._warned or old_trace is None or old_trace.leaves != trace.leaves:
                 return
         records = trace.arguments.records
+        old_records = old_trace.arguments.records
         # Not under the lock, since comparing may run a user's `==`, which may call the function.
-        changed = _changed_statics(before.arguments.records, records)
-        # A value that comes again was traced again for another reason, such as the shape of an array.
-        new = [number for number in changed if records[number][0] not in self._seen.get(number, ())]
+        changed = _changed_statics(old_records, records)
+        # If a value comes again, something else was the reason for the trace, such as the shape of an array.
+        new = [record for record in changed if records[record][0] not in self._seen.get(record, ())]
         with self._lock:
-            for number in new:
-                self._seen.setdefault(number, [before.arguments.records[number][0]]).append(records[number][0])
-            often = [number for number in new if len(self._seen[number]) > _ENOUGH]
-            self._warned |= bool(often)
+            for record in new:
+                self._seen.setdefault(record, [old_records[record][0]]).append(records[record][0])
+            changed_often = [record for record in new if len(self._seen[record]) > _MAX_VALUES]
+            self._warned |= bool(changed_often)
             if self._warned:
                 self._seen.clear()
-        if often:
-            _warn(often[0], before.arguments.records[often[0]][0], trace, names.definition)
+        if changed_often:
+            _warn(changed_often[0], old_records[changed_often[0]][0], trace, names.definition)
 
 
-def _trace(entered: FlatDag, arguments: Arguments, names: Names) -> Trace:
-    leaves = {number: _described(leaf) for number, leaf in entered.leaves.items()}
-    static = [names.text(i) for i, name in enumerate(arguments.names) if name is None]
-    named = zip([*static, *arguments.static], map(shown, arguments.statics), strict=True)
-    return Trace(FlatDag(entered.records, entered.root), leaves, dict(named))
+def _trace_of(entered: FlatDag, arguments: Arguments, names: Names) -> Trace:
+    leaves = {record: _type_in_words(leaf) for record, leaf in entered.leaves.items()}
+    # The names of static arguments: first those by position, then those by keyword.
+    positional = [names.text(i) for i, name in enumerate(arguments.names) if name is None]
+    static = zip([*positional, *arguments.static], map(shown, arguments.statics), strict=True)
+    return Trace(FlatDag(entered.records, entered.root), leaves, dict(static))
 
 
-def _described(leaf: Any) -> str:
+def _type_in_words(leaf: Any) -> str:
     weak = ", weakly typed" if getattr(leaf, "weak_type", False) else ""
     return described(leaf, lambda leaf: type(leaf).__name__) + weak
 
 
-def _changed_statics(last: Sequence[Record], records: Sequence[Record]) -> list[int]:
-    """The records whose static values differ; none if anything else differs too."""
-    if len(last) != len(records):
+# ---- Static values that changed ----
+
+
+def _changed_statics(old_records: Sequence[Record], records: Sequence[Record]) -> list[int]:
+    """Returns the records with other static values. Empty if anything else differs, too."""
+    if len(old_records) != len(records):
         return []
     changed: list[int] = []
-    for number, ((old, children_before), (new, children)) in enumerate(zip(last, records, strict=True)):
-        if children_before != children:
+    for record, ((old, old_children), (new, children)) in enumerate(zip(old_records, records, strict=True)):
+        if old_children != children:
             return []
         if old != new:
-            if not _are_static_in_one_place(old, new):
+            if not _have_one_static_place(old, new):
                 return []
-            changed.append(number)
+            changed.append(record)
     return changed
 
 
-def _are_static_in_one_place(old: Op, new: Op) -> bool:
-    """Whether two operations are static leaves of one type, or nodes of one class that differ in a static value.
+def _have_one_static_place(old: Op, new: Op) -> bool:
+    """Returns True for static leaves of one type, and for nodes of one class with different static values.
 
-    Auxiliary data also says which attributes and children there are. Where that differs, it is no value.
+    Auxiliary data also lists the attributes and children of a node. A difference in these is no value.
     """
     if type(old) is Static and type(new) is Static:
         return type(old.peek()) is type(new.peek())
     if type(old) is not Node or type(new) is not Node or old.type.cls is not new.type.cls or new.type.is_plain:
         return False
-    one, other = _first_difference(old.aux.peek(), new.aux.peek())
-    return type(one) is type(other) and type(other) is not tuple and not _is_of_package(type(other))
+    old_value, new_value = _first_difference(old.aux.peek(), new.aux.peek())
+    has_one_type = type(old_value) is type(new_value)
+    return has_one_type and type(new_value) is not tuple and not _is_of_package(type(new_value))
 
 
 def _is_of_package(cls: type) -> bool:
-    """Whether a class is one of ours, as the one that says of which kinds a `Module`'s attributes are."""
+    """Returns True for a class of this package, such as the one for the kinds of a `Module`'s attributes."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _first_difference(left: Any, right: Any) -> tuple[Any, Any]:
+    """Finds the first difference between two static values, in tuples, dictionaries and dataclasses too."""
+    old: Any = left
+    new: Any = right
+    while True:
+        if isinstance(new, dict) and isinstance(old, dict):
+            old, new = tuple(old.items()), tuple(new.items())
+        elif (
+            type(old) is type(new)
+            and hasattr(type(new), "__dataclass_fields__")
+            and type(new).__eq__ is not object.__eq__
+        ):
+            names = [field.name for field in dataclass_fields(type(new)) if field.compare]
+            old, new = (tuple([getattr(value, name, None) for name in names]) for value in (old, new))
+        if type(new) is not tuple or type(old) is not tuple or len(old) != len(new):
+            return old, new
+        try:
+            differing = [(a, b) for a, b in zip(old, new, strict=True) if Static(a) != Static(b)]
+        except Incomparable:
+            # This is for a warning, so it raises nothing.
+            return old, new
+        if not differing:
+            return old, new
+        old, new = differing[0]
+
+
+# ---- The warning ----
+
+
+def _warn(record: int, old_op: Op, trace: Trace, definition: Definition) -> None:
+    """Warns of a static value with a change on every call.
+
+    Args:
+        record: record of the leaf, or of the node whose auxiliary data changes.
+        old_op: the operation there in the trace before.
+        trace: the present trace.
+        definition: where the function is defined.
+    """
+    op = trace.arguments.records[record][0]
+    path = trace.arguments.first_paths[record]
+    fields = _changed_number_fields(old_op, op) if type(old_op) is Node and type(op) is Node else []
+    if fields or (type(op) is Static and type(old_op) is Static and _is_number(old_op.peek(), op.peek())):
+        message = _message_about_number(path, op, fields, definition)
+    else:
+        message = _message_about_other_value(path, old_op, op, definition)
+    warn_about(definition, message, RetraceWarning)
 
 
 def _is_number(old: Any, new: Any) -> bool:
     return type(new) in PYTHON_NUMBERS and type(old) is type(new)
 
 
-def _static_fields_that_changed(old: Node, new: Node) -> list[str]:
-    """Names of an Equinox module's static fields, if they are numbers and all that differs."""
+def _changed_number_fields(old: Node, new: Node) -> list[str]:
+    """Returns the changed static fields of an Equinox module. Empty if anything but numbers changed."""
     if new.type.convention != "equinox" or not isinstance(new.aux.peek(), tuple) or len(new.aux.peek()) != 2:
         return []
-    (traced, fields), (traced2, fields2) = old.aux.peek(), new.aux.peek()
-    if traced != traced2 or len(fields) != len(fields2):
+    # Static fields are pairs of a name and a value.
+    (old_traced, old_fields), (new_traced, new_fields) = old.aux.peek(), new.aux.peek()
+    if old_traced != new_traced or len(old_fields) != len(new_fields):
         return []
-    differing = [(a, b) for a, b in zip(fields, fields2, strict=True) if Static(a) != Static(b)]
-    if any(a[0] != b[0] or type(a[1]) not in PYTHON_NUMBERS or type(a[1]) is not type(b[1]) for a, b in differing):
-        return []
-    return [a[0] for a, _ in differing]
+    differing = [(a, b) for a, b in zip(old_fields, new_fields, strict=True) if Static(a) != Static(b)]
+    for (old_name, old_value), (new_name, new_value) in differing:
+        if old_name != new_name or not _is_number(old_value, new_value):
+            return []
+    return [old_name for (old_name, _), _ in differing]
 
 
-def _warn(number: int, before: Op, trace: Trace, definition: Definition) -> None:
-    op = trace.arguments.records[number][0]
-    path = trace.arguments.first_paths[number]
-    fields = _static_fields_that_changed(before, op) if type(before) is Node and type(op) is Node else []
-    if fields or (type(op) is Static and type(before) is Static and _is_number(before.peek(), op.peek())):
-        message = _about_a_number(path, op, fields, definition)
-    else:
-        message = _about_another_value(path, before, op, definition)
-    warn_about(definition, message, RetraceWarning)
-
-
-def _about_a_number(path: Path, op: Op, fields: Sequence[str], definition: Definition) -> str:
+def _message_about_number(path: Path, op: Op, fields: Sequence[str], definition: Definition) -> str:
+    """Returns the message about a number: a static leaf at a path, or in the static fields of a module there."""
     text = jtu.keystr(path)
     if type(op) is Static:
         value, root = f" (now {shown(op.peek())})", str(path[0])
@@ -182,24 +240,25 @@ def _about_a_number(path: Path, op: Op, fields: Sequence[str], definition: Defin
     )
 
 
-def _about_another_value(path: Path, before: Op, op: Op, definition: Definition) -> str:
-    old, new = _first_difference(_value_of(before), _value_of(op))
-    what = f"The static value at `{jtu.keystr(path)}` (now {shown(new)}"
-    what += f", before {shown(old)})" if shown(old) != shown(new) else ")"
-    begin = f"{what} was another one in each of the last traces of {definition}: each is traced and compiled anew. "
+def _message_about_other_value(path: Path, old_op: Op, op: Op, definition: Definition) -> str:
+    """Returns the message about a static value at a path, with a fix suited to its class."""
+    old, new = _first_difference(_value_of(old_op), _value_of(op))
+    subject = f"The static value at `{jtu.keystr(path)}` (now {shown(new)}"
+    subject += f", before {shown(old)})" if shown(old) != shown(new) else ")"
+    start = f"{subject} was another one in each of the last traces of {definition}: each is traced and compiled anew. "
     if type(new).__eq__ is not object.__eq__ or isinstance(new, functools.partial):
         return (
-            f"{begin}If it can have any number of values, pass it as an array, which is traced. If it has a few, "
+            f"{start}If it can have any number of values, pass it as an array, which is traced. If it has a few, "
             "ignore this. `sharedtree.explain` says what else is static."
         )
     if isinstance(new, types.FunctionType):
         return (
-            f"{begin}Two functions are equal only if they are one. Make it once, before the first call, or name the "
+            f"{start}Two functions are equal only if they are one. Make it once, before the first call, or name the "
             "function, and bind what differs with `functools.partial`, which is compared by its parts:\n"
             "    act = functools.partial(leaky_relu, negative_slope=0.1)  # not: lambda x: leaky_relu(x, 0.1)"
         )
     return (
-        f"{begin}Its class has no `==`, so two instances are equal only if they are one. Make it once, before the "
+        f"{start}Its class has no `==`, so two instances are equal only if they are one. Make it once, before the "
         f"first call, or say in `{type(new).__name__}` when two are equal:\n"
         "    def __eq__(self, other): return type(other) is type(self) and vars(other) == vars(self)\n"
         "    def __hash__(self): return hash(tuple(vars(self).items()))"
@@ -210,28 +269,3 @@ def _value_of(op: Op) -> Any:
     static = op.aux if type(op) is Node else op
     assert type(static) is Static
     return static.peek()
-
-
-def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:
-    """The first part in which two static values differ, as far as tuples, dictionaries and dataclasses lead to it."""
-    old: Any = one
-    new: Any = other
-    while True:
-        if isinstance(new, dict) and isinstance(old, dict):
-            old, new = tuple(old.items()), tuple(new.items())
-        elif (
-            type(old) is type(new)
-            and hasattr(type(new), "__dataclass_fields__")
-            and type(new).__eq__ is not object.__eq__
-        ):
-            names = [field.name for field in dataclass_fields(type(new)) if field.compare]
-            old, new = (tuple([getattr(each, name, None) for name in names]) for each in (old, new))
-        if type(new) is not tuple or type(old) is not tuple or len(old) != len(new):
-            return old, new
-        try:
-            differing = [(a, b) for a, b in zip(old, new, strict=True) if Static(a) != Static(b)]
-        except Incomparable:  # whoever only warns raises nothing
-            return old, new
-        if not differing:
-            return old, new
-        old, new = differing[0]
