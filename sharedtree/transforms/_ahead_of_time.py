@@ -63,6 +63,7 @@ class Stage:
         return self._program(self._stage, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        # JAX's own trees would be those of the leaf groups.
         if name in ("in_tree", "out_tree"):
             return jtu.tree_structure(self.args_info if name == "in_tree" else self.out_info)
         value = getattr(self._stage, name)
@@ -135,6 +136,7 @@ class Program:
             self.static,
         )
         with enter(arguments, jitted.rules(self.policy), jitted.grouping(self.policy, arguments)) as call:
+            # Refuses arrays that are donated and kept, and copies those that are donated twice.
             jitted.executable(call)
             description = f"`{jitted.names.definition.name}` was compiled"
             require_made_for(self.structure, call, description, "f.lower(*args).compile()")
@@ -171,6 +173,7 @@ def shapes_of(tree: FlatDag) -> Callable[[int], Any]:
         for i in range(len(abstract_objects), record + 1):
             op, children = tree.records[i]
             if op is LEAF:
+                # A reference is a place, which has no abstract form.
                 leaf = tree.objects[i]
                 abstract_objects[i] = leaf if isinstance(leaf, jax.Ref) else jax.eval_shape(lambda x: x, leaf)
             elif type(op) is Node:

@@ -99,6 +99,7 @@ def _place_leaves(tree: T, prefix: Any, name: str, transform: str, place: Callab
     Raises:
         InconsistentSharingError: if the prefix has two places for one array.
     """
+    # The whole tree is one model here: a tie in a plain container counts, too.
     dag = read_tree(Arguments(("tree",), (tree,), {}))
     outcomes = Outcomes(dag, placement_treatment(name, Branch((prefix,))))
     for record in sorted(outcomes.conflicts()):
