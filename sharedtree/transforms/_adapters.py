@@ -37,7 +37,7 @@ ADAPTERS: dict[Any, Any] = {transform: _adapter_named(name) for transform, name 
 def wrapped(
     transform: Callable[..., Any], policy: PolicyOption, in_place: bool | None, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Wraps a transform. The implementation of `preserve_identities`, which has the documentation."""
+    """Wraps a transform. The implementation of `preserve_identities`: see its documentation."""
     if policy is not None and not isinstance(policy, (Policy, PolicyHere)):
         raise TypeError(
             f"`policy` is a `sharedtree.Policy`, not {policy!r}. An option of the transform by that name goes with the "
@@ -89,7 +89,7 @@ def _adapter_of(transform: Callable[..., Any]) -> Any:
     """Returns the adapter of a transform. Without one in the table, returns `UnregisteredTransform`.
 
     Raises:
-        TypeError: if the transform is one that is refused, and nobody registered an adapter for it.
+        TypeError: if the package refuses the transform, and nobody registered an adapter for it.
     """
     if not _is_hashable(transform):
         return UnregisteredTransform
@@ -101,7 +101,7 @@ def _adapter_of(transform: Callable[..., Any]) -> Any:
 
 
 def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: bool) -> None:
-    """Adds an adapter to the table. The implementation of `register_transform`, which has the documentation."""
+    """Adds an adapter to the table. The implementation of `register_transform`: see its documentation."""
     # `preserve_identities` refuses some transforms. They can be registered with an adapter, but neither without one nor
     # as the adapter of another transform.
     has_no_adapter = adapter is None and not takes_operands and _is_hashable(transform)

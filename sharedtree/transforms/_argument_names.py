@@ -72,6 +72,7 @@ class Chosen:
     def __init__(self, function: Callable[..., Any], argnums: Any, argnames: Any) -> None:
         self.argnums = () if argnums is None else tuple(several(argnums))
         self.argnames = () if argnames is None else tuple(several(argnames))
+        # With both options or none, nothing is inferred.
         if (argnums is None) == (argnames is None):
             return
         try:
@@ -79,6 +80,7 @@ class Chosen:
         except (ValueError, TypeError):
             return
         if argnums is None:
+            # `jax.jit` infers no index for parameters that take no keyword.
             positional = (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
             index_of = {p.name: i for i, p in enumerate(parameters) if p.kind in positional}
             self.argnums = tuple(index_of[name] for name in self.argnames if name in index_of)

@@ -42,14 +42,14 @@ from .checks._refused_arguments import forbid_bound_module
 
 
 class Crossing:
-    """One call of a transform that takes operands, for its adapter.
+    """One call of a transform with operands, for its adapter.
 
     Args:
         transform: the vanilla transform.
         title: name of the transform in errors.
         policy: what carries identity. None for the policy of the thread.
-        writes: True if the transform can write back what the function changed.
-        calls_each_time: True if each call of the transform calls the function, which then gets the static values of
+        writes: True if the transform can write back changes of the operands.
+        calls_each_time: True if each call of the transform calls the function, so that it gets the static values of
             this very call.
 
     Attributes:
@@ -88,7 +88,7 @@ class Crossing:
         Args:
             function: the user's function. Warnings point to its definition.
             operands: the operands by their names in errors.
-            treatments: for each operand, what the transform does with it, in words. None if all are treated alike.
+            treatments: for each operand, its treatment by the transform, in words. None if all are treated alike.
 
         Returns:
             One leaf group for each treatment, in the order of the operands. If an array is an operand by itself and the
@@ -140,14 +140,14 @@ class Crossing:
 
         Args:
             function: the user's function.
-            body: (an `Inside`, the arguments from the transform) → what the transform gets. Define it at the top level
-                of a module: a trace is found again by the body's identity.
-            key: everything else that the body depends on.
+            body: (an `Inside`, the arguments from the transform) → result for the transform. Define it at the top
+                level of a module: traces are found again by its identity.
+            key: everything else on which the body depends.
             caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
-            num_before: number of arguments that the function gets before the operands.
+            num_before: number of arguments before the operands.
             differentiates: True if the transform differentiates the leaves with the label True.
-            adds: True if the transform can write back an object that has more children than before, or fewer.
-            keeps: True if `in_place=True` keeps what the function changes.
+            adds: True if the transform can write back an object with more children than before, or fewer.
+            keeps: True if `in_place=True` keeps the changes of this function.
 
         Raises:
             NoFunctionError: if the function is not callable.
@@ -183,7 +183,7 @@ class Crossing:
         return inner
 
     def apply(self, *args: Any, **options: Any) -> Any:
-        """Calls the transform with leaf groups. Functions that it traces meanwhile know of this call."""
+        """Calls the transform with leaf groups. Traces within know of this call."""
         return self.applied(self.transform, *args, **options)
 
     def applied(self, transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -196,11 +196,11 @@ class Crossing:
         return result
 
     def leave(self, *results: LeafGroup, with_state: Sequence[int] = ()) -> Any:
-        """Builds what the function returned. In place, writes what the function changed, all or nothing.
+        """Builds the result of the function. In place, writes its changes into the caller's objects, all or nothing.
 
         Args:
-            results: leaf groups, each of a whole tree or of what came back for one operand.
-            with_state: positions of results that `Inside.pack_with_state` packed, with changes in front of the result.
+            results: leaf groups, each of a whole tree or of one operand.
+            with_state: positions of the results packed by `Inside.pack_with_state`.
 
         Returns:
             The result, or a tuple of several.
@@ -239,16 +239,16 @@ def _run(terms: Terms, body: Callable[..., Any], function: Any, args: Sequence[A
 
 
 class NoFunctionError(Exception):
-    """The function of a transform that takes operands cannot be called."""
+    """The argument in the place of the function cannot be called."""
 
 
 class TakingOperands:
-    """A kind of adapter: wraps a transform that takes operands beside the function.
+    """The kind of adapter for transforms with operands beside the function.
 
     Args:
         adapter: (a `Crossing`, the parameters of the transform by name) → the result. Keywords that are no parameters
             are options of the transform. If the adapter has a parameter for them, they are arguments of the function.
-        writes: True if the transform can write back what the function changed. Otherwise `in_place=True` is an error.
+        writes: True if the transform can write back changes of the operands. Otherwise `in_place=True` is an error.
         calls_each_time: True if each call of the transform calls the function. See `rules_of_call`.
     """
 
@@ -265,6 +265,7 @@ class TakingOperands:
             policy: what carries identity. None for the policy of the thread at each call.
             options: options of the transform, bound in advance.
         """
+        # Signatures are read once, and not in each call.
         signature = inspect.signature(transform)
         adapter_parameters = inspect.signature(self.adapter).parameters
         title = title_of(transform)
@@ -302,8 +303,7 @@ def _by_name(bound: inspect.BoundArguments, adapter_parameters: Container[str]) 
     """Returns bound arguments by the names of the adapter's parameters.
 
     Args:
-        bound: the arguments, bound to the transform's signature. Those of `*args` are one tuple, and those of
-            `**kwargs` one dictionary.
+        bound: the arguments, bound to the transform's signature. `*args` are one tuple, and `**kwargs` one dictionary.
         adapter_parameters: names of the adapter's parameters. If `kwargs` is not among them, its arguments are passed
             one by one.
     """

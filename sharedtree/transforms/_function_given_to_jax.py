@@ -46,10 +46,10 @@ class Inner:
     Args:
         function: the user's function.
         hold: returns the function, or None if it is gone. A weak reference if the inner function is shared.
-        call: (function, args, kwargs) → what the transform gets.
-        terms: what all traces of the function have in common, for the adapter.
+        call: (function, args, kwargs) → result for the transform.
+        terms: facts shared by all traces of the function, for the adapter.
         names: names of the arguments in JAX's messages. None for the paths in their leaf groups.
-        num_before: number of these arguments that are in no group. They come first.
+        num_before: number of these arguments without a group. They come first.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Inner:
         """The user's function.
 
         Raises:
-            ReferenceError: if it is gone. Its wrapper keeps it alive, so only a transform that calls it later can fail.
+            ReferenceError: if it is gone. Its wrapper keeps it alive, so the wrapper is gone too.
         """
         function = self._hold()
         if function is None:
@@ -109,11 +109,11 @@ class Shared:
     """State shared by all wrappers of one function with the same transform and options.
 
     Attributes:
-        hold: returns the function. A weak reference in the table, which must not keep the function alive.
+        hold: returns the function. In the table, a weak reference, so that the function can die.
         names: names of the parameters.
         traces: traces of the function.
-        seen: the arguments that the function was traced with.
-        unsaid: changes that were lost in traces that did not run.
+        seen: the arguments of earlier traces.
+        unsaid: changes lost in traces without a run. A later run warns of them.
         inner: for each policy, the inner function.
     """
 
@@ -135,8 +135,8 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
 
     Args:
         function: the user's function.
-        transform: hashable key for what is done with the function.
-        options: the options that the inner function depends on.
+        transform: key for the transform. It must be hashable.
+        options: the options on which the inner function depends.
         alike: True to recognise equal methods, and equal wrappers of Equinox's transforms, as one function. Both are
             made anew on each access. Equinox compares by `==`, so for it they are one. For JAX they are not, since
             their weak references die with them.
@@ -164,11 +164,11 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
 
 
 def _held_weakly(function: Any) -> tuple[Any, Any, Callable[[], Any]]:
-    """Finds the object behind a function that is made anew on each access.
+    """Finds the object behind a function, if the function is made anew on each access.
 
     Returns:
-        The object, which lives longer than the function; the steps that make the function of it, hashable; and a
-        callable that makes the function again, or returns None once the object is gone.
+        The object, as it lives longer; the steps from it to the function, hashable; and a callable. This makes the
+        function again, or returns None once the object is gone.
     """
     if isinstance(function, types.MethodType):
         return function.__self__, IdentityKey(function.__func__), weakref.WeakMethod(function)
@@ -176,6 +176,7 @@ def _held_weakly(function: Any) -> tuple[Any, Any, Callable[[], Any]]:
     if not isinstance(how, How):
         return function, None, weakref.ref(function)
     # A wrapper of Equinox's transforms, perhaps around a method or another such wrapper.
+    # Its table entry is that of the function inside.
     anchor, steps, hold = _held_weakly(function.function)
 
     def make_again() -> Any:
@@ -192,7 +193,7 @@ class Learned:
         self._entries: dict[tuple[weakref.ref[Structure], ...], tuple[Any, Any]] = {}
 
     def get(self, structures: Sequence[Structure]) -> Any:
-        """Returns the value that was added for these structures. None if there is none."""
+        """Returns the value added for these structures. None if there is none."""
         return self._entries.get(tuple(map(weakref.ref, structures)), (None,))[0]
 
     def add(self, structures: Sequence[Structure], value: Any) -> None:
@@ -207,13 +208,13 @@ class Learned:
 
 
 class _SignatureOfGroups(inspect.Signature):
-    """The signature from which JAX names the arguments: any number of nameless groups.
+    """A signature for JAX, to name the arguments: any number of nameless groups.
 
     A name would be one too many, as the paths of the leaves in a group begin with the names of the user's arguments.
 
     Args:
         names: names of the arguments, if others than in their groups.
-        num_before: number of arguments that are in no group.
+        num_before: number of arguments without a group.
     """
 
     def __init__(self, names: Sequence[str] | None, num_before: int) -> None:
@@ -240,7 +241,7 @@ class _Nameless(str):
 
 
 class _Bound(NamedTuple):
-    """The part of `inspect.BoundArguments` that JAX reads."""
+    """Bound arguments with the attributes of `inspect.BoundArguments` as far as JAX reads them."""
 
     signature: inspect.Signature
     args: tuple[Any, ...]
@@ -254,7 +255,7 @@ class _Bound(NamedTuple):
         return {_Nameless(i): self._with_names(i, arg) for i, arg in enumerate(self.args)} | self.kwargs
 
     def _with_names(self, position: int, arg: Any) -> Any:
-        """Returns a copy of an argument whose leaves have paths that begin with `names`."""
+        """Returns a copy of an argument with `names` at the beginning of the paths of its leaves."""
         names = self.names
         if names is None:
             return arg

@@ -40,18 +40,18 @@ from .checks._ties_lost_in_calls import SeenArguments
 class FunctionTransform(Wrapper):
     """A function under a transform, with shared modules and tied arrays kept the same objects.
 
-    The transform is applied once for each policy and each grouping of the leaves. It gets an inner function, which
+    The transform is applied once for each policy and each grouping of the leaves. It gets an inner function. This one
     builds its arguments, calls the user's function and packs the result.
 
-    The transform may cache as it likes, because all that the inner function learns about a call is in the structures
-    of its groups. If it caches, all wrappers of one function give it the same inner function; see
+    The transform may cache as it likes, because the inner function learns about a call from the structures of its
+    groups alone. If it caches, all wrappers of one function give it the same inner function. See
     `_function_given_to_jax`.
 
     Attributes:
         passes_through: True if an unchanged module in the result becomes the caller's own object.
-        default_out: label of results for which the option for results says nothing.
+        default_out: label of results if the option for results says nothing about them.
         differentiates: True if the transform differentiates the leaves with the label True.
-        writes: True if the transform can write back what the function changed in its arguments.
+        writes: True if the transform can write back changes of its arguments.
     """
 
     passes_through = False
@@ -62,12 +62,13 @@ class FunctionTransform(Wrapper):
     # ---- A call ----
 
     def go_on(self, deferred: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Goes on with a call that C left to Python. Explains its error if there is one."""
+        """Goes on where C left a call to Python. Explains its error if there is one."""
         is_error = isinstance(deferred, BaseException)
         has_begun = is_error or bool(deferred)
         try:
             if is_error:
                 raise deferred
+            # C has called the transformed function, but cannot build the result.
             if has_begun:
                 return self.leave(deferred[0], call_of(deferred[1]), policy)
             if self.way is None or self.way.policy is not policy:
@@ -83,7 +84,7 @@ class FunctionTransform(Wrapper):
             raise
 
     def _new_way(self, policy: Policy) -> Way:
-        """Makes the record of calls under a policy, with which C does later calls like earlier ones."""
+        """Makes the record of calls under a policy. With it, C does later calls like earlier ones."""
         cls = type(self)
         # C knows the usual five steps only. A family that overrides `called` leaves all calls to Python.
         is_usual = cls.called is FunctionTransform.called
@@ -125,11 +126,11 @@ class FunctionTransform(Wrapper):
         )
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Names by which arguments are bound before they are packed, as in `Form.bound`. None if they are not bound."""
+        """Returns `Form.bound`: the binding of arguments before they are packed. None if they are packed as written."""
         return None
 
     def settled(self, transformed: Any) -> Any:
-        """Returns the function that later calls in C call, given the one that this call in Python called."""
+        """Returns the function for later calls in C, given the transformed function of this call."""
         return transformed
 
     def _entering_again(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
@@ -138,7 +139,7 @@ class FunctionTransform(Wrapper):
     def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
         """Raises because an option does not fit the arguments or the result.
 
-        If no module is concerned, raises what the vanilla transform raises of the same call.
+        If no module is concerned, raises the error of the vanilla transform for the same call.
         """
         if not error.concerns_modules:
             try:
@@ -148,11 +149,11 @@ class FunctionTransform(Wrapper):
         raise error
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Adds to an error of the transform what the transform does not know.
+        """Adds the cause to an error of the transform, if the transform cannot know it.
 
         Args:
             error: the error. It may be changed.
-            call: returns the call that failed.
+            call: returns the failed call.
         """
         # Equinox's transforms have no `argnums`, so none is a counterpart of a transform with this option.
         if is_refusal(error) and "argnums" not in self.options:
@@ -178,7 +179,7 @@ class FunctionTransform(Wrapper):
         return Grouping(self.transform_name, lambda _: (), ())
 
     def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
-        """Returns the treatment of what the function returns. None if all of it is treated alike.
+        """Returns the treatment of the result. None if all of it is treated alike.
 
         In place, the prefix is a `Branch` of two: one part for the arguments, and one for the result.
         """
@@ -215,7 +216,7 @@ class FunctionTransform(Wrapper):
 
         Args:
             call: the call.
-            number: number of the leaf that was changed. None for a new leaf.
+            number: number of the changed leaf. None for a new leaf.
             value: the leaf after the change. None if it is not known.
         """
         return ""
@@ -223,15 +224,16 @@ class FunctionTransform(Wrapper):
     # ---- The caller's side ----
 
     def rules(self, policy: Policy) -> Rules:
-        """Rules by which arguments and results are packed."""
+        """Rules for packing arguments and results."""
         return rules_of_call(policy, filtered=self.is_filtered, is_exact=self.calls_each_time)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-        """Makes one node of the arguments of a call, with the names that they have in errors."""
+        """Makes one node of the arguments of a call, with their names in errors."""
         names = self.names.of(len(args))
         static = self.static_positions(len(args), kwargs)
         if not static:
             return Arguments(names, args, kwargs)
+        # A static argument has no name in `Arguments`, and so no place in the graph.
         dynamic = tuple([None if i in static else name for i, name in enumerate(names)])
         return Arguments(dynamic, args, kwargs, tuple([name for name in sorted(kwargs) if name in static]))
 
@@ -242,13 +244,13 @@ class FunctionTransform(Wrapper):
         return self.executable(call)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None) -> Any:
-        """Builds the result of a call. In place, writes what the function changed into the caller's objects.
+        """Builds the result of a call. In place, writes the function's changes into the caller's objects.
 
         Args:
-            result: what the transformed function returned: one leaf group, or several.
+            result: result of the transformed function: one leaf group, or several.
             call: the call.
             policy: the policy of the call.
-            used: returns the leaves of the arguments that the computation uses. None to ask the transform.
+            used: returns the leaves of the arguments on which the computation depends. None to ask the transform.
         """
         groups = result.parts if type(result) is LeafGroups else (result,)
         if policy.in_place:
@@ -262,7 +264,7 @@ class FunctionTransform(Wrapper):
         return leave(groups, callers_object)
 
     def used(self, call: Call) -> Sequence[Any]:
-        """The leaves of the arguments that the computation uses. By default all, also those that it does not need."""
+        """The leaves of the arguments on which the computation depends. By default all of them count."""
         return call.leaves
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
@@ -291,7 +293,7 @@ class FunctionTransform(Wrapper):
     # ---- The function's side ----
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
-        """The function that the transform gets in place of the user's. It is made once for each policy."""
+        """The function for the transform to call in place of the user's. It is made once for each policy."""
         shared = self._shared
         forbid_bound_module(self.function, policy, self.transform_name)
         inner = shared.inner.get(policy)
@@ -303,13 +305,13 @@ class FunctionTransform(Wrapper):
 
     @property
     def traced_function(self) -> Callable[..., Any]:
-        """The function that is called inside the transform."""
+        """The user's function, as the trace calls it."""
         return self.function
 
     def _without_function(self) -> Self:
         """Returns a copy for the inner function to hold.
 
-        The copy lacks the function and all that holds the inner function, so that both are freed with the wrapper.
+        The copy refers neither to the function nor to the inner function. So both are freed with the wrapper.
         """
         cls = type(self)
         part = cls.__new__(cls)
@@ -324,7 +326,7 @@ class FunctionTransform(Wrapper):
     _records_of_traces: tuple[Traces, SeenArguments, Unsaid]
 
     def terms(self, policy: Policy) -> Terms:
-        """Makes the record that all traces of the function under a policy share."""
+        """Makes the record shared by all traces of the function under a policy."""
         return Terms(
             self.transform_name,
             self.names,
@@ -352,13 +354,14 @@ class FunctionTransform(Wrapper):
         )
 
     def pack_results(self, result: Any, inside: Inside) -> Any:
-        """Packs what the function returned into the leaf groups that the transform gets."""
+        """Packs the result of the function into leaf groups for the transform."""
         policy, received = inside.terms.policy, inside.received
         leaving = self.leaving(policy, received.arguments)
         if leaving is not None:
             return self._pack_by_label(result, inside, leaving)
         tree = inside.walked(inside.with_state(result))
         inside.check_walked(tree, is_with_state=bool(policy.in_place))
+        # In place, the tree for the check has all arguments. Only the changed ones are packed.
         taken, rules = self.is_taken(received), inside.terms.rules
         if policy.in_place:
             tree = with_changes(result, received.tree, inside.forbidding(rules), taken)
@@ -391,7 +394,7 @@ class FunctionTransform(Wrapper):
 
 
 class UnfitResultError(Exception):
-    """An option does not fit what the function returned. A trace raises it, and the wrapper catches it."""
+    """An option does not fit the result of the function. A trace raises it, and the wrapper catches it."""
 
     def __init__(self, error: SharingMismatchError) -> None:
         super().__init__(str(error))
@@ -400,13 +403,13 @@ class UnfitResultError(Exception):
 
 @functools.cache
 def rules_of_call(policy: Policy, *, filtered: bool, is_exact: bool = False) -> Rules:
-    """Returns the rules by which arguments and results are packed.
+    """Returns the rules for packing arguments and results.
 
     Args:
         policy: what carries identity.
         filtered: True if only arrays are traced, as under Equinox's transforms.
-        is_exact: True if the function gets the static values of this very call, because each call of the transform
-            calls it. A trace that serves many calls has the static values of the first.
+        is_exact: True if each call of the transform calls the function, so that it gets the static values of this very
+            call. A cached trace has the static values of the first call.
     """
     return Rules(
         arrays=policy.arrays,

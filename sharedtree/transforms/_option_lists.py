@@ -24,10 +24,10 @@ OURS = ("policy", "in_place")
 
 
 def lists_options_of(transform: Callable[..., Any], *ours: str) -> Callable[[C], C]:
-    """Returns a decorator for a function that passes `**options` on. `help` then lists the options by name.
+    """Returns a decorator for functions with `**options`. `help` then lists the options by name.
 
     Args:
-        transform: the transform to which the options are passed. It has one parameter before the options.
+        transform: the transform that gets the options. It has one parameter before them.
         ours: names of further options, of the function itself.
     """
 
@@ -46,7 +46,7 @@ def signature_with(transform: Callable[..., Any], first: inspect.Parameter, ours
     Args:
         transform: the vanilla transform. Its first parameter is left out.
         first: stands in its place.
-        ours: names of further options. A name that the transform has already is listed once.
+        ours: names of further options. If the transform has one of them too, it is listed once.
     """
     _, *options = inspect.signature(transform).parameters.values()
     # Some defaults only mark that an option is missing. They would print as an address.
@@ -66,7 +66,7 @@ def title_of(transform: Any) -> str:
 
 
 def public_name(transform: Any) -> str | None:
-    """The name under which JAX or Equinox offers a transform, such as `jax.lax.scan`. None for other functions.
+    """The public name of a transform of JAX or Equinox: `jax.lax.scan`. None for other functions.
 
     It may differ from the name in its definition.
     """

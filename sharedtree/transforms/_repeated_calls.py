@@ -30,9 +30,9 @@ class Form(NamedTuple):
 
     Attributes:
         aux: names of the arguments, as `Arguments` has them.
-        bound: arguments to be put before the positional ones, names of keywords that become positional, and names of
-            keywords that stay. None if arguments are packed as they are written.
-        key: the part of the key of plans that is the same for all these calls.
+        bound: arguments to put before the positional ones, names of the keywords that become positional, and names of
+            all other keywords. None if arguments are packed as written.
+        key: the constant part of the key of their plans.
         asks: (leaves) → the other part of the key. None if there is none.
         donates: True if buffers are donated, so that no buffer may be in two leaves.
         latest: the memory of C for these calls.
@@ -70,7 +70,7 @@ class Way(NamedTuple):
 
     @classmethod
     def under(cls, policy: Policy, rules: Rules | None, *, finishes: bool) -> "Way":
-        """Makes one that knows no calls yet.
+        """Makes an empty record, before the first call.
 
         Args:
             policy: the policy.
@@ -78,6 +78,7 @@ class Way(NamedTuple):
             finishes: the attribute.
         """
         in_place = bool(policy.in_place)
+        # Without forms, Python does every call.
         if native is None or rules is None:
             return cls(policy, 0, None, in_place, finishes, write)
         return cls(policy, flags_of(rules), {}, in_place, finishes, write)
@@ -92,7 +93,7 @@ class Way(NamedTuple):
             kwargs: its keyword arguments.
             form: facts about such calls. None to leave them to Python.
             call: the call.
-            transformed: the transformed function that it called.
+            transformed: the transformed function.
         """
         forms = self.forms
         if forms is None:
@@ -114,7 +115,7 @@ class _Caller:
 
     Attributes:
         policy: the policy as the user wrote it.
-        way: how C does calls under the policy that was in force last. None before the first call.
+        way: the record of calls under the policy of the last call. None before the first call.
     """
 
     policy: PolicyOption
@@ -124,16 +125,17 @@ class _Caller:
         try:
             return self.go_on((), current_policy(self.policy), args, kwargs)
         except Exception as error:
+            # As after a vanilla transform, the traceback shows the user's frames only.
             hide_frames(error)
             raise
 
     def go_on(self, deferred: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Does what C left of a call.
+        """Does the remainder of a call, where C left it to Python.
 
         Args:
             deferred: empty if C did nothing. A pair of the transformed function's result and the call if C called it.
                 An exception if C raised one.
-            policy: the policy that is in force.
+            policy: the policy in force.
             args: positional arguments of the call.
             kwargs: its keyword arguments.
         """

@@ -37,21 +37,21 @@ class _PrintedAsPublic(type):
 class Wrapper(Caller, metaclass=_PrintedAsPublic):
     """A function under a transform, for any transform.
 
-    Nothing that a wrapper refers to refers back to it. So it is freed with the last reference, as a vanilla one is.
+    No object below a wrapper refers back to it. So it is freed with the last reference, as a vanilla one is.
 
     Args:
         transform: the vanilla transform.
         function: the user's function.
-        policy: what carries identity. None for the policy that is in force in the thread at each call.
-        options: options of the transform, and those of `own_options`.
+        policy: what carries identity. None for the policy in force at each call.
+        options: options of the transform, and the `own_options`.
 
     Attributes:
         caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
-        calls_each_time: True if each call of the transform calls the function, which so gets the static objects of
-            that call.
-        only_for_transform: options on which the inner function does not depend.
+        calls_each_time: True if each call of the transform calls the function, so that it gets the static objects of
+            this very call.
+        only_for_transform: options without effect on the inner function.
         shares_alike: True to recognise equal methods, and equal wrappers, as one function. See `shared_by`.
-        own_options: options of the package that the transform does not take.
+        own_options: options of the package. The transform does not take them.
         takes_rules: True if it has methods of its own (`defvjp`). Then it is no module, even around a module.
     """
 
@@ -90,7 +90,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.check_options()
 
     def _made_alike(self) -> How | None:
-        """Makes the key by which wrappers of one function are equal. None if each is equal to itself only."""
+        """Makes the key to compare wrappers of one function. None if each is equal to itself only."""
         # JAX's transforms return functions. Equinox's return modules, which compare by their parts.
         if not self.is_filtered:
             return None
@@ -161,7 +161,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
 
 
 def _with_text_as_name(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls this one and is named after its class."""
+    """Returns a function with the name of this one's class. It calls this one."""
 
     def named(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -172,5 +172,5 @@ def _with_text_as_name(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remade(cls: Any, transform: Any, *args: Any) -> Wrapper:
-    """Rebuilds a wrapper from its pickle, in which a public transform stands by its name."""
+    """Rebuilds a wrapper from its pickle. A public transform is stored by its name."""
     return cls(transform_named(transform) if isinstance(transform, str) else transform, *args)
