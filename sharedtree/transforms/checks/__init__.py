@@ -1,1 +1,1 @@
-"""What is checked while a function is traced, and what is said of it: lost ties, leaks, retraces, partial gradients."""
+"""Checks while a function is traced, and their warnings and errors: lost ties, leaks, retraces, partial gradients."""

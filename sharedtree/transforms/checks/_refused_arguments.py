@@ -1,12 +1,13 @@
-"""Arguments that a transform cannot take as they are given: functions, what a function is bound to, and static ones.
+"""Refuses arguments that a transform cannot take: functions, the object of a method, static ones that are shared.
 
-`jax.jit` refuses a function, or an optimizer, which is several of them, where it takes an array. What it says then
-names static arguments only. Its counterpart in Equinox traces what is an array and takes everything else as it is.
+`jax.jit` refuses a function in the place of an array, and so an optimizer, which consists of functions. Its error only
+names static arguments as a way out. `equinox.filter_jit` traces the arrays and takes everything else as it is, so we
+add its name to the error.
 
-A method of a model, or the model itself, as the function under `in_place=True` would change the model while it is
-traced, and leave tracers in it: what is bound to a function is no argument.
+Under `in_place=True` the function must not be a method of a model, nor the model itself. The model would be no
+argument, so tracing the function would leave tracers in it.
 
-A static argument that shares an object with a traced one would be another object inside the function.
+A static argument must not share an object with a traced one. Inside the function they would be two objects.
 """
 
 import functools
@@ -27,23 +28,23 @@ from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 
 _REFUSALS = ("as an abstract array", "is not a valid JAX type")
-"""What JAX says of a value that it cannot take."""
+"""Parts of the errors that JAX raises for a value that it cannot take."""
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether JAX has refused a value, and nobody has said more of it yet."""
+    """Returns True for JAX's error about a refused value, unless `name_counterpart` has been there already."""
     text = str(error)
-    is_known = "sharedtree.preserve_identities(" in text
-    return isinstance(error, TypeError) and any(words in text for words in _REFUSALS) and not is_known
+    has_counterpart = "sharedtree.preserve_identities(" in text
+    return isinstance(error, TypeError) and any(words in text for words in _REFUSALS) and not has_counterpart
 
 
 def name_counterpart(error: Exception, call: FlatDag, title: str) -> None:
-    """Adds to a refusal of JAX's, if functions among the arguments are what it refused, which transform takes them.
+    """Adds Equinox's counterpart of a transform to JAX's error, if JAX refused functions among the arguments.
 
     Args:
-        error: the refusal. It stays the error that it is.
-        call: the arguments that are not static.
-        title: of the transform.
+        error: JAX's error. Only its text is changed.
+        call: the arguments, without the static ones.
+        title: name of the transform.
     """
     counterpart = f"filter_{title.removeprefix('jax.')}"
     text = str(error)
@@ -51,24 +52,25 @@ def name_counterpart(error: Exception, call: FlatDag, title: str) -> None:
         return
     functions = call.paths_to(lambda leaf: callable(leaf) and repr(type(leaf)) in text)
     if functions:
-        be = "is a function" if len(functions) == 1 else "are functions"
+        predicate = "is a function" if len(functions) == 1 else "are functions"
         error.args = (
-            f"{text}\n{listed(functions)} {be}. `equinox.{counterpart}` takes the arrays among the arguments as "
+            f"{text}\n{listed(functions)} {predicate}. `equinox.{counterpart}` takes the arrays among the arguments as "
             f"`{title}` does, and functions and optimizers as they are:\n"
             f"    f = sharedtree.preserve_identities(equinox.{counterpart})(f)",
         )
 
 
 def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
-    """Raises if the function is a module that can be changed, or a method of one, and what is changed is written back.
+    """Raises under `in_place=True` if the function is a mutable module, or a method of one.
 
     Args:
-        function: what is wrapped; a partial of it, too.
-        policy: under which it will be called.
-        title: what the transform is called.
+        function: the wrapped function, or a partial of it.
+        policy: the policy of the call.
+        title: name of the transform.
 
     Raises:
-        TypeError: with the function that takes the module as an argument. As `flax.nnx.jit` does for bound methods.
+        TypeError: with a function in the message for which the module is an argument. `flax.nnx.jit` also refuses bound
+            methods.
     """
     if not policy.in_place:
         return
@@ -85,7 +87,11 @@ def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
 
 
 def bound_module(function: Any) -> tuple[Any, str]:
-    """What a function, or a partial of it, is bound to, or is itself; and how it is called on `model` in code."""
+    """Returns the object to which a function is bound, and how to call the function on it, as code.
+
+    The object is called `model` in the code. If the function is not bound, it is the object itself: a callable module.
+    Partials are taken off.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, types.MethodType):
@@ -94,31 +100,42 @@ def bound_module(function: Any) -> tuple[Any, str]:
 
 
 def require_separate(arguments: Arguments, call: FlatDag, names: Names) -> None:
-    """Raises if a static argument holds an object that is also in one that is traced.
+    """Raises if a static argument and a traced one share an object.
 
     Args:
-        arguments: all of them.
-        call: those that are traced, with the caller's objects.
-        names: of the arguments.
+        arguments: all arguments.
+        call: the traced arguments, with the caller's objects.
+        names: names of the arguments.
+
+    Raises:
+        InconsistentSharingError: with the path in the static argument.
     """
-    static = [names.text(i) for i, name in enumerate(arguments.names) if name is None]
-    for text, value in zip([*static, *arguments.static], arguments.statics, strict=True):
+    positional = [names.text(i) for i, name in enumerate(arguments.names) if name is None]
+    for text, value in zip([*positional, *arguments.static], arguments.statics, strict=True):
         if node_type_of(value) is not None:
-            _require_apart(value, text, call)
+            _require_separate_value(value, text, call)
 
 
-def _require_apart(value: Any, text: str, call: FlatDag) -> None:
-    own = Tags()
-    _, records, root = walk(value, own)
-    known = IdentitySet(call.objects)
-    for number, path in FlatDag(records, root).edges():
-        obj = own.objects[number]
-        if obj in known and own.number_of(obj) is not None:
-            where = text + jtu.keystr(path)
+def _require_separate_value(value: Any, text: str, call: FlatDag) -> None:
+    """Raises if a static argument shares an object with traced ones.
+
+    Args:
+        value: the static argument.
+        text: its name.
+        call: the traced arguments.
+    """
+    tags = Tags()
+    _, records, root = walk(value, tags)
+    traced_objects = IdentitySet(call.objects)
+    for record, path in FlatDag(records, root).edges():
+        obj = tags.objects[record]
+        # Plain values without identity have no number.
+        if obj in traced_objects and tags.number_of(obj) is not None:
+            path_text = text + jtu.keystr(path)
             raise InconsistentSharingError(
-                f"`{where}` is static, but the same `{type(obj).__name__}` is also in an argument that is traced.\n"
+                f"`{path_text}` is static, but the same `{type(obj).__name__}` is also in an argument that is traced.\n"
                 "Inside the function they would be two objects. Pass only one of them, or a copy as the static one:\n"
                 "    f(model, copy.deepcopy(config))",
-                (where,),
+                (path_text,),
                 ("static",),
             )

@@ -1,10 +1,10 @@
-"""A tie within the modules of one argument that is cut because its paths have two axes or specifications.
+"""Warns of a tie within the modules of one argument, if it is cut because its paths have two axes or specifications.
 
     vmap(f, in_axes=(Net(0, 1),))(Net(w, w))        inside, `embed` and `head` are two arrays
 
 Each side is what vanilla JAX makes of it, so nothing is computed wrongly. But the function has two arrays where its
-caller has one, and what it returns for the two may be trained apart. So it is said when the function is traced. Arrays
-that two arguments share are cut in silence: they alias by accident.
+caller has one, and the results for the two may be trained apart. So we warn when the function is traced. If two
+arguments share an array, it is cut in silence: they alias by accident.
 """
 
 from jax import tree_util as jtu
@@ -19,43 +19,50 @@ from .._leaf_labels import SPLIT_WITH_WARNING, Outcomes, Visit
 
 
 def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) -> None:
-    """Warns, once for a trace, of arrays that are several inside, because one argument has them under several labels.
+    """Warns once for a trace of arrays with several labels in one argument, since they are several arrays inside.
 
     Args:
-        call: the arguments, as they were grouped.
-        names: of the function.
-        transform: what it is called.
-        policy: what to do.
+        call: the call, with its cuts.
+        names: names of the function and its arguments.
+        transform: name of the transform.
+        policy: what a cut tie does.
 
     Raises:
         UntiedError: under `Policy(on_untie="error")`.
     """
     if policy.on_untie == "ignore":
         return
-    cuts = [cut for cut in call.plan.cuts if cut.outcomes.treatment.within_module == SPLIT_WITH_WARNING and cut.leaves]
-    found = [paths for cut in cuts for paths in _cut_within_arguments(cut.outcomes, set(cut.leaves))]
-    if not found:
+    # One entry for each array: label in words → path.
+    conflicts: list[dict[str, Path]] = []
+    for cut in call.plan.cuts:
+        if cut.outcomes.treatment.within_module == SPLIT_WITH_WARNING and cut.leaves:
+            conflicts += _cut_within_arguments(cut.outcomes, set(cut.leaves))
+    if not conflicts:
         return
-    lines = [f"    `{jtu.keystr(path)}`: {treatment}" for treatment, path in found[0].items()]
-    lines += [f"    … and {len(found) - 1} more"] * (len(found) > 1)
-    arguments = list(dict.fromkeys(str(path[0]) for paths in found for path in paths.values()))
-    together = ", ".join(arguments)
-    several = together if len(arguments) == 1 else f"({together})"
-    what = "\n".join([f"`{transform}` takes one array along several ways, so inside it is several:", *lines])
+    lines = [f"    `{jtu.keystr(path)}`: {label}" for label, path in conflicts[0].items()]
+    lines += [f"    … and {len(conflicts) - 1} more"] * (len(conflicts) > 1)
+    arguments = list(dict.fromkeys(str(path[0]) for paths in conflicts for path in paths.values()))
+    names_of_arguments = ", ".join(arguments)
+    tree_code = names_of_arguments if len(arguments) == 1 else f"({names_of_arguments})"
+    message = "\n".join([f"`{transform}` takes one array along several ways, so inside it is several:", *lines])
     fix = (
         "Each is what vanilla JAX makes of it, but an update would part them. Give all paths one label or, if they are "
         "meant to be several, say so before the call:\n"
-        f"    {together} = sharedtree.untie({several})"
+        f"    {names_of_arguments} = sharedtree.untie({tree_code})"
     )
-    texts = [jtu.keystr(path) for paths in found for path in paths.values()]
-    report_untied(policy.on_untie, names.definition, what, fix, texts, verb="cut", count=len(found))
+    texts = [jtu.keystr(path) for paths in conflicts for path in paths.values()]
+    report_untied(policy.on_untie, names.definition, message, fix, texts, verb="cut", count=len(conflicts))
 
 
 def _cut_within_arguments(outcomes: Outcomes, leaves: set[int]) -> list[dict[str, Path]]:
-    """Finds the arrays that the modules of one argument hold under several labels.
+    """Finds the arrays with several labels in the modules of one argument.
+
+    Args:
+        outcomes: outcomes of the arguments.
+        leaves: records of the cut arrays.
 
     Returns:
-        For each of these arrays: each label in words, with the first path that has it.
+        For each array: label in words → the first path under it.
     """
     conflicts: list[dict[str, Path]] = []
     modules = outermost_modules(outcomes, has_containers=outcomes.treatment.has_containers)

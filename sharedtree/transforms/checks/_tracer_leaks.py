@@ -1,9 +1,15 @@
-"""A tracer in a static leaf of a result would outlive its trace, so it is an error at once, with its path."""
+"""Raises for a tracer in a static leaf of a result.
+
+    return Net(w, scale=x.mean())           # `scale` is a static field: the tracer would outlive its trace
+    return Net(w, act=lambda y: y * x)      # so would one in the closure of a static function
+
+The error names the path, and how the tracer is reached from there.
+"""
 
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.core import Tracer
 
@@ -13,24 +19,29 @@ from ...core._jax_internals import belongs_to
 from ...core._printing import shown
 from ...core._structure import Structure, statics_of
 
-_DEPTH = 8
-"""Of closures within partials within containers; each level is a level of the user's own nesting."""
+_MAX_DEPTH = 8
+"""The number of levels in one static value that are searched, such as a closure in a partial in a list."""
 
-_MOST = 100_000
-"""So many objects are looked at in one static value: what holds more is data, not a closure over a tracer."""
+_MAX_OBJECTS = 100_000
+"""The number of objects in one static value that are searched. A larger value is data, not a closure over a tracer."""
 
-_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-_HOLDING_NOTHING = (*_PLAIN, Tracer, type, types.ModuleType)
+_SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
+_WITHOUT_PARTS = (*_SCALARS, Tracer, type, types.ModuleType)
 
 
 def forbid_tracers(outer: Sequence[Any]) -> Callable[[Any, Callable[[], str]], None]:
-    """A check for `Rules.on_static`: no static value may hold a tracer, but for those of the enclosing traces."""
+    """Returns a check for `Rules.on_static`: a static value must not hold a tracer, except one of an enclosing trace.
+
+    Args:
+        outer: the enclosing traces.
+    """
 
     def check(value: Any, path: Callable[[], str]) -> None:
-        how = _find(value, outer)
-        if how is not None:
+        """Raises `StaticTracerError` if a value holds a tracer."""
+        route = _route_to_tracer(value, outer)
+        if route is not None:
             raise StaticTracerError(
-                f"The result has a tracer in a static place, `{path()}`{how}.\n"
+                f"The result has a tracer in a static place, `{path()}`{route}.\n"
                 "What is static is part of the structure and outlives the trace, which a tracer does not. Return the "
                 "array in a field that is traced:\n"
                 "    weight: jax.Array                  # not: eqx.field(static=True)\n"
@@ -42,39 +53,59 @@ def forbid_tracers(outer: Sequence[Any]) -> Callable[[Any, Callable[[], str]], N
     return check
 
 
-def _find(value: Any, outer: Sequence[Any]) -> str | None:
-    """How a tracer is reached from a value, by a shortest way; None if none is. Each object is looked at once."""
-    if type(value) in _PLAIN:
+class _Reached(NamedTuple):
+    """An object reached by the search for tracers.
+
+    Attributes:
+        obj: the object.
+        holder: index of the object that holds it. -1 for the value with which the search begins.
+        step: how it is reached from its holder, in words.
+    """
+
+    obj: Any
+    holder: int
+    step: str
+
+
+def _route_to_tracer(value: Any, outer: Sequence[Any]) -> str | None:
+    """Finds a shortest route from a value to a tracer, in words. None if there is no tracer.
+
+    Searches breadth first, and looks at each object once.
+    """
+    if type(value) in _SCALARS:
         return None
-    found: list[tuple[Any, int, str]] = [(value, -1, "")]  # with the number of the one that holds it, and how
-    seen = IdentitySet([value])
+    reached = [_Reached(value, -1, "")]
+    visited = IdentitySet([value])
     start = 0
-    for _ in range(_DEPTH + 1):
-        stop = len(found)
-        for number in range(start, stop):
-            obj = found[number][0]
+    for _ in range(_MAX_DEPTH + 1):
+        # One level: the objects from `start` to `stop`.
+        stop = len(reached)
+        for index in range(start, stop):
+            obj = reached[index].obj
             if isinstance(obj, Tracer) and not belongs_to(obj, outer):
-                return _way(found, number)
-            if isinstance(obj, _HOLDING_NOTHING):
+                return _route(reached, index)
+            if isinstance(obj, _WITHOUT_PARTS):
                 continue
-            for how, part in _parts(obj):
-                if type(part) not in _PLAIN and seen.add(part):
-                    found.append((part, number, f", {how}"))
+            for step, part in _parts(obj):
+                if type(part) not in _SCALARS and visited.add(part):
+                    reached.append(_Reached(part, index, f", {step}"))
         start = stop
-        if len(found) == stop or stop > _MOST:
+        if len(reached) == stop or stop > _MAX_OBJECTS:
             return None
     return None
 
 
-def _way(found: Sequence[tuple[Any, int, str]], number: int) -> str:
+def _route(reached: Sequence[_Reached], index: int) -> str:
+    """Joins the steps that lead to an object."""
     steps: list[str] = []
-    while number >= 0:
-        _, number, how = found[number]
-        steps.append(how)
+    while index >= 0:
+        _, index, step = reached[index]
+        steps.append(step)
     return "".join(reversed(steps))
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
+    """The objects that a value holds, each with a step in words. Empty for a class that is not known here."""
     items = value.items() if isinstance(value, dict) else value if _is_items(value) else None
     if items is not None:
         return [(f"under the key {shown(key)}", part) for key, part in items]
@@ -96,12 +127,13 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_items(value: Any) -> bool:
-    """Whether it is what auxiliary data has in place of a dictionary of fields."""
+    """Returns True for a tuple of pairs of a name and a value. Auxiliary data has it in place of a dict of fields."""
     return type(value) is tuple and all(type(x) is tuple and len(x) == 2 and type(x[0]) is str for x in value)
 
 
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not filled yet
+    except ValueError:
+        # The variable has no value yet.
         return None
