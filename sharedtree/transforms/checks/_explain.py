@@ -158,8 +158,9 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
 
     # Arguments that came or went.
     old_names, new_names = old.names, new.names
-    reasons = [f"`{name}` was given and is missing" for name in old_names if name not in {*new_names, *new.static}]
-    reasons += [f"`{name}` was missing and is given" for name in new_names if name not in {*old_names, *old.static}]
+    all_old, all_new = {*old_names, *old.static}, {*new_names, *new.static}
+    reasons = [f"`{name}` was given and is missing" for name in old_names if name not in all_new]
+    reasons += [f"`{name}` was missing and is given" for name in new_names if name not in all_old]
     # Nodes, types of leaves, static leaves and auxiliary data.
     for pair in pairs(old.arguments, new.arguments, agree) if old_names == new_names else ():
         text = jtu.keystr(pair.path)

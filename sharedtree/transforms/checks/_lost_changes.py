@@ -310,12 +310,13 @@ class FunctionBeingTraced:
         if self._in_place is None and before is not None:
             changes = list(_changes(before, _watched_records(before.structure)))
             if changes:
-                changed, added, removed = [
-                    tuple([f"self{path}" for path in _paths(changes, kind)]) for kind in ("changes", "adds", "removes")
-                ]
                 self._add_loss(
                     self._loss._replace(
-                        paths=changed, added=added, removed=removed, bound_to=called, keeps_tracers=True
+                        paths=_paths_at_self(changes, "changes"),
+                        added=_paths_at_self(changes, "adds"),
+                        removed=_paths_at_self(changes, "removes"),
+                        bound_to=called,
+                        keeps_tracers=True,
                     )
                 )
 
@@ -350,6 +351,10 @@ def _is_as_received(received: FlatDag, rules: Rules) -> bool:
 
 def _paths(changes: Sequence[Change], kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(jtu.keystr(change.path) for change in changes if change.kind == kind))
+
+
+def _paths_at_self(changes: Sequence[Change], kind: str) -> tuple[str, ...]:
+    return tuple([f"self{path}" for path in _paths(changes, kind)])
 
 
 def _watched_records(structure: Structure) -> list[int]:
@@ -486,8 +491,8 @@ def _remaining_children(
     op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]
 ) -> list[tuple[int, Any, Any]]:
     """Children of an object whose keys remain: the record, the present object, and the key."""
-    new_parts = dict(zip(op.type.keys_of(obj), parts, strict=True))
-    return [(child, new_parts[key], key) for key, child in zip(op.keys, children, strict=True) if key in new_parts]
+    part_at = dict(zip(op.type.keys_of(obj), parts, strict=True))
+    return [(child, part_at[key], key) for key, child in zip(op.keys, children, strict=True) if key in part_at]
 
 
 # ---- The warning ----
@@ -519,7 +524,8 @@ def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
         else:
             lines = [f"{start}under `{title}` it works on copies of its arguments."]
         lines += ["So is what is changed inside it:"] if inside else []
-    lines += [f"    `{loss.definition.name}` under `{loss.title}` {loss.description(inside=True)}" for loss in inside]
+    for loss in inside:
+        lines.append(f"    `{loss.definition.name}` under `{loss.title}` {loss.description(inside=True)}")
     lines += _fixes(losses, is_in_place=is_in_place)
     warn_about(definition, "\n".join(lines), LostChangeWarning)
 
@@ -614,7 +620,7 @@ def _code(losses: Sequence[Loss], is_in_place: bool, in_place_of: Callable[[Loss
         # The line.
         if loss.bound_to and in_place_of(loss):
             lines.append(f"    {function} = lambda model, *args, **kwargs: {loss.bound_to}(*args, **kwargs)")
-        options = [f"{key}={value!r}" if _is_code(value) else f"{key}={key}" for key, value in loss.options.items()]
+        options = [_keyword_code(key, value) for key, value in loss.options.items()]
         options += [] if in_place_of(loss) is None else [f"in_place={in_place_of(loss)}"]
         code = in_code(loss.title, ", ".join(options), function)
         lines.append(f"    inner = {code}" if is_in_place or loss is not losses[-1] else f"    f = {code}")
@@ -631,7 +637,7 @@ def applied_to(function: Any, args: Sequence[Any]) -> str:
     if isinstance(function, functools.partial):
         name = definition_of(function).name.rpartition(".")[2]
         positional = [repr(value) if _is_code(value) else f"args[{i}]" for i, value in enumerate(function.args)]
-        named = [f"{key}={value!r}" if _is_code(value) else f"{key}={key}" for key, value in function.keywords.items()]
+        named = [_keyword_code(key, value) for key, value in function.keywords.items()]
         return f"functools.partial({', '.join([name if name.isidentifier() else 'f', *positional, *named])})"
     if not isinstance(function, types.FunctionType) or not args:
         return ""
@@ -643,6 +649,11 @@ def applied_to(function: Any, args: Sequence[Any]) -> str:
         return f"{cls}.{name}"
     # A transform has wrapped the method.
     return f"{cls}.{name}.__wrapped__"
+
+
+def _keyword_code(name: str, value: Any) -> str:
+    """Writes a keyword argument as code. A value without code is called as its parameter is."""
+    return f"{name}={value!r}" if _is_code(value) else f"{name}={name}"
 
 
 def _is_code(value: Any) -> bool:

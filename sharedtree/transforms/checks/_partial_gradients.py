@@ -251,14 +251,11 @@ def _paths_without_counterpart(module: FlatDag, counterpart: FlatDag, leaves: Co
 def _warn(lost: Sequence[_LostPart], fix: str, names: Names, policy: Policy) -> None:
     """Warns once of all parts lost by a call for one reason."""
     texts = [(jtu.keystr(part.differentiated_path), jtu.keystr(part.lost_path)) for part in lost]
-    lines = [
-        f"    `{differentiated}` lacks what flows through `{constant}`, which is the same {part.kind}"
-        for (differentiated, constant), part in zip(texts[:MAX_PATHS], lost, strict=False)
-    ]
+    lines = ["It was between what is differentiated and what is not, so the gradient is not whole:"]
+    for (differentiated, constant), part in zip(texts[:MAX_PATHS], lost, strict=False):
+        lines.append(f"    `{differentiated}` lacks what flows through `{constant}`, which is the same {part.kind}")
     lines += ["    … and more"] * (len(lost) > MAX_PATHS)
-    message = "\n".join(
-        ["It was between what is differentiated and what is not, so the gradient is not whole:", *lines]
-    )
+    message = "\n".join(lines)
     paths = [path for path_pair in texts for path in path_pair]
     report_untied(policy.on_untie, names.definition, message, fix, paths, verb="cut")
 

@@ -376,14 +376,12 @@ class _Returned:
     def dataflow(self) -> "_Dataflow":
         """The program being traced, for questions about these changes."""
         objects = self._received.objects
-        return _Dataflow(
-            [_assigned_leaves(change) for change in self._changes],
-            [[] if change.leaf is None else [objects[change.leaf]] for change in self._changes],
-            {
-                module: [objects[leaf] for leaf in places.leaf_at.values()]
-                for module, places in self._module_places.items()
-            },
-        )
+        assigned = [_assigned_leaves(change) for change in self._changes]
+        received = [[] if change.leaf is None else [objects[change.leaf]] for change in self._changes]
+        leaves_of: dict[int, list[Any]] = {}
+        for module, places in self._module_places.items():
+            leaves_of[module] = [objects[leaf] for leaf in places.leaf_at.values()]
+        return _Dataflow(assigned, received, leaves_of)
 
 
 def _assigned_leaves(change: Change) -> list[Any]:

@@ -59,7 +59,7 @@ def _paths_of_tied_values(tree: FlatDag) -> Iterator[list[Path]]:
     tied_leaves = {record for record, leaf in tree.leaves.items() if is_tied_value(leaf) or is_one_around(leaf)}
     if not tied_leaves:
         return
-    # An array has one record for all its paths in modules, and one for each path outside.
+    # An array has one record in modules, and another one for each value that it is outside.
     paths_of: IdentityDict[dict[int, Path]] = IdentityDict()
     for record, path in tree.first_paths.items():
         if record in tied_leaves:
