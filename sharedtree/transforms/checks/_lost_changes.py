@@ -58,7 +58,7 @@ class Loss(NamedTuple):
         obstacle: why the transform cannot write the changes back, as a sentence. Empty if it can.
         obstacle_to_adding: why it cannot add anything to an object, or remove it. Empty if it can.
         scratch: paths of further changes. `in_place=True` would write these back as well.
-        bound_to: how to call the function on the module to which it is bound, as code. Empty if it is no bound module.
+        bound_to: how to call the function on the module to which it is bound, as code. Empty if there is none.
         applied_to: the function as code, if its name is not enough: a partial, a method of a class.
         is_condition: True for the condition of a loop, which keeps nothing.
         keeps_tracers: True if the function changed the module to which it is bound, and this is no argument.
@@ -225,6 +225,7 @@ class FunctionBeingTraced:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
+        """Warns of the losses if this is the outermost function and the program runs. Otherwise keeps them."""
         self._noting.__exit__(None, None, None)
         _active.frames.pop()
         losses = self._frame.losses
@@ -246,14 +247,14 @@ class FunctionBeingTraced:
             _warn(losses, is_in_place=self._frame.is_in_place)
 
     def returned(self, received: FlatDag, result: Any, rules: Rules) -> None:
-        """Looks for changes by the function and not in its result.
+        """Looks for changes made by the function and missing from its result.
 
         Args:
             received: the arguments, with the objects as they are now.
             result: the function's result.
             rules: how the transform packs results.
 
-        Cost: nothing if no object is watched. A walk in C if nothing has changed. Otherwise one look at each child of
+        Cost: nothing if no object is watched. One walk in C if nothing has changed. Otherwise one look at each child of
         each watched object.
         """
         if self._in_place is not None:
