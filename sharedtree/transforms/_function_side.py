@@ -31,7 +31,7 @@ from ._grouping_leaves import with_leaf_notes
 from ._in_place import with_changes
 from ._joining_trees import Sides, fit_leaves
 from ._leaf_groups import LeafGroup, gather_leaves, whole
-from .checks._closed_over import handing_over, report_closed_over
+from .checks._closed_over import relating_arguments, report_closed_over
 from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
@@ -232,12 +232,12 @@ class Inside:
         with (
             deferring_warnings() as self._waiting,
             self._recording_changes(call, args) as tracing,
-            contextlib.nullcontext() if call is None else handing_over(call.tree, tree),
+            contextlib.nullcontext() if call is None else relating_arguments(call.tree, tree),
         ):
             result = self.function(*args, **kwargs)
-            tracing.changed_what_it_is_bound_to(bound, bound_before)
+            tracing.check_bound_module(bound, bound_before)
             is_pair = returns_pair and isinstance(result, (tuple, list)) and len(result) == 2
-            tracing.returned(tree, result[0] if is_pair else result, self.terms.rules)
+            tracing.check_result(tree, result[0] if is_pair else result, self.terms.rules)
         return result
 
     def _check_arguments(self, received: Received) -> None:

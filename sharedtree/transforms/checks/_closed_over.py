@@ -42,12 +42,12 @@ class _TracedCall(NamedTuple):
     inside: FlatDag
 
 
-_traced_calls: ContextVar[tuple[_TracedCall, ...]] = ContextVar("handed_over", default=())
+_traced_calls: ContextVar[tuple[_TracedCall, ...]] = ContextVar("traced_calls", default=())
 """The calls of all functions that are being traced, the outermost first."""
 
 
 @contextlib.contextmanager
-def handing_over(outside: FlatDag, inside: FlatDag) -> Iterator[None]:
+def relating_arguments(outside: FlatDag, inside: FlatDag) -> Iterator[None]:
     """While a function is traced, keeps its arguments beside those of its caller.
 
     Args:

@@ -246,7 +246,7 @@ class FunctionBeingTraced:
         if runs and self._is_outermost:
             _warn(losses, is_in_place=self._frame.is_in_place)
 
-    def returned(self, received: FlatDag, result: Any, rules: Rules) -> None:
+    def check_result(self, received: FlatDag, result: Any, rules: Rules) -> None:
         """Looks for changes made by the function and missing from its result.
 
         Args:
@@ -301,7 +301,7 @@ class FunctionBeingTraced:
         self._frame.losses.append(loss._replace(applied_to=self._as_code()))
         self._has_lost = True
 
-    def changed_what_it_is_bound_to(self, before: FlatDag | None, called: str) -> None:
+    def check_bound_module(self, before: FlatDag | None, called: str) -> None:
         """Looks for changes in the module to which the function is bound. A callable module counts as its own.
 
         Args:
