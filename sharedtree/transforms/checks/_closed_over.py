@@ -79,7 +79,7 @@ class _HeldModule(NamedTuple):
     Attributes:
         module: the module.
         place: where the function holds it, in words.
-        code: code with the function holding a copy, with a hole for the name of the argument. Empty if the argument
+        code: code that makes the function hold a copy, with a `{}` for the name of the argument. Empty if the argument
             must be copied instead.
     """
 

@@ -45,7 +45,7 @@ from ._returned_changes import Change, lost_changes
 
 
 class Loss(NamedTuple):
-    """Changes made by one function in its arguments and not returned.
+    """Changes that one function made in its arguments and did not return.
 
     Attributes:
         definition: where the function is defined.
@@ -247,7 +247,7 @@ class FunctionBeingTraced:
             _warn(losses, is_in_place=self._frame.is_in_place)
 
     def check_result(self, received: FlatDag, result: Any, rules: Rules) -> None:
-        """Looks for changes made by the function and missing from its result.
+        """Looks for changes that the function made and did not return.
 
         Args:
             received: the arguments, with the objects as they are now.
@@ -423,7 +423,7 @@ def _changes(tree: FlatDag, records: Sequence[int]) -> Iterator[Change]:
 
 
 def _replaced_leaves(tree: FlatDag, record: int, part: Any) -> Iterator[tuple[int, Any, Path]]:
-    """Finds the leaves below a record with other objects in their places, after another object took its place.
+    """Compares a received record with the object in its place now, and finds the leaves that differ.
 
     Args:
         tree: what was received, with the objects as they are now.

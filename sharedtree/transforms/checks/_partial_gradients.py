@@ -70,7 +70,7 @@ class _LostPart(NamedTuple):
 
 
 def report_partial_gradients(call: Call, gradient: Gradient, names: Names, policy: Policy) -> None:
-    """Warns if a gradient lacks the part through an argument without differentiation.
+    """Warns if a gradient lacks what flows through an argument that is not differentiated.
 
     Args:
         call: the call. Ties between the differentiated side and the other one are cut.
@@ -118,7 +118,7 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
 
 
 def _lost_arrays(cut: Cut) -> list[_LostPart]:
-    """Finds arrays in a differentiated module and, at another path, in one without differentiation."""
+    """Finds arrays that are in a differentiated module and, at another path, in one that is not differentiated."""
     outcomes, tree = cut.outcomes, cut.outcomes.tree
     leaves = _inexact_leaves(cut)
     roots = outermost_modules(outcomes, has_containers=outcomes.treatment.has_containers)
@@ -136,7 +136,8 @@ def _lost_arrays(cut: Cut) -> list[_LostPart]:
             for record, path_below in tree.below(root.record).first_paths.items():
                 if record in differentiated_leaves:
                     differentiated_path.setdefault(record, (*path, *path_below))
-    # The modules that are not differentiated. Paths at which a differentiated module has the same leaf are meant.
+    # Look for these leaves in the modules that are not differentiated. If both modules have a leaf at one path, the cut
+    # is meant.
     lost: list[_LostPart] = []
     without_state = _without_state(tree)
     for path, constant in roots:
@@ -161,7 +162,7 @@ def _lost_arrays(cut: Cut) -> list[_LostPart]:
 
 
 def _arrays_lost_by_filter(cut: Cut) -> list[_LostPart]:
-    """Finds arrays in the differentiated arguments, if a filter selects some of their paths and not all."""
+    """Finds arrays in the differentiated arguments that a filter selects at some of their paths, but not at all."""
     outcomes, tree = cut.outcomes, cut.outcomes.tree
     leaves = _inexact_leaves(cut)
     # For each leaf, the first path at which it is differentiated, and the first at which it is not.
@@ -180,7 +181,7 @@ def _arrays_lost_by_filter(cut: Cut) -> list[_LostPart]:
 
 
 def _lost_modules(cut: Cut) -> list[_LostPart]:
-    """Finds the largest cut modules. Each is in one differentiated argument and in one other argument."""
+    """Finds the largest modules that were cut. Each is in one differentiated argument and in one other argument."""
     outcomes, tree = cut.outcomes, cut.outcomes.tree
     children = [((), child) for record in cut.modules for child in tree.records[record][1]]
     largest = set(cut.modules).difference(record for record, _ in edges(tree.records, children))

@@ -69,7 +69,7 @@ def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
         title: name of the transform.
 
     Raises:
-        TypeError: with a function in the message for which the module is an argument. `flax.nnx.jit` also refuses bound
+        TypeError: with code for a function that takes the module as an argument. `flax.nnx.jit` also refuses bound
             methods.
     """
     if not policy.in_place:

@@ -184,7 +184,7 @@ def _first_difference(left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def _warn(record: int, old_op: Op, trace: Trace, definition: Definition) -> None:
-    """Warns of a static value with a change on every call.
+    """Warns of a static value that changes on every call.
 
     Args:
         record: record of the leaf, or of the node whose auxiliary data changes.

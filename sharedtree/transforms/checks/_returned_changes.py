@@ -135,7 +135,7 @@ class _Sources(NamedTuple):
 
     Attributes:
         bits: the values, as bits of `_Dataflow`.
-        is_complete: True if the program knows the sources of each leaf but gradients.
+        is_complete: True if the program knows the sources of all leaves that are not gradients.
         has_value: True if the part has a leaf other than gradients.
         has_gradient: True if it has a gradient.
     """

@@ -79,7 +79,7 @@ class _NamedModule(NamedTuple):
 
 
 class _ModulePair(NamedTuple):
-    """A module before and after a call of a function, as it seems, with fewer ties afterwards.
+    """A module that entered a function, and one that left it and may be its new version, with fewer ties.
 
     Attributes:
         entered: the module in the arguments.
