@@ -75,4 +75,4 @@ UNDER_FILTER: dict[str, Callable[..., Any]] = {
 }
 """Name of a transform of Equinox's → that of JAX's which does the same where it is said what is differentiated."""
 
-VANILLA_JIT = jax.jit
+VANILLA_JIT, VANILLA_CUSTOM_VJP, VANILLA_CUSTOM_JVP = jax.jit, jax.custom_vjp, jax.custom_jvp

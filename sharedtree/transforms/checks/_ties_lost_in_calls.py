@@ -21,7 +21,7 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.core import Tracer
 
-from ...core._by_identity import IdentitySet
+from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._flat_dags import FlatDag
 from ...core._locks import Lock
 from ...core._printing import listed
@@ -129,10 +129,11 @@ def _advice(lost: Lost, pair: _Pair, both: FlatDag, shape: Sequence[int], had: I
     keeping: list[tuple[str, str]] = []
     begun: tuple[str, str] | None = None
     first: Origin | None = None
+    analyses: IdentityDict[Any] = IdentityDict()
     for tie in lost.ties[:_MOST_TIES]:
         one, two = [both.objects[part] for part in tie.parts]
         is_new = [both.objects[part] not in had for part in tie.parts]
-        by_transform = untying_transform(one, two) if all(is_new) else []
+        by_transform = untying_transform(one, two, analyses) if all(is_new) else []
         if by_transform:
             first = first or by_transform[0]
             keeping.extend(to_keep(origin.keeping) for origin in by_transform if origin.keeping is not None)
