@@ -100,6 +100,8 @@ def ties_lost_between(entered: FlatDag, left: FlatDag, policy: Policy, *, is_wit
     had = IdentitySet(entered.objects)
     lost_ties: list[LostTie] = []
     reported: set[int] = set()  # what was tied, and what it has become
+    # One operation may have made the leaves of many modules.
+    analyses: IdentityDict[Any] = IdentityDict()
     for pair in _pairs(tied, _modules(entered, containers, jtu.keystr), _modules(both, containers, text), both, shape):
         for lost in maximal(unsettled(pair.ties, objects)):
             parts = {part for tie in lost.ties for part in tie.parts}
@@ -107,7 +109,7 @@ def ties_lost_between(entered: FlatDag, left: FlatDag, policy: Policy, *, is_wit
                 continue
             reported |= {lost.record, *parts}
             before, after = named(pair.text, lost.paths), named(pair.text_after, lost.paths)
-            lost_ties.append(LostTie(before, after, _advice(lost, pair, both, shape, had)))
+            lost_ties.append(LostTie(before, after, _advice(lost, pair, both, shape, had, analyses)))
     # Who gets the result, an enclosing function or a later call, need not report it again.
     note(objects[number] for number in reported)
     return lost_ties
@@ -116,7 +118,14 @@ def ties_lost_between(entered: FlatDag, left: FlatDag, policy: Policy, *, is_wit
 _MOST_TIES = 64  # of one module, whose origins are looked at
 
 
-def _advice(lost: Lost, pair: _Pair, both: FlatDag, shape: Sequence[int], had: IdentitySet) -> Advice:
+def _advice(
+    lost: Lost,
+    pair: _Pair,
+    both: FlatDag,
+    shape: Sequence[int],
+    had: IdentitySet,
+    analyses: IdentityDict[Any],
+) -> Advice:
     """What to do about a tie that a function has lost.
 
     Args:
@@ -125,11 +134,11 @@ def _advice(lost: Lost, pair: _Pair, both: FlatDag, shape: Sequence[int], had: I
         both: what entered and what left.
         shape: of each of its records.
         had: what the function received.
+        analyses: what was found out about operations; it is filled.
     """
     keeping: list[tuple[str, str]] = []
     begun: tuple[str, str] | None = None
     first: Origin | None = None
-    analyses: IdentityDict[Any] = IdentityDict()
     for tie in lost.ties[:_MOST_TIES]:
         one, two = [both.objects[part] for part in tie.parts]
         is_new = [both.objects[part] not in had for part in tie.parts]
