@@ -254,7 +254,7 @@ def _is_below_function_of_trees(frames: Sequence[Frame], caller: Frame) -> bool:
 
 
 def _entered_as_one(tracers: Sequence[Any], call: object) -> bool:
-    """Whether two leaves were computed from one array that entered a call, and from no two that one line had made.
+    """Returns True if two leaves were computed from one array that entered a call, which nothing had untied before.
 
     Args:
         tracers: the leaves.
@@ -276,9 +276,10 @@ def _entered_as_one(tracers: Sequence[Any], call: object) -> bool:
             elif value.aval.shape == tracer.aval.shape and value.aval.dtype == tracer.aval.dtype:
                 outside.add(value)
         entered.append(outside)
-    made = [operation_of(value) for value in entered[0] if operation_of(value) is not None]
-    tracebacks = [operation.source_info.traceback for operation in made]
     is_tied = any(value in entered[1] for value in entered[0])
+    # If one line outside made two of the arrays, a function of trees has untied the model before this call.
+    operations = [operation_of(value) for value in entered[0] if operation_of(value) is not None]
+    tracebacks = [operation.source_info.traceback for operation in operations]
     return is_tied and len(set(tracebacks)) == len(tracebacks)
 
 
@@ -287,14 +288,17 @@ def _is_same(one: object, two: object) -> bool:
 
 
 def _is_by_user(function: Frame | None, caller: Frame) -> bool:
-    """Whether a function is of the program that called the transform, not of a library that has applied it."""
-    return function is not None and _is_installed(function.filename) <= _is_installed(caller.filename)
+    """Returns True if a function is of the program that called the transform, not of a library that applied it."""
+    if function is None:
+        return False
+    # A program that is itself installed may call a transform on functions of its own.
+    return _is_installed(caller.filename) or not _is_installed(function.filename)
 
 
 def _is_function_by_user(program: InnerProgram, inside: Sequence[Frame], caller: Frame) -> bool:
     filename = str(program.jaxpr.debug_info.func_src_info).rpartition(" at ")[2].rpartition(":")[0]
     if package_of(filename) is None:
-        return _is_installed(filename) <= _is_installed(caller.filename)
+        return _is_installed(caller.filename) or not _is_installed(filename)
     # A library has wrapped the function before it gave it to JAX.
     functions = [frame for frame in inside if package_of(frame.filename) is None]
     return _is_by_user(functions[-1] if functions else None, caller)
