@@ -175,6 +175,7 @@ import jax, jax.numpy as jnp, sharedtree as st
 xs, vanilla = jnp.arange(3.0), jax.jit
 for name in ("jit", "grad", "value_and_grad", "vmap", "jacfwd", "hessian", "vjp", "jvp", "checkpoint", "eval_shape"):
     setattr(jax, name, getattr(st, name))
+jax.custom_vjp, jax.custom_jvp = st.custom_vjp, st.custom_jvp
 for name in ("scan", "cond", "while_loop"):
     setattr(jax.lax, name, getattr(st, name))
 print(float({first}))

@@ -36,6 +36,8 @@ LAYOUTS = {
     "the first of each": lambda g, m: (g[0], m[0]),
     "the second of each": lambda g, m: (g[1], m[1]),
     "all and one more": lambda g, m: (g, m[1]),
+    "a gradient and a parameter": lambda g, m: (g[0], m[1]),
+    "a parameter and a gradient": lambda g, m: {"frozen": m[0], "gradient": g[1]},
 }
 
 
@@ -46,6 +48,8 @@ REFUSED = (
     "the second only",
     "the second of each",
     "all and one more",
+    "a gradient and a parameter",
+    "a parameter and a gradient",
 )
 """Of these it cannot be known what is shared with the second."""
 

@@ -90,13 +90,16 @@ WITH_SLOTS = {
     "adamw": lambda: optax.adamw(0.1),
     "clipped": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
     "injected": lambda: optax.inject_hyperparams(optax.adam)(0.1),
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9),
+    "rmsprop": lambda: optax.rmsprop(0.1),
+    "adabelief": lambda: optax.adabelief(0.1),
 }
 
 
 @pytest.mark.parametrize("around", [lambda step: step, st.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("make", WITH_SLOTS.values(), ids=WITH_SLOTS)
 def test_a_gradient_of_less_than_the_optimizer_trains_is_told_of_the_filter(make, around):
-    """Optax says that two trees differ, at a path that begins with the name of a parameter of its own."""
+    """Optax says that two trees differ, at a path that begins with the name of a parameter of its own, or nothing."""
     tx, model = st.optimizer(make()), Pair(TIED, {"more": jnp.zeros(2)})
 
     def step(state, model):
@@ -114,6 +117,14 @@ def test_a_gradient_of_less_is_none_of_its_affair_where_there_are_no_slots():
     updates, _ = (tx := st.optimizer(optax.sgd(0.5))).update(gradient, tx.init(gradient), {**gradient, "head": 2 * W})
     assert updates["head"] is None
     np.testing.assert_array_equal(updates["bias"], [-0.5, -0.5])
+
+
+def test_a_gradient_of_another_shape_is_no_matter_of_filters():
+    tx = st.optimizer(optax.masked(optax.adam(0.1), {"first": True, "second": False}))
+    model = {"first": jnp.zeros(2), "second": jnp.zeros(2)}
+    with pytest.raises((TypeError, ValueError)) as caught:
+        tx.update({"first": jnp.ones(3), "second": None}, tx.init(model), model)
+    assert "wrt" not in str(caught.value)
 
 
 NO_FILTERS = {

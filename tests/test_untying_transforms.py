@@ -192,6 +192,33 @@ NOT_TO_BLAME = {
     "two values by two lines in one call": lambda m: rebuilt(
         jax.jit(lambda m: (2 * m.embed.weight, 3 * m.head.weight))(m)
     ),
+    "two values by hand under vmap": lambda m: jax.vmap(
+        lambda m: Net(Leaf(2 * m.embed.weight), Leaf(3 * m.head.weight))
+    )(m),
+    "bare weights under vmap": lambda m: rebuilt(jax.vmap(lambda a, b: (2 * a, 3 * b))(*weights(m))),
+    "a compiled call for each leaf under vmap": lambda m: jax.vmap(
+        lambda m: rebuilt([jax.jit(lambda y: 2 * y)(x) for x in weights(m)])
+    )(m),
+    "one value twice under vmap": lambda m: rebuilt(jax.vmap(lambda x: (2 * x, 3 * x))(m.embed.weight)),
+    "what is beside a gradient": lambda m: jax.value_and_grad(
+        lambda m: (m.embed.weight.sum(), rebuilt((2 * m.embed.weight, 3 * m.head.weight))), has_aux=True
+    )(m)[0][1],
+    "bare weights under jvp": lambda m: rebuilt(jax.jvp(lambda a, b: (2 * a, 3 * b), weights(m), weights(m))[0]),
+    "two values by hand under filter_vmap": lambda m: eqx.filter_vmap(
+        lambda m: Net(Leaf(2 * m.embed.weight), Leaf(3 * m.head.weight))
+    )(m),
+    "a factor for each path in a loop": lambda m: jax.lax.fori_loop(
+        0, 3, lambda _, m: rebuilt([x * k for x, k in zip(weights(m), (2.0, 3.0), strict=True)]), m
+    ),
+    "a factor for each path under jit": lambda m: jax.jit(
+        lambda m: rebuilt([x * k for x, k in zip(weights(m), (2.0, 3.0), strict=True)])
+    )(m),
+    "one computation by hand under jit": lambda m: jax.jit(
+        lambda m: Net(Leaf(jnp.sin(m.embed.weight)), Leaf(jnp.sin(m.head.weight)))
+    )(m),
+    "a factor for each path in a scan": lambda m: jax.lax.scan(
+        lambda m, _: (rebuilt([x * k for x, k in zip(weights(m), (2.0, 3.0), strict=True)]), None), m, None, length=2
+    )[0],
     "jitted by a library": lambda m: LIBRARY.jitted(m),
     "filter_jitted by a library": lambda m: LIBRARY.filter_jitted(m),
     "mapped by a library": lambda m: LIBRARY.mapped(m),

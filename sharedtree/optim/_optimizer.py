@@ -162,14 +162,18 @@ def optimizer_with(
         cut_updates = models.cut(updates, "updates")
         cut_state = models.cut(state, "state", wording.untied_state)
         cut_params = None if params is None else models.cut(params, "params")
+        # Transformations without slots take a gradient that lacks a parameter, so whether that is a fault shows here.
         try:
             new_updates, new_state = inner(models).update(cut_updates, cut_state, cut_params, **extra)
         except (TypeError, ValueError) as error:
-            # Transformations without slots take such a gradient, so whether it is at fault shows only now.
-            without_gradient = models.missing_in(updates)
-            if without_gradient:
+            if "None" in str(error) and (without_gradient := models.missing_in(updates)):
                 raise _no_gradient(without_gradient) from error
             raise
+        # A momentum has become None, and optax says nothing.
+        if jtu.tree_structure(new_state) != jtu.tree_structure(cut_state):
+            without_gradient = models.missing_in(updates)
+            if without_gradient:
+                raise _no_gradient(without_gradient)
         made = models.whole(new_updates), models.whole(new_state)
         if missing:
             note_in_state(model, made[1], missing)

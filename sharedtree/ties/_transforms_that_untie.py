@@ -8,9 +8,11 @@ traceback of the operation that made a leaf has the call:
 
 But JAX and other libraries call transforms, too, and a user may call one for each leaf in turn. So a transform is named
 only if the user's code called it directly, on a function of the user's, and if both leaves came out of *one* call of
-it. Of `jax.lax.scan`, `jax.jit` and the like both are then outputs of one operation, whose program computes the two
-alike. `jax.vmap` and `jax.grad` leave no operation behind, but JAX notes for each operation in which of their calls it
-was made.
+it. Of `jax.lax.scan`, `jax.jit` and the like both are then outputs of one operation. `jax.vmap` and `jax.grad` leave no
+operation behind, but JAX notes for each operation in which of their calls it was made.
+
+A function that takes a model apart by hand unties it under any transform. So both leaves must also have been made at
+one line below a function of trees, such as `jax.tree.map` or `sharedtree.apply_updates`; or be parts of one gradient.
 """
 
 import pathlib
@@ -166,12 +168,13 @@ class Culprit(NamedTuple):
     inside: Sequence[Frame]
 
 
-def culprit_of(one: Any, two: Any) -> Culprit | None:
-    """The outermost vanilla transform in which two leaves were made, if it is certain that it has untied them.
+def culprit_of(one: Any, two: Any, analyses: "IdentityDict[list[_Analysis]]") -> Culprit | None:
+    """Returns the outermost vanilla transform in which two leaves were made, if it is certain that it has untied them.
 
     Args:
         one: a leaf of what the traced function returned.
         two: another leaf, which was one with the first when the function was entered.
+        analyses: operation → its programs, analysed. It is filled, so that many leaves of one operation cost one look.
     """
     call, other = outermost_call(one), outermost_call(two)
     tracers = program_tracer(one), program_tracer(two)
@@ -179,33 +182,79 @@ def culprit_of(one: Any, two: Any) -> Culprit | None:
         return None
     operations = [operation_of(tracer) for tracer in tracers]
     if call.transform.calls:
-        calls, other_calls = map(transform_calls, operations)
-        is_one_call = len(calls) == len(other_calls) and all(map(_is_same, calls, other_calls))
-        named = [entry for entry in calls if entry.name == call.transform.calls]
-        if not is_one_call or not named:
-            return None
-        # Of a function that is itself jitted, no frame is left.
-        programs = programs_in(operations[0]) if call.function is None and operations[0] is operations[1] else ()
-        is_by_user = any(_is_function_by_user(program, (), call.caller) for program in programs)
-        if not is_by_user and not _is_by_user(call.function, call.caller):
-            return None
-        return Culprit(call.transform, call.caller, ()) if _entered_as_one(tracers, named[-1]) else None
+        return _culprit_without_operation(call, tracers, operations, analyses)
     if operations[0] is not operations[1] or not call.is_innermost:
         return None
     if operations[0].primitive.name not in call.transform.primitives:
         return None
+    inside = _made_alike(operations[0], tracers, call.caller, analyses)
+    return None if inside is None else Culprit(call.transform, call.caller, inside)
+
+
+def _culprit_without_operation(
+    call: TransformCall, tracers: Sequence[Any], operations: Sequence[Any], analyses: "IdentityDict[list[_Analysis]]"
+) -> Culprit | None:
+    """Returns a transform that leaves no operation behind, if it is certain that it untied two leaves."""
+    calls, other_calls = map(transform_calls, operations)
+    is_one_call = len(calls) == len(other_calls) and all(map(_is_same, calls, other_calls))
+    named = [entry for entry in calls if entry.name == call.transform.calls]
+    if not is_one_call or not named or not _entered_as_one(tracers, named[-1]):
+        return None
+    culprit = Culprit(call.transform, call.caller, ())
+    if operations[0] is operations[1] and call.function is None:
+        # The function is jitted itself, so that only the program of that has its lines.
+        return None if _made_alike(operations[0], tracers, call.caller, analyses) is None else culprit
+    if not _is_by_user(call.function, call.caller):
+        return None
+    # The two parts of one gradient are made at different lines, since each path is differentiated by itself.
+    if any(entry.name == "transpose" for entry in calls):
+        return culprit
+    tracebacks = [operation.source_info.traceback for operation in operations]
+    is_one_line = tracebacks[0] is not None and tracebacks[0] == tracebacks[1]
+    return culprit if is_one_line and _is_below_function_of_trees(frames_in(tracebacks[0]), call.caller) else None
+
+
+def _made_alike(
+    operation: Any, tracers: Sequence[Any], caller: Frame, analyses: "IdentityDict[list[_Analysis]]"
+) -> Sequence[Frame] | None:
+    """Returns the call stack of what made two outputs, if the operation's program makes both in one way of one value.
+
+    None if that is not certain, or if the program is not of the user's function.
+    """
     numbers = output_number(tracers[0]), output_number(tracers[1])
     if numbers[0] is None or numbers[1] is None:
         return None
-    for program in programs_in(operations[0]):
-        inside = _computes_alike(program, numbers[0], numbers[1])
-        if inside is not None and _is_function_by_user(program, inside, call.caller):
-            return Culprit(call.transform, call.caller, inside)
+    programs = analyses.get(operation)
+    if programs is None:
+        programs = analyses[operation] = [_analyse(program) for program in programs_in(operation)]
+    for analysis in programs:
+        inside = _computes_alike(analysis, numbers[0], numbers[1])
+        if inside is None or (inside and not _is_below_function_of_trees(inside, caller)):
+            continue
+        if _is_function_by_user(analysis.program, inside, caller):
+            return inside
     return None
 
 
+def _is_below_function_of_trees(frames: Sequence[Frame], caller: Frame) -> bool:
+    """Returns True if a function of trees of some library made an operation, or called what made it.
+
+    Args:
+        frames: call stack of the operation, innermost first.
+        caller: where the transform was called. Frames further out do not count.
+    """
+    for frame in frames:
+        if frame == caller or frame.function == TRACED:
+            return False
+        package = package_of(frame.filename)
+        # JAX's other frames are those of its operations.
+        if package is not None and (package != "jax" or pathlib.PurePath(frame.filename).name == "tree_util.py"):
+            return True
+    return False
+
+
 def _entered_as_one(tracers: Sequence[Any], call: object) -> bool:
-    """Whether two leaves were computed from one array that entered a call, and from no two that one line had made.
+    """Returns True if two leaves were computed from one array that entered a call, which nothing had untied before.
 
     Args:
         tracers: the leaves.
@@ -227,9 +276,10 @@ def _entered_as_one(tracers: Sequence[Any], call: object) -> bool:
             elif value.aval.shape == tracer.aval.shape and value.aval.dtype == tracer.aval.dtype:
                 outside.add(value)
         entered.append(outside)
-    made = [operation_of(value) for value in entered[0] if operation_of(value) is not None]
-    tracebacks = [operation.source_info.traceback for operation in made]
     is_tied = any(value in entered[1] for value in entered[0])
+    # If one line outside made two of the arrays, a function of trees has untied the model before this call.
+    operations = [operation_of(value) for value in entered[0] if operation_of(value) is not None]
+    tracebacks = [operation.source_info.traceback for operation in operations]
     return is_tied and len(set(tracebacks)) == len(tracebacks)
 
 
@@ -238,14 +288,17 @@ def _is_same(one: object, two: object) -> bool:
 
 
 def _is_by_user(function: Frame | None, caller: Frame) -> bool:
-    """Whether a function is of the program that called the transform, not of a library that has applied it."""
-    return function is not None and _is_installed(function.filename) <= _is_installed(caller.filename)
+    """Returns True if a function is of the program that called the transform, not of a library that applied it."""
+    if function is None:
+        return False
+    # A program that is itself installed may call a transform on functions of its own.
+    return _is_installed(caller.filename) or not _is_installed(function.filename)
 
 
 def _is_function_by_user(program: InnerProgram, inside: Sequence[Frame], caller: Frame) -> bool:
     filename = str(program.jaxpr.debug_info.func_src_info).rpartition(" at ")[2].rpartition(":")[0]
     if package_of(filename) is None:
-        return _is_installed(filename) <= _is_installed(caller.filename)
+        return _is_installed(caller.filename) or not _is_installed(filename)
     # A library has wrapped the function before it gave it to JAX.
     functions = [frame for frame in inside if package_of(frame.filename) is None]
     return _is_by_user(functions[-1] if functions else None, caller)
@@ -255,17 +308,27 @@ def _is_installed(filename: str) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(pathlib.PurePath(filename).parts)
 
 
-def _computes_alike(program: InnerProgram, one: int, two: int) -> Sequence[Frame] | None:
-    """Returns the call stack of what made two outputs, if a program makes both in one way of one value; else None.
+class _Analysis(NamedTuple):
+    """What each variable of a program was computed from.
 
-    They are made alike if they are the same operations on inputs that are one value. They also are if one line made
-    both, as a function of trees does, the first of one input and the second of another, which are one value.
-
-    Cost: linear in the operations of the program.
+    Attributes:
+        program: the program.
+        numbers: variable → its number. The numbers of two variables are equal if their values are.
+        sources: variable → a bit for each input that it was computed from.
+        made_by: variable → the equation that made it.
+        places_of: tracer → the inputs that it is.
     """
-    # The numbers of two variables are equal if their values are.
+
+    program: InnerProgram
+    numbers: IdentityDict[Any]
+    sources: IdentityDict[int]
+    made_by: IdentityDict[Any]
+    places_of: IdentityDict[list[int]]
+
+
+def _analyse(program: InnerProgram) -> _Analysis:
+    """Looks at each equation of a program once."""
     numbers: IdentityDict[Any] = IdentityDict()
-    # For each variable, a bit for each input that it was computed from.
     sources: IdentityDict[int] = IdentityDict()
     made_by: IdentityDict[Any] = IdentityDict()
     places_of: IdentityDict[list[int]] = IdentityDict()
@@ -289,21 +352,34 @@ def _computes_alike(program: InnerProgram, one: int, two: int) -> Sequence[Frame
         number = number_of.setdefault(key, len(program.inputs) + len(number_of))
         for place, variable in enumerate(equation.outvars):
             numbers[variable], sources[variable], made_by[variable] = (number, place), reached, equation
-    first, second = program.jaxpr.outvars[one], program.jaxpr.outvars[two]
-    if first not in numbers or second not in numbers:
+    return _Analysis(program, numbers, sources, made_by, places_of)
+
+
+def _computes_alike(analysis: _Analysis, one: int, two: int) -> Sequence[Frame] | None:
+    """Returns the call stack of what made two outputs of a program, if they are computed alike; else None.
+
+    They are computed alike if they are inputs that are one value: then the stack is empty. They also are if one line
+    made both, as a function of trees does, the first of one input and the second of another, which are one value.
+    """
+    jaxpr = analysis.program.jaxpr
+    first, second = jaxpr.outvars[one], jaxpr.outvars[two]
+    if first not in analysis.numbers or second not in analysis.numbers:
         return None
-    equations = made_by.get(first), made_by.get(second)
+    is_same_value = analysis.numbers[first] == analysis.numbers[second]
+    equations = analysis.made_by.get(first), analysis.made_by.get(second)
+    if equations[0] is None and equations[1] is None:
+        return () if is_same_value else None
     tracebacks = [getattr(getattr(equation, "source_info", None), "traceback", None) for equation in equations]
-    inside = () if tracebacks[0] is None else frames_in(tracebacks[0])
-    if numbers[first] == numbers[second]:
-        return inside
     if tracebacks[0] is None or tracebacks[0] != tracebacks[1] or first.aval != second.aval:
         return None
-    for places in places_of.values():
-        in_first = [place for place in places if sources[first] >> place & 1]
-        in_second = [place for place in places if sources[second] >> place & 1]
+    inside = frames_in(tracebacks[0])
+    if is_same_value:
+        return inside
+    for places in analysis.places_of.values():
+        in_first = [place for place in places if analysis.sources[first] >> place & 1]
+        in_second = [place for place in places if analysis.sources[second] >> place & 1]
         is_tied = len({*in_first, *in_second}) > 1 and in_first and in_second
-        if is_tied and program.jaxpr.invars[places[0]].aval == first.aval:
+        if is_tied and jaxpr.invars[places[0]].aval == first.aval:
             return inside
     return None
 

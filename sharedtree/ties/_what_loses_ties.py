@@ -14,6 +14,7 @@ loops use; `docs/unties.md` has them all.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..core._by_identity import IdentityDict
 from ..core._jax_internals import Frame, frames_of
 from ._frames_of_libraries import TRACED, package_of
 from ._transforms_that_untie import culprit_of, outermost_call
@@ -114,12 +115,17 @@ def _origin_in(frames: Sequence[Frame]) -> Origin | None:
     return innermost
 
 
-def untying_transform(one: Any, two: Any) -> list[Origin]:
-    """The vanilla transform that has made two leaves of one; none if that is not certain.
+def untying_transform(one: Any, two: Any, analyses: IdentityDict[Any]) -> list[Origin]:
+    """Finds the vanilla transform that has made two leaves of one. Returns none if that is not certain.
 
     If a function that is known to lose ties was called inside the transform, it comes second: both untie.
+
+    Args:
+        one: a leaf of what the traced function returned.
+        two: another leaf, which was one with the first when the function was entered.
+        analyses: keeps what was found out about operations, for further leaves.
     """
-    culprit = culprit_of(one, two)
+    culprit = culprit_of(one, two, analyses)
     if culprit is None:
         return []
     transform, caller = culprit.transform, culprit.caller

@@ -61,12 +61,13 @@ else:
     from ..core._lazy_names import later_in as _later_in
 
     # They need what is imported with the first transform that is wrapped.
-    __getattr__ = _later_in(
-        __name__,
-        {
-            **dict.fromkeys(("device_put", "with_sharding_constraint"), "_device_put"),
-            **dict.fromkeys(("Explanation", "LeafReport", "explain"), "checks._explain"),
-            "Crossing": "_crossing",
-            "Inside": "_function_side",
-        },
-    )
+    _LATER = {
+        **dict.fromkeys(("device_put", "with_sharding_constraint"), "_device_put"),
+        **dict.fromkeys(("Explanation", "LeafReport", "explain"), "checks._explain"),
+        "Crossing": "_crossing",
+        "Inside": "_function_side",
+    }
+    __getattr__ = _later_in(__name__, _LATER)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})

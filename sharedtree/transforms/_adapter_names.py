@@ -76,5 +76,5 @@ UNDER_FILTER: dict[str, Callable[..., Any]] = {
 }
 """Name of an Equinox transform → the JAX transform that does the same once it is clear what is differentiated."""
 
-VANILLA_JIT = jax.jit
-"""JAX's own `jit`, for computations of the package."""
+VANILLA_JIT, VANILLA_CUSTOM_VJP, VANILLA_CUSTOM_JVP = jax.jit, jax.custom_vjp, jax.custom_jvp
+"""JAX's own transforms, for computations of the package."""

@@ -3,7 +3,7 @@
 JAX traces each branch by itself, and remembers the traces by function and operands: one that it has traced it does not
 call again. So no branch knows what the others return, and yet the results of all must have one structure. What they
 have in common is known to a *meeting*, which each branch finds in the aux data of its operands. In the first call each
-branch leaves word there of the structure of its result. If that is not the same for all, their meet is made
+branch leaves word there of the structure of its result. If that is not the same for all, their join is made
 (`_joining_trees`), and all are traced once more, with a meeting that tells them what to return. Later calls bring the
 same meeting, which lives as long as JAX's caches hold the traces.
 

@@ -26,6 +26,7 @@ from ..core._structure import Structure
 from ..libraries._equinox import name_of
 from ..ties._leaf_notes import note_tied, noting_whole
 from ..ties._policy_and_context import Policy
+from ._adapter_names import VANILLA_CUSTOM_VJP
 from ._argument_names import Names
 from ._caller_side import Call, leave
 from ._function_and_options import How, in_code
@@ -255,7 +256,7 @@ class RuleTransform(FunctionTransform):
         if self._primal is None or holds_modules(self._operands):
             return
         # JAX traces the function anew, or even calls it (`jax_custom_vjp3`), so it gets one that only looks like it.
-        ruled = jax.custom_vjp(returning(self._primal.function, 0.0))
+        ruled = VANILLA_CUSTOM_VJP(returning(self._primal.function, 0.0))
         ruled.defvjp(lambda *args: (0.0, None), returning(rule, given))
         own = unpack(self._operands.structure, list(self._operands.leaves.values()))
         operands = [arg for name, arg in zip(own.names, own.args, strict=True) if name is not None]

@@ -16,6 +16,7 @@ from ..core._prefix_trees import Label, labels
 from ..core._printing import listed
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
+from ._adapter_names import VANILLA_CUSTOM_JVP, VANILLA_CUSTOM_VJP
 from ._caller_side import Call
 from ._derivative_rules import RuleTransform, returning, tree_of
 from ._joining_trees import holds_modules
@@ -29,7 +30,7 @@ class CustomVjpTransform(RuleTransform):
 
     unknown_methods = frozenset({"defvjp_with_logs", "defvjp_with_accums", "defremat", "defremat_with_logs"})
 
-    @lists_options_of(jax.custom_vjp.defvjp)
+    @lists_options_of(VANILLA_CUSTOM_VJP.defvjp)
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any) -> None:
         """Sets the rules, as `jax.custom_vjp.defvjp` does.
 
@@ -99,7 +100,7 @@ class Summed(list[Any]):
 class CustomJvpTransform(RuleTransform):
     """A function under `jax.custom_jvp`, with identities preserved."""
 
-    @lists_options_of(jax.custom_jvp.defjvp)
+    @lists_options_of(VANILLA_CUSTOM_JVP.defjvp)
     def defjvp(self, jvp: Callable[..., Any], *positional: Any, **options: Any) -> Callable[..., Any]:
         """Sets the rule, as `jax.custom_jvp.defjvp` does.
 
@@ -173,7 +174,7 @@ class CustomJvpTransform(RuleTransform):
             return
         value = tree_of(result)
         if jtu.tree_structure(given) != jtu.tree_structure(value):
-            ruled = jax.custom_jvp(returning(self._primal.function, value))
+            ruled = VANILLA_CUSTOM_JVP(returning(self._primal.function, value))
             ruled.defjvp(returning(jvp, (value, given)))
             jax.eval_shape(lambda: jax.jvp(ruled, (0.0,), (0.0,)))
 

@@ -45,7 +45,7 @@ class LinearMap:
 
     Args:
         function: the vanilla function, of groups.
-        takes: the hand that it takes.
+        takes: the leaf group that it takes.
         is_pair: whether what it takes is the first of a pair.
         fit: how what it is given is fitted to that.
         is_bare: whether the primals, and so what is in their shape, are in no group.
@@ -92,7 +92,7 @@ jtu.register_pytree_node(
 
 
 def seen_of(selection: LeafSelection, given: Any, name: str, fit: Fit, *, is_pair: bool) -> LeafGroup:
-    """What a user gave, in the hand that the transform sees.
+    """What a user gave, in the leaf group that the transform sees.
 
     Args:
         selection: of the group.

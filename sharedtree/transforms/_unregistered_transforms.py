@@ -500,11 +500,11 @@ def _put_together(result: Any, call: Call, changes: Changes | None = None) -> An
     outermost = _Outermost(result, _is_group)
     groups = outermost.objects
     runs = _runs(groups)
-    _refuse_ambiguous(runs)
+    _refuse_ambiguous(runs, call)
     return outermost.replaced_by(_built(groups, runs, lambda run: _root_of_run(run, call, changes)))
 
 
-def _refuse_ambiguous(runs: Sequence[_Run]) -> None:
+def _refuse_ambiguous(runs: Sequence[_Run], call: Call) -> None:
     """Raises if a value that arguments share may be missing, or be that of another result, such as of a gradient.
 
     A transform may return several trees like the arguments: gradients and parameters, for example. If they come one
@@ -512,24 +512,62 @@ def _refuse_ambiguous(runs: Sequence[_Run]) -> None:
     be told from what `m1` shares with `m0`.
 
     Raises:
-        SharingMismatchError: if one of them is not complete, and a part of it shares a leaf with another part.
+        SharingMismatchError: if one of them is not complete, and a part of it shares a leaf with another part; or if
+            one part of it is the caller's and another is not, and they share a leaf.
     """
     for run in runs:
-        if not _is_of_arguments(run.selection.structure) or run.is_whole:
+        if not _is_of_arguments(run.selection.structure):
+            continue
+        if run.is_whole:
+            place = _find_mixed_place(run, call)
+            if place is not None:
+                raise _ambiguous(run, place)
             continue
         is_only_one = [other.selection.structure for other in runs].count(run.selection.structure) == 1
         parts = [run] if is_only_one else [_Run({position: group}) for position, group in run.groups.items()]
         missing = [place for part in parts for place in part.missing_places]
         if missing:
-            path = leaf_paths(run.selection.structure)[missing[0]]
-            raise SharingMismatchError(
-                f"The transform returns something like a part of its arguments, and this shares `{path}` with another "
-                "part. Whether that is left out, or which of several results it belongs to, cannot be known.\n"
-                "An array that several modules share comes with the first of them. Pass what belongs together as one "
-                "value:\n"
-                "    f(sharedtree.Dag((model, shared)))",
-                (path,),
-            )
+            raise _ambiguous(run, missing[0])
+
+
+def _find_mixed_place(run: _Run, call: Call) -> int | None:
+    """Finds a leaf that two modules of a complete graph share, one of which came back as the caller's own.
+
+    A transform may return a parameter of one module and the gradient of another. Together they look like one tree, and
+    the leaf that came with the first would be put into the second, too.
+
+    Returns:
+        The place of the leaf in the graph. None if there is none.
+    """
+    if run.selection.structure is not call.tree.structure:
+        return None
+    originals = list(call.tree.leaves.values())
+    places_of = {position: range(len(originals))[group.places] for position, group in run.groups.items()}
+    is_callers: dict[int, bool] = {}
+    for position, group in run.groups.items():
+        if places_of[position]:
+            pairs = zip(group.leaves, places_of[position], strict=True)
+            is_callers[position] = all(leaf is originals[place] for leaf, place in pairs)
+    if len(set(is_callers.values())) < 2:
+        return None
+    holder_of = {place: position for position, places in places_of.items() for place in places}
+    for position, is_unchanged in is_callers.items():
+        for place in _Run({position: run.groups[position]}).missing_places:
+            if is_callers[holder_of[place]] != is_unchanged:
+                return place
+    return None
+
+
+def _ambiguous(run: _Run, place: int) -> SharingMismatchError:
+    path = leaf_paths(run.selection.structure)[place]
+    return SharingMismatchError(
+        f"The transform returns something like a part of its arguments, and this shares `{path}` with another "
+        "part. Whether that is left out, or which of several results it belongs to, cannot be known.\n"
+        "An array that several modules share comes with the first of them. Pass what belongs together as one "
+        "value:\n"
+        "    f(sharedtree.Dag((model, shared)))",
+        (path,),
+    )
 
 
 def _root_of_run(run: _Run, call: Call, changes: Changes | None) -> Any:

@@ -40,7 +40,7 @@ from ._filters import (
 )
 
 MOST_REPEATED_VISITS = 100_000
-"""How often a function of a path may come to records where it has been before. A second or so."""
+"""Visits of records that were visited before, which a function of a path may make. It bounds the time to seconds."""
 
 
 def selection(argument: Any, spec: AnyFilter, name: str) -> Any:
@@ -313,10 +313,10 @@ def too_many_paths(option: str, text: str) -> ValueError:
 
     Args:
         option: where the filter was given.
-        text: how many there are, as in "10 paths".
+        text: what there are too many of, as in "10 paths lead to the leaves of the tree".
     """
     return ValueError(
-        f"`{option}` looks at paths, and {text} lead to the leaves of the tree.\n"
+        f"`{option}` looks at paths, and {text}.\n"
         "What is tied is selected at all of its paths or at none, so a function of a path is asked at each. A class, "
         "or a function of a leaf, is asked about each leaf once:\n"
         f"    {option} = lambda leaf: getattr(leaf, 'ndim', 0) > 1"
@@ -328,7 +328,8 @@ def _num_paths(tree: FlatDag, leaves: Collection[int]) -> str:
     for number, (_, children) in enumerate(tree.records):
         to_leaves.append(1 if number in leaves else sum(to_leaves[child] for child in children))
     count = to_leaves[tree.root]
-    return f"{count:,} paths" if count < 10**15 else f"about 10**{len(str(count)) - 1} paths"
+    number = f"{count:,}" if count < 10**15 else f"about 10**{len(str(count)) - 1}"
+    return f"{number} paths lead to the leaves of the tree"
 
 
 class PartsOfPrefix:

@@ -26,7 +26,7 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.core import Tracer
 
-from ...core._by_identity import IdentitySet
+from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._flat_dags import FlatDag
 from ...core._locks import Lock
 from ...core._printing import listed
@@ -118,6 +118,8 @@ def ties_lost_between(entered: FlatDag, left: FlatDag, policy: Policy, *, is_wit
     lost_ties: list[LostTie] = []
     # Records of what was tied, and of what it has become.
     reported: set[int] = set()
+    # One operation may have made the leaves of many modules. It is analysed once.
+    analyses: IdentityDict[Any] = IdentityDict()
     pairs = _pair_modules(
         tied_modules,
         _modules(entered, containers, jtu.keystr),
@@ -132,7 +134,8 @@ def ties_lost_between(entered: FlatDag, left: FlatDag, policy: Policy, *, is_wit
                 continue
             reported |= {lost.record, *parts}
             paths_before, paths_after = named(pair.entered.text, lost.paths), named(pair.left.text, lost.paths)
-            lost_ties.append(LostTie(paths_before, paths_after, _advice(lost, pair, combined, shape_of, received)))
+            advice = _advice(lost, pair, combined, shape_of, received, analyses)
+            lost_ties.append(LostTie(paths_before, paths_after, advice))
     # Whoever gets the result, an enclosing function or a later call, need not report the tie again.
     note(objects[record] for record in reported)
     return lost_ties
@@ -153,7 +156,14 @@ _MAX_TIES = 64
 """The number of ties of one module whose origins are looked for."""
 
 
-def _advice(lost: Lost, pair: _ModulePair, combined: FlatDag, shape_of: Sequence[int], received: IdentitySet) -> Advice:
+def _advice(
+    lost: Lost,
+    pair: _ModulePair,
+    combined: FlatDag,
+    shape_of: Sequence[int],
+    received: IdentitySet,
+    analyses: IdentityDict[Any],
+) -> Advice:
     """Returns the advice about a lost tie: where it was lost, and at most two fixes.
 
     Args:
@@ -162,6 +172,7 @@ def _advice(lost: Lost, pair: _ModulePair, combined: FlatDag, shape_of: Sequence
         combined: the arguments and the result.
         shape_of: the shape of each record.
         received: the objects in the arguments.
+        analyses: the analyses of operations so far. New ones are added.
     """
     fixes_that_keep: list[tuple[str, str]] = []
     copy_fix: tuple[str, str] | None = None
@@ -170,7 +181,7 @@ def _advice(lost: Lost, pair: _ModulePair, combined: FlatDag, shape_of: Sequence
         leaf, other_leaf = [combined.objects[part] for part in tie.parts]
         are_new = [combined.objects[part] not in received for part in tie.parts]
         # A vanilla transform has untied them: it received one leaf and returned two.
-        transforms = untying_transform(leaf, other_leaf) if all(are_new) else []
+        transforms = untying_transform(leaf, other_leaf, analyses) if all(are_new) else []
         if transforms:
             first_origin = first_origin or transforms[0]
             fixes_that_keep.extend(to_keep(origin.keeping) for origin in transforms if origin.keeping is not None)

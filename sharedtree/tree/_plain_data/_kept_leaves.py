@@ -83,7 +83,8 @@ class KeptLeaves:
                     continue
                 num_repeated += 1
                 if num_repeated > MOST_REPEATED_VISITS:
-                    raise too_many_paths(OF_STATE.name, f"more than {num_repeated:,} paths")
+                    text = f"more than {MOST_REPEATED_VISITS:,} paths lead to objects that are on another path, too"
+                    raise too_many_paths(OF_STATE.name, text)
             visited.add(key)
             for index, occurrence in enumerate(self._below(visit)):
                 if self._forms[occurrence.obj] is not None:
