@@ -70,6 +70,7 @@ SCRIPT = """
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="the system does not fork")
+@pytest.mark.slow
 def test_a_child_of_a_fork_finds_no_lock_taken_and_no_room_of_other_threads():
     assert run(SCRIPT).split() == ["0"]
 
@@ -156,6 +157,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
+@pytest.mark.slow
 def test_no_lock_is_held_while_static_values_are_compared(name, num_held):
     make = VALUES[name]
     for _ in range(2):

@@ -71,6 +71,7 @@ def test_a_transform_with_operands():
     np.testing.assert_allclose(ys.first, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_under_other_transforms():
     solve = st.preserve_identities(integrate)
 

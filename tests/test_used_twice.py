@@ -71,6 +71,7 @@ def error_of(q, target):
     return ((q(X) - 0.9 * target(X) - 1.0) ** 2).sum()
 
 
+@pytest.mark.slow
 def test_hard_updates_at_some_step_train_as_two_models_do():
     """Right after an update `q` and `target` are one object, then the step has made another `q`."""
 
@@ -97,6 +98,7 @@ def test_hard_updates_at_some_step_train_as_two_models_do():
             target = q
 
 
+@pytest.mark.slow
 def test_of_modules_that_share_a_part_the_part_is_cut():
     q = q_network(0)
     target = q_network(1, body=q.body)
