@@ -1,8 +1,8 @@
 """Compiles the C files of `sharedtree/core/` with the platform's C compiler; without one, the wheel is pure Python.
 
 A wheel is built without a change of the checkout, which may be read-only. It gets what was compiled, and in any case
-`_native_source.py`, the digest of the C files that its other files belong to: a wheel has no C files, and a compiled file
-that is left from another version is recognised by the digest that it contains.
+`_native_source.py`, the digest of the C files that its other files belong to: a wheel has no C files, and a compiled
+file that is left from another version is recognised by the digest that it contains.
 
 An editable install, and a checkout in which this is run by hand, `python hatch_build.py`, get the compiled file beside
 the source. It takes the place of the one before in one step, so that no process ever loads half of it, and only once it

@@ -1,4 +1,13 @@
-/* The module: what Python passes in, and the functions that it calls. */
+/* The module `_native`: its objects' memory, and what Python passes in.
+
+The C files import nothing. When the package is imported, Python passes in the classes, functions and tables that they use, once
+for each subject:
+
+    take_over("walk", entries, classify, describe, ...)        sets the variables `entries`, `classify`, `describe`, ...
+    take_over("calls", ...)                                    sets `concrete_array`, `group_type`, ...
+
+`dependencies` has the variables of each subject and the type that each object must have. Before a subject is taken over, its
+variables are NULL. `_native.h` says what each is. */
 
 #include "_native.h"
 
@@ -70,7 +79,7 @@ void parts_dealloc(PyObject *self)
    T is a class; H, D and A are subclasses of LeafGroup, LeafSelection and Arguments; S is the descriptor of a slot; M a dict;
    U a tuple; N an interned name; O any object. */
 static const struct {
-    const char *subject, *letters;
+    const char *subject, *letters; /* a letter for each of `places` */
     PyObject **places[11];
 } dependencies[] = {
     {"walk", "MOOOOOUM", {&entries, &classify, &describe, &settle, &compile, &missing_type, &dtypes, &registry}},
@@ -88,6 +97,7 @@ static int is_below(PyObject *object, PyTypeObject *base)
     return PyType_Check(object) && PyType_IsSubtype((PyTypeObject *)object, base);
 }
 
+/* Tells whether an object has the type that a letter of `dependencies` stands for. */
 static int fits_letter(PyObject *object, char letter)
 {
     switch (letter) {
@@ -103,8 +113,8 @@ static int fits_letter(PyObject *object, char letter)
     return 1;
 }
 
-/* (subject, objects...) -> True the first time. All or nothing, and only once: a second import of the package has other classes of
-   the same names, and continues in Python. */
+/* Sets the variables of one subject: (subject, objects...) -> True the first time. All or nothing, and only once: a second import
+   of the package has other classes of the same names, and continues in Python. */
 static PyObject *native_take_over(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *subject = PyTuple_Size(args) == 0 ? NULL : PyTuple_GetItem(args, 0);

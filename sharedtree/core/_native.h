@@ -1,4 +1,24 @@
-/* The declarations that the files of the native part share. `_native.c` says which file has what. */
+/* The declarations that the files of the native part share.
+
+    _native_walk.c     tree -> leaves and key:  what is known of classes, the walk, the writing of keys
+    _native_build.c    structure and leaves -> tree:  programs, and writing content back into objects of the caller
+    _native_call.c     the whole call of a wrapped function, which uses both
+    _native.c          the module: what Python passes in
+
+What C knows of a class is a `Kind`, found by the address of the class. A kind has a shape. For each shape, `OPENERS` in
+`_native_walk.c` has the functions that open an instance and write its bytes, and `BUILDERS` in `_native_build.c` those that build
+one and write content into one.
+
+RULES OF THESE FILES.
+- Nothing recurses, except over static values, to a fixed depth.
+- Any call into Python may free objects. So whatever is used after such a call is held by a strong reference: children on
+  a stack of the walk, visited objects in the tags, and a function's new objects in an `OWNED` variable, which is released at
+  each `return`. A borrowed reference is never used after such a call.
+- Uncommon cases and errors end the walk, and the caller runs the reference, which then succeeds or raises the error with
+  its paths. `TRY` and `NEED` return from a function when a part of it fails.
+- Only the limited API is used, and no `Py_RETURN_NONE` or the like: the macros of Python 3.12 and 3.13 do not count a
+  reference to None, but code compiled with them is also loaded by 3.11, where None is counted.
+- The interpreter's lock is required: free-threaded Python does not load this module. */
 
 #ifndef SHAREDTREE_NATIVE_H
 #define SHAREDTREE_NATIVE_H
@@ -26,7 +46,7 @@ static inline void release_reference(PyObject **place)
     Py_XDECREF(*place);
 }
 
-/* A strong reference that is released at the end of its scope, on each way out, in reverse order of declaration. An extension
+/* A strong reference that is released at the end of its scope, also by a `return`, in reverse order of declaration. An extension
    of GCC and Clang. */
 #define OWNED __attribute__((cleanup(release_reference))) PyObject
 
@@ -140,9 +160,9 @@ int set_value(Table *table, const void *key, intptr_t value);
 void free_slots(Slot *slots, size_t size);
 size_t hash_address(const void *pointer);
 
-/* --- objects of this file ---------------------------------------------------------------------------------------- */
+/* --- objects of the module ----------------------------------------------------------------------------------------- */
 
-/* The beginning of every object that is defined in this file: three references, the only ones that the garbage collector
+/* The beginning of every object that is defined in these files: three references, the only ones that the garbage collector
    visits. An example is `Arguments`, with `parts[AUX_OF]`, `parts[ARGS_OF]` and `parts[KWARGS_OF]`. Base classes of Python
    classes are no more than that, and have a `tp_clear`. The others need none; a comment at each says why. */
 typedef struct {
@@ -236,7 +256,7 @@ static inline PyObject *get_attribute(PyObject *object, PyObject *name)
     return Py_TYPE(name) == &PyMemberDescr_Type ? get_slot(name, object, NULL) : PyObject_GenericGetAttr(object, name);
 }
 
-/* --- kinds: what is known of a class ------------------------------------------------------------------------------- */
+/* --- kinds: how instances of a class are read and built ----------------------------------------------------------- */
 
 /* The shapes. What C can do with each is a row of `SHAPES`, below. */
 enum {
@@ -245,8 +265,8 @@ enum {
     /* Nodes. */
     NOTHING, TUPLE, LIST, DICT, ORDERED_DICT, DEFAULT_DICT, DEQUE, NAMEDTUPLE, ARGUMENTS, FIELDS, DATACLASS, SLOTS,
     NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE, OTHER,
-    /* Steps of a program that are no shapes of objects: the next leaf, an object of the other side of a call. */
-    LEAF, GIVEN, NUM_SHAPES
+    /* Steps of a program that are no shapes of objects: the next leaf, an object of the caller. */
+    LEAF, CALLER_OBJECT, NUM_SHAPES
 };
 
 typedef struct {
@@ -332,7 +352,7 @@ typedef struct Step Step;
 typedef struct {
     PyObject_HEAD
     PyObject *content;        /* the tuples */
-    PyObject *given;          /* the structure's attribute; None if the structure has no object of the other side */
+    PyObject *caller_numbers; /* of the objects of the caller that the structure contains; None if there are none */
     PyObject *unused;
     Step *steps;
     Py_ssize_t num_steps, root;
@@ -341,7 +361,7 @@ typedef struct {
 } Program;
 
 PyObject *program_of(PyObject *structure);
-int build_onto(PyObject *table, PyObject *program, PyObject *leaf_sequence, PyObject *given, PyObject *update);
+int build_onto(PyObject *table, PyObject *program, PyObject *leaf_sequence, PyObject *caller_objects, PyObject *update);
 PyObject *items_at(PyObject *list, PyObject *numbers, const Step *step, int as_list);
 int write_back(PyObject *pairs);
 

@@ -1,4 +1,31 @@
-/* Builds trees from structures, and writes content back. */
+/* Builds trees from structures, and writes new content into objects of the caller.
+
+A PROGRAM is a structure prepared for building: one step per record, children before parents. Each step appends one object
+to the table, and refers to earlier ones by number. For an Equinox module Pair(w, [w, 3]):
+
+    step   shape     numbers   values          table afterwards
+    0      LEAF                                w
+    1      STATIC              3               w  3
+    2      LIST      0 1                       w  3  [w, 3]
+    3      FIELDS    0 2       static fields   w  3  [w, 3]  Pair
+
+Step 2 refers to the number 0 again, so the list and the module get the same `w`. Names are looked up and auxiliary data is
+checked once, when the program is made.
+
+WRITING BACK. Under `in_place=True` a result has new content for objects of the caller. `write_back` gets pairs:
+
+    [m, new m, items, new items]      m.__dict__ becomes that of `new m`, and the list `items` gets the content of `new items`
+
+It writes all or nothing. First it reads the old and the new content of every object into a `Writing`:
+
+    held[TARGET]  held[HOLDER]    held[OLD_ITEMS]         held[NEW_ITEMS]        held[OLD_VALUES], held[NEW_VALUES]
+    m             m.__dict__      {"a": 1}, a copy        {"a": 2}               ()     no slots
+    items         items           [1, 2], a copy          [3]                    ()
+
+Then it writes. If a write fails, it writes the old content of all objects back. All contents are held until the end, so that
+no finaliser runs in between.
+
+`BUILDERS`, at the end, says for each shape how an instance is built, and how content is written into one. */
 
 #include "_native.h"
 
@@ -15,17 +42,6 @@ PyTypeObject *program_type;
 
 /* --- programs: building trees from structures ----------------------------------------------------------------------- */
 
-/* A program is a structure prepared for building: one step per record, children before parents. Each step appends one object
-   to the table, and refers to earlier ones by number. For Pair(w, [w, 3]):
-
-       step   shape     numbers   values          table afterwards
-       0      LEAF                                w
-       1      STATIC              3               w  3
-       2      LIST      0 1                       w  3  [w, 3]
-       3      FIELDS    0 2       static fields   w  3  [w, 3]  Pair
-
-   Names are looked up and auxiliary data is checked once, when the program is made. */
-
 /* Made from one of the tuples that `_classes_in_native_walk.py` makes, which holds all of its references. */
 struct Step {
     int shape;
@@ -35,7 +51,7 @@ struct Step {
     Py_ssize_t size;          /* the number of them */
     PyObject *names;          /* of attributes, in order; or the keys of a dictionary */
     PyObject *values;         /* the static attributes; or a function to call; or the value itself */
-    PyObject *target;         /* the number of an object of the other side, which gets the built object's content; or None */
+    PyObject *target;         /* the number of the caller's object that gets the built object's content; or None */
 };
 
 typedef struct Run Run;
@@ -43,7 +59,7 @@ typedef struct Run Run;
 /* The state of one build. */
 struct Run {
     const Program *program;
-    PyObject *leaves, *table, *given, *update;
+    PyObject *leaves, *table, *caller_objects, *update;
     PyObject *trace_state;    /* for all NNX objects of this build; NULL before the first one */
     Py_ssize_t next, num_leaves;
 };
@@ -90,15 +106,15 @@ static int read_step(Step *step, PyObject *content)
     return DONE;
 }
 
-/* `Program(steps, given, root, is_for_python, updates)` */
+/* Makes a `Program(steps, caller_numbers, root, is_for_python, updates)`. */
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
-    PyObject *content, *given;
+    PyObject *content, *caller_numbers;
     Py_ssize_t root;
     int is_for_python, updates;
-    if (!PyArg_ParseTuple(args, "O!Onpp", &PyTuple_Type, &content, &given, &root, &is_for_python, &updates))
+    if (!PyArg_ParseTuple(args, "O!Onpp", &PyTuple_Type, &content, &caller_numbers, &root, &is_for_python, &updates))
         return NULL;
-    PyObject *object = new_parts(type, content, given, NULL);
+    PyObject *object = new_parts(type, content, caller_numbers, NULL);
     Program *program = (Program *)object;
     if (object == NULL)
         return NULL;
@@ -124,11 +140,11 @@ static void program_dealloc(PyObject *self)
 
 static PyType_Slot program_slots[] = {
     {Py_tp_new, program_new}, {Py_tp_dealloc, program_dealloc}, {Py_tp_traverse, parts_traverse},
-    {Py_tp_doc, "(steps, given, root, is_for_python, updates): a structure, as `build` runs it."}, {0, NULL},
+    {Py_tp_doc, "(steps, caller_numbers, root, is_for_python, updates): a structure, as `build` runs it."}, {0, NULL},
 };
 
-/* (NodeType, auxiliary data, number of children) -> (shape, names in order, bytes for the static ones, bytes of places), from which
-   Python makes the step of a node; None if the registered function has to build it. */
+/* Tells Python how to make the step of a node: (NodeType, auxiliary data, number of children) -> (shape, names in order, bytes for
+   the static ones, bytes of places); None if the registered function has to build it. */
 static PyObject *native_recipe(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *node_type, *aux;
@@ -177,7 +193,7 @@ static PyObject *object_at(const Run *run, const Step *step, Py_ssize_t i)
     return Py_XNewRef(number == NO_VALUE ? PyTuple_GetItem(step->values, i) : PyList_GetItem(run->table, number));
 }
 
-/* Returns the next leaf: a borrowed reference, unlike all other `build_` functions. `run_program` knows this. */
+/* Returns the next leaf: a borrowed reference, unlike all other `build_` functions. `run_program` takes the reference. */
 static PyObject *build_leaf(Run *run, const Step *Py_UNUSED(step))
 {
     if (run->next < run->num_leaves)
@@ -191,26 +207,26 @@ static PyObject *build_constant(Run *Py_UNUSED(run), const Step *step)
     return Py_NewRef(step->values);
 }
 
-/* Returns the object of the other side of a call with this number, from a list or by calling a function. */
-static PyObject *object_given(const Run *run, PyObject *number)
+/* Returns the object of the caller that has this number, from a list or by calling a function. */
+static PyObject *caller_object(const Run *run, PyObject *number)
 {
-    if (PyList_CheckExact(run->given))
-        return item_numbered(run->given, number);
-    return PyObject_CallFunctionObjArgs(run->given, number, NULL);
+    if (PyList_CheckExact(run->caller_objects))
+        return item_numbered(run->caller_objects, number);
+    return PyObject_CallFunctionObjArgs(run->caller_objects, number, NULL);
 }
 
-static PyObject *build_given(Run *run, const Step *step)
+static PyObject *build_caller_object(Run *run, const Step *step)
 {
-    return object_given(run, step->values);
+    return caller_object(run, step->values);
 }
 
-/* Returns the object of the other side that gets this content. A function writes it at once; a list collects both, to be written
+/* Returns the object of the caller that gets this content. A function writes it at once; a list collects both, to be written
    after the build. */
 static PyObject *update_target(Run *run, const Step *step, PyObject *content)
 {
     if (!PyList_CheckExact(run->update))
         return PyObject_CallFunctionObjArgs(run->update, step->target, content, NULL);
-    PyObject *target = object_given(run, step->target);
+    PyObject *target = caller_object(run, step->target);
     if (target != NULL && (PyList_Append(run->update, target) < 0 || PyList_Append(run->update, content) < 0))
         replace(&target, NULL);
     return target;
@@ -230,6 +246,7 @@ static PyObject *build_sequence(Run *run, const Step *step)
     return items_at(run->table, NULL, step, step->shape == LIST);
 }
 
+/* Builds a dictionary of any kind. The other kinds are made from a `dict`. */
 static PyObject *build_dict(Run *run, const Step *step)
 {
     OWNED *dict = PyDict_New();
@@ -319,9 +336,9 @@ static int run_program(Run *run)
 {
     for (Py_ssize_t i = 0; i < run->program->num_steps; i++) {
         const Step *step = &run->program->steps[i];
-        int is_as_known = step->kind == NULL || step->kind->shape == step->shape;
-        PyObject *object = is_as_known ? BUILDERS[step->shape].build(run, step) : build_registered(run, step);
-        /* A leaf is a borrowed reference, of which the table takes one of its own. */
+        int is_same_shape = step->kind == NULL || step->kind->shape == step->shape;
+        PyObject *object = is_same_shape ? BUILDERS[step->shape].build(run, step) : build_registered(run, step);
+        /* `build_leaf` returns a borrowed reference, unlike the others. */
         if (object != NULL && step->shape == LEAF) {
             TRY(PyList_Append(run->table, object));
             continue;
@@ -347,10 +364,11 @@ PyObject *program_of(PyObject *structure)
 
 /* Runs a program, which appends one object per record to `table`. The caller holds the program, since the structure may lose it
    meanwhile. */
-int build_onto(PyObject *table, PyObject *program, PyObject *leaf_sequence, PyObject *given, PyObject *update)
+int build_onto(PyObject *table, PyObject *program, PyObject *leaf_sequence, PyObject *caller_objects, PyObject *update)
 {
     OWNED *leaves = PySequence_Tuple(leaf_sequence);
-    Run run = {.program = (Program *)program, .leaves = leaves, .table = table, .given = given, .update = update};
+    Run run = {.program = (Program *)program, .leaves = leaves, .table = table, .update = update};
+    run.caller_objects = caller_objects;
     run.num_leaves = leaves == NULL ? 0 : PyTuple_Size(leaves);
     int outcome = leaves == NULL ? FAILED : run_program(&run);
     Py_XDECREF(run.trace_state);
@@ -359,21 +377,14 @@ int build_onto(PyObject *table, PyObject *program, PyObject *leaf_sequence, PyOb
 
 static PyObject *native_build(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *structure, *leaves, *table, *given, *update;
-    if (!PyArg_ParseTuple(args, "OOO!OO", &structure, &leaves, &PyList_Type, &table, &given, &update))
+    PyObject *structure, *leaves, *table, *caller_objects, *update;
+    if (!PyArg_ParseTuple(args, "OOO!OO", &structure, &leaves, &PyList_Type, &table, &caller_objects, &update))
         return NULL;
     OWNED *program = program_of(structure);
-    return program == NULL || build_onto(table, program, leaves, given, update) != DONE ? NULL : none();
+    return program == NULL || build_onto(table, program, leaves, caller_objects, update) != DONE ? NULL : none();
 }
 
 /* --- writing back ----------------------------------------------------------------------------------------------- */
-
-/* Under `in_place=True` a result has new content for objects of the caller. `write_back` gets pairs:
-
-       [m, new m, items, new items]      m.__dict__ becomes that of `new m`, and the list `items` gets the content of `new items`
-
-   It writes all or nothing. First it reads the old and the new content of every object, and then it writes. If a write fails, it
-   writes the old content of all objects back. All contents are held until the end, so that no finaliser runs in between. */
 
 enum { TARGET, HOLDER, NEW_ITEMS, NEW_VALUES, OLD_ITEMS, OLD_VALUES, NUM_HELD };
 
@@ -417,7 +428,7 @@ static int remove_names(PyObject *dict, PyObject *names, PyObject *new_items)
     return DONE;
 }
 
-/* Writes a dictionary so that keys keep their places, and attributes that no field declares remain. For an OrderedDict, its own
+/* Writes a dictionary so that keys keep their places, and attributes that no field declares remain. For an OrderedDict, its
    methods are called, since it has an order beside the one of `dict`. */
 static int write_dict(const Writing *writing, PyObject *items, int is_rollback)
 {
@@ -458,7 +469,7 @@ static int read_content(PyObject *object, const Builder *builder, PyObject *slot
     return *values == NULL ? FAILED : DONE;
 }
 
-/* In new content this takes the place of an unchanged static value: the object keeps its own. `KEPT` in Python. */
+/* In new content this takes the place of an unchanged static value: the object keeps its value. `KEPT` in Python. */
 static PyObject *kept_marker;
 
 /* Replaces each `kept_marker` in new content by the object's old value. UNHANDLED if there is none, since another thread may have
@@ -559,9 +570,9 @@ static PyObject *native_write_back(PyObject *Py_UNUSED(module), PyObject *pairs)
 
 /* --- the row of each shape --------------------------------------------------------------------------------------- */
 
-/* Columns: open, fits, emit, build, and for writing back: holder, copy, write. A row that ends early leaves the rest to Python. */
+/* Columns: build, and for writing back: holder, copy, write. A row that ends early leaves the rest to Python. */
 
-#define ITSELF Py_NewRef /* as `holder`: a list or a dictionary holds its own items */
+#define ITSELF Py_NewRef /* as `holder`: a list or a dictionary holds its items itself */
 
 static const Builder BUILDERS[NUM_SHAPES] = {
     [STATIC] = {build_constant},
@@ -582,14 +593,15 @@ static const Builder BUILDERS[NUM_SHAPES] = {
     [MODULE] = {build_object, attributes_of, PyDict_Copy, write_dict},
     [OTHER] = {build_by_call},
     [LEAF] = {build_leaf},
-    [GIVEN] = {build_given},
+    [CALLER_OBJECT] = {build_caller_object},
 };
 
 /* --- the functions that Python calls -------------------------------------------------------------------------------- */
 
 static PyMethodDef methods[] = {
     {"recipe", native_recipe, METH_VARARGS, "(NodeType, auxiliary data, number of children) -> the parts of a step, or None."},
-    {"build", native_build, METH_VARARGS, "(structure, leaves, table, given, update): see `sharedtree.core._walk.build`."},
+    {"build", native_build, METH_VARARGS,
+     "(structure, leaves, table, caller_objects, update): see `sharedtree.core._walk.build`."},
     {"write_back", native_write_back, METH_O,
      "[target, source, ...]: writes content into targets, all or nothing; False if Python has to."},
     {NULL, NULL, 0, NULL},
@@ -599,6 +611,7 @@ static NewType types[] = {
     {&program_type, "Program", {"sharedtree._native.Program", sizeof(Program), 0, OBJECT, program_slots}},
 };
 
+/* Adds the functions and classes of this file to the module. */
 int set_up_build(PyObject *module)
 {
     TRY(PyModule_AddFunctions(module, methods));

@@ -1,23 +1,52 @@
-/* The whole call of a wrapped function. */
+/* The call of a wrapped function: its arguments are walked, their leaves split into groups, the result is built.
+
+A WARM CALL f(m, x), where `f = st.jit(step)`, `m` has a weight `w`, and all leaves are in one group:
+
+    pattern     found in the settings by the number of arguments and the keywords, here 2
+    walk        Arguments(m, x)  →  key  →  structure S, leaves [w, x]
+    plan        found in S.plans by the pattern's PLAN_KEY: one group, with all leaves
+    function    found in the pattern by the plan's labels: `jax.jit` of the function on groups
+    operands    LeafGroup([w, x], LeafSelection(S, None))
+    result      LeafGroup([y], LeafSelection(T, None))  →  the program of T builds the result from [y]
+
+THE RECORDS, which `transforms._repeated_calls` and its neighbours make as named tuples and C reads by position:
+
+    settings    calls of one wrapper under one policy, from `Caller.way`
+        POLICY_IN_FORCE     the policy
+        FLAGS               the rules of the walk
+        PATTERNS            a pattern for each number of arguments and set of keywords; None if Python does every call
+        IN_PLACE            True if changes are written back
+        FINISHES            True if C may build the result; False if the transform returns something else, such as a gradient
+        WRITE               a Python function that writes what C cannot
+    pattern     calls with one number of arguments and one set of keywords
+        NAMES_OF            the auxiliary data of the arguments
+        BOUND               how they are bound to the function's signature, or None
+        PLAN_KEY            the constant part of the key of plans
+        KEY_FROM_LEAVES     leaves -> the other part of this key, or None
+        DONATES             True if buffers are donated
+        LATEST              a `Latest`: the key of the last such call
+        TRANSFORMED         labels of the groups -> transformed function
+    plan        how the leaves of one structure are split into groups
+        STRUCTURE_IN        the structure of the groups
+        ORIGINS             its records among those of the walked tree; None if it is the same structure
+        LABELS, SELECTIONS  for each group its label and its `LeafSelection`
+        SOURCES             for each group the numbers of its leaves among the walked ones; None for all
+        CUTS                the ties that are cut
+
+WHAT C CANNOT DO. At each step something may be missing: a call like this never came before, or only Python can do it. Until the
+function is called, `deferred` is returned, and Python does the whole call. After that, the function must not run again: Python
+gets the result and finishes the call. */
 
 #include "_native.h"
 
-/* Indices of parts and of tuples, see `transforms._leaf_groups`, `_call_arguments` and `transforms._repeated_calls`. A `LeafGroup`
-   has the leaves of one label; its `LeafSelection` says which leaves of the whole tree these are. */
+enum { POLICY_IN_FORCE, FLAGS, PATTERNS, IN_PLACE, FINISHES, WRITE, NUM_OF_SETTINGS };
+enum { NAMES_OF, BOUND, PLAN_KEY, KEY_FROM_LEAVES, DONATES, LATEST, TRANSFORMED, NUM_OF_PATTERN };
+enum { STRUCTURE_IN, ORIGINS, LABELS, SELECTIONS, SOURCES, CUTS, NUM_OF_PLAN };
+
+/* Indices of the parts of objects. */
 enum { STRUCTURE_OF, NUMBERS_OF, CALL_OF }; /* of a LeafSelection */
 enum { LEAVES_OF, SELECTION_OF };           /* of a LeafGroup */
-enum { POLICY_OF, WAY_OF };                 /* of a Caller */
-enum { OWN_POLICY, FLAGS, FORMS, IN_PLACE, FINISHES, WRITE, NUM_OF_WAY };     /* a way: how a wrapper is called under a policy */
-enum { NAMES_OF, BOUND, PLAN_KEY, ASKS, DONATES, LATEST, MADE, NUM_OF_FORM }; /* a form: for a number of arguments and keywords */
-enum { STRUCTURE_IN, ORIGINS, LABELS, SELECTIONS, SOURCES, CUTS, NUM_OF_PLAN }; /* a plan: how leaves are split into groups */
-
-/* A way has: the policy, the rules of the walk, the forms by number of arguments and keywords (None: Python does every call),
-   whether changes are written back, whether the result is the function's own (no gradient), and a Python function that writes.
-   A form has: the auxiliary data of the arguments; how they are bound, or None; a part of the key of plans; a function from leaves
-   to the rest of this key, or None; whether buffers are donated; a `Latest`; and labels -> transformed function.
-   A plan has: the structure of the groups; its records among those of the walked tree, None if it is the same; a label for each
-   group; a selection for each; for each the numbers of its leaves among the walked ones, None for all; and the ties that
-   are cut. */
+enum { POLICY_OF, SETTINGS_OF };            /* of a Caller */
 
 PyTypeObject *selection_base, *group_base, *arguments_base;
 static PyTypeObject *caller_base;
@@ -107,20 +136,8 @@ static PyObject *native_group_of(PyObject *Py_UNUSED(module), PyObject *const *a
 
 /* --- the whole call ---------------------------------------------------------------------------------------------- */
 
-/* A warm call f(m, x) of a wrapped function, whose leaves are all in one group:
-
-       form        from the way's dictionary, by (number of arguments, keywords)
-       walk        Arguments(m, x)  →  key  →  structure S, leaves [w, x]
-       plan        from S.plans, by the form's PLAN_KEY: one group, with all leaves
-       function    from the form's dictionary, by the plan's labels: `jax.jit` of the function on groups
-       result      LeafGroup([y], LeafSelection(T, None))  →  the program of T builds the result from [y]
-
-   At each step something may be missing: a call like this never came before, or only Python can do it. Until the function is
-   called, `deferred` is returned, and Python does the whole call. After that, the function must not run again: Python gets the
-   result and finishes the call. */
-
-/* The class of answers for Python: the empty one asks for a whole call, (result, call) asks to finish one. A class of its own, so
-   that no result of a user is taken for one. */
+/* The class of answers for Python: the empty one asks for a whole call, (result, call) asks to finish one. A separate
+   class, so that no result of a user is mistaken for one. */
 static PyTypeObject *deferred_type;
 static PyObject *deferred; /* the empty one */
 static PyType_Slot deferred_slots[] = {
@@ -131,7 +148,7 @@ static PyType_Spec deferred_spec = {"sharedtree._native.Deferred", 0, 0, Py_TPFL
 
 /* The state of a call. All references are borrowed. */
 typedef struct {
-    PyObject *way, *form;
+    PyObject *settings, *pattern;
     Tags *tags;
     PyObject *arguments, *structure, *leaves, *plan;
 } Call;
@@ -141,12 +158,13 @@ static int is_true(PyObject *record, Py_ssize_t i)
     return PyTuple_GetItem(record, i) == Py_True;
 }
 
-/* Makes the key of a form: the number of positional arguments, with keywords a pair of this and their names. */
-static PyObject *form_key(PyObject *args, PyObject *kwargs)
+/* Makes the key of a pattern: the number of positional arguments, with keywords a pair of this and their names. */
+static PyObject *pattern_key(PyObject *args, PyObject *kwargs)
 {
     OWNED *count = PyLong_FromSsize_t(PyTuple_Size(args)), *names = NULL;
     PyObject *name, *value;
     Py_ssize_t cursor = 0, i = 0;
+    /* The common case needs no tuple. */
     if (count == NULL || PyDict_Size(kwargs) == 0)
         return Py_XNewRef(count);
     names = PyTuple_New(PyDict_Size(kwargs));
@@ -161,22 +179,22 @@ static PyObject *look_up(PyObject *dict, PyObject *key)
     return dict == NULL || key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(dict, key));
 }
 
-/* Looks up the form of a call. UNHANDLED if Python has to prepare it first. */
-static int read_form(PyObject *way, PyObject *args, PyObject *kwargs, PyObject **form)
+/* Looks up the pattern of a call. UNHANDLED if Python has to prepare it first. */
+static int find_pattern(PyObject *settings, PyObject *args, PyObject *kwargs, PyObject **pattern)
 {
-    if (!is_record(way, NUM_OF_WAY) || !PyLong_Check(PyTuple_GetItem(way, FLAGS)))
-        return raise_failed(PyExc_TypeError, "not what a call needs to know");
-    if (!PyDict_CheckExact(PyTuple_GetItem(way, FORMS)))
+    if (!is_record(settings, NUM_OF_SETTINGS) || !PyLong_Check(PyTuple_GetItem(settings, FLAGS)))
+        return raise_failed(PyExc_TypeError, "no settings of calls");
+    if (!PyDict_CheckExact(PyTuple_GetItem(settings, PATTERNS)))
         return UNHANDLED;
-    OWNED *key = form_key(args, kwargs);
-    *form = look_up(PyTuple_GetItem(way, FORMS), key);
-    NEED(*form);
-    /* None marks forms of calls that only Python can do. */
-    if (*form == Py_None)
+    OWNED *key = pattern_key(args, kwargs);
+    *pattern = look_up(PyTuple_GetItem(settings, PATTERNS), key);
+    NEED(*pattern);
+    /* None marks patterns of calls that only Python can do. */
+    if (*pattern == Py_None)
         return UNHANDLED;
-    if (!is_record(*form, NUM_OF_FORM) || !is_tuple_of(PyTuple_GetItem(*form, NAMES_OF), 3) ||
-        Py_TYPE(PyTuple_GetItem(*form, LATEST)) != latest_type || !PyDict_CheckExact(PyTuple_GetItem(*form, MADE)))
-        return raise_failed(PyExc_TypeError, "not a form");
+    if (!is_record(*pattern, NUM_OF_PATTERN) || !is_tuple_of(PyTuple_GetItem(*pattern, NAMES_OF), 3) ||
+        Py_TYPE(PyTuple_GetItem(*pattern, LATEST)) != latest_type || !PyDict_CheckExact(PyTuple_GetItem(*pattern, TRANSFORMED)))
+        return raise_failed(PyExc_TypeError, "not a pattern");
     return DONE;
 }
 
@@ -197,11 +215,11 @@ static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject *bou
     return DONE;
 }
 
-/* Makes the `Arguments` of a call, bound to the signature if the form says so. */
-static PyObject *new_arguments(PyObject *form, PyObject *args, PyObject *kwargs)
+/* Makes the `Arguments` of a call, bound to the signature if the pattern says so. */
+static PyObject *new_arguments(PyObject *pattern, PyObject *args, PyObject *kwargs)
 {
     PyTypeObject *type = (PyTypeObject *)arguments_type;
-    PyObject *names = PyTuple_GetItem(form, NAMES_OF), *bound = PyTuple_GetItem(form, BOUND);
+    PyObject *names = PyTuple_GetItem(pattern, NAMES_OF), *bound = PyTuple_GetItem(pattern, BOUND);
     if (bound == Py_None)
         return new_parts(type, names, args, kwargs);
     OWNED *bound_list = PySequence_List(PyTuple_GetItem(bound, 0)), *bound_kwargs = bound_list == NULL ? NULL : PyDict_New();
@@ -211,16 +229,16 @@ static PyObject *new_arguments(PyObject *form, PyObject *args, PyObject *kwargs)
     return bound_args == NULL ? NULL : new_parts(type, names, bound_args, bound_kwargs);
 }
 
-/* Looks up the plan of a structure for a form of calls. UNHANDLED if there is none yet. */
-static int plan_of(PyObject *form, PyObject *structure, PyObject *leaves, PyObject **plan)
+/* Looks up the plan of a structure for a pattern of calls. UNHANDLED if there is none yet. */
+static int plan_of(PyObject *pattern, PyObject *structure, PyObject *leaves, PyObject **plan)
 {
-    PyObject *asks = PyTuple_GetItem(form, ASKS);
-    OWNED *plans = PyObject_GetAttr(structure, name_plans), *key = Py_NewRef(PyTuple_GetItem(form, PLAN_KEY)), *answers = NULL;
+    PyObject *key_from_leaves = PyTuple_GetItem(pattern, KEY_FROM_LEAVES);
+    OWNED *plans = PyObject_GetAttr(structure, name_plans), *key = Py_NewRef(PyTuple_GetItem(pattern, PLAN_KEY)), *answers = NULL;
     NEED(plans);
     /* Some plans depend on the leaves, too: those of `grad` on which ones are floating point. Python answers, with None if it has
        to do the call. */
-    if (asks != Py_None) {
-        answers = PyObject_CallFunctionObjArgs(asks, leaves, NULL);
+    if (key_from_leaves != Py_None) {
+        answers = PyObject_CallFunctionObjArgs(key_from_leaves, leaves, NULL);
         NEED(answers);
         if (answers == Py_None)
             return UNHANDLED;
@@ -248,7 +266,7 @@ static int are_distinct(PyObject *items, int only_arrays)
     return are_different;
 }
 
-/* Makes the i-th group of a call. The first one has a selection of its own, through which the trace finds the call. */
+/* Makes the i-th group of a call. The first one has a new selection, through which the trace finds the call. */
 static PyObject *new_group(const Call *c, Py_ssize_t i, PyObject *call, PyObject **first)
 {
     PyObject *source = PyTuple_GetItem(PyTuple_GetItem(c->plan, SOURCES), i);
@@ -259,14 +277,17 @@ static PyObject *new_group(const Call *c, Py_ssize_t i, PyObject *call, PyObject
         replace(&selection, new_parts((PyTypeObject *)selection_type, parts[STRUCTURE_OF], parts[NUMBERS_OF], call));
         *first = Py_XNewRef(selection);
     }
-    return group_leaves == NULL || selection == NULL ? NULL : new_parts((PyTypeObject *)group_type, group_leaves, selection, NULL);
+    if (group_leaves == NULL || selection == NULL)
+        return NULL;
+    return new_parts((PyTypeObject *)group_type, group_leaves, selection, NULL);
 }
 
 /* Collects the operands of the transformed function: the groups of the plan, then the static arguments. */
 static int selection(const Call *c, PyObject *call, PyObject *operands, PyObject **first)
 {
     PyObject *args = parts_of(c->arguments)[ARGS_OF], *kwargs = parts_of(c->arguments)[KWARGS_OF];
-    PyObject *aux = PyTuple_GetItem(c->form, NAMES_OF), *names = PyTuple_GetItem(aux, 0), *static_names = PyTuple_GetItem(aux, 2);
+    PyObject *aux = PyTuple_GetItem(c->pattern, NAMES_OF);
+    PyObject *names = PyTuple_GetItem(aux, 0), *static_names = PyTuple_GetItem(aux, 2);
     for (Py_ssize_t i = 0; i < PyTuple_Size(PyTuple_GetItem(c->plan, SELECTIONS)); i++)
         TRY(append_new(operands, new_group(c, i, call, first)));
     for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++) {
@@ -300,8 +321,8 @@ static int put_leaves(PyObject *all_leaves, PyObject *leaves, PyObject *numbers)
     return DONE;
 }
 
-/* Collects the leaves of a result from its groups, and reads its structure. FAILED, perhaps without an error, if the result does not
-   consist of groups. */
+/* Collects the leaves of a result from its groups, and reads its structure. FAILED, perhaps without an error, if the result does
+   not consist of groups. */
 static int gather(PyObject *result, PyObject **structure, PyObject **leaves)
 {
     OWNED *groups = NULL;
@@ -338,9 +359,9 @@ static int is_committed(PyObject *array)
 /* Returns 1 if vanilla `jax.jit` would return equal arrays for the objects that pass through: all of their leaves are JAX arrays,
    and are committed as its outputs would be. `jax.jit` commits all outputs if any input is committed. The structure's plans say
    which leaves to ask. Returns -1 on an error, and 0 also if only Python knows. */
-static int passes_through(PyObject *structure, PyObject *given, PyObject *leaves)
+static int passes_through(PyObject *structure, PyObject *caller_numbers, PyObject *leaves)
 {
-    OWNED *plans = PyObject_GetAttr(structure, name_plans), *places = look_up(plans, given);
+    OWNED *plans = PyObject_GetAttr(structure, name_plans), *places = look_up(plans, caller_numbers);
     int are_committed = 1;
     if (places == NULL)
         return PyErr_Occurred() ? -1 : 0;
@@ -367,13 +388,13 @@ static int passes_through(PyObject *structure, PyObject *given, PyObject *leaves
 /* Returns 1 if C can finish a call with such a result; -1 on an error. */
 static int can_finish(const Call *c, const Program *program, PyObject *leaves)
 {
-    int in_place = is_true(c->way, IN_PLACE);
+    int in_place = is_true(c->settings, IN_PLACE);
     if (program->is_for_python || (program->updates && !in_place))
         return 0;
     int are_different = are_distinct(leaves, 0);
-    if (are_different != 1 || program->given == Py_None || in_place)
+    if (are_different != 1 || program->caller_numbers == Py_None || in_place)
         return are_different;
-    return passes_through(c->structure, program->given, c->leaves);
+    return passes_through(c->structure, program->caller_numbers, c->leaves);
 }
 
 /* Builds the result of a call from its groups, and under `in_place` writes content back. Returns `deferred`, or NULL without an
@@ -390,13 +411,13 @@ static PyObject *finish_result(const Call *c, PyObject *result)
     if (table == NULL || pending == NULL || build_onto(table, program, leaves, c->tags->objects, pending) != DONE)
         return NULL;
     object = Py_XNewRef(PyList_GetItem(table, ((Program *)program)->root));
-    if (object == NULL || !is_true(c->way, IN_PLACE))
+    if (object == NULL || !is_true(c->settings, IN_PLACE))
         return Py_XNewRef(object);
     /* Python writes whatever C cannot. The root is a tuple whose last item is the result of the function. */
     int outcome = write_back(pending);
     OWNED *written = NULL;
     if (outcome == UNHANDLED)
-        written = PyObject_CallFunctionObjArgs(PyTuple_GetItem(c->way, WRITE), pending, NULL);
+        written = PyObject_CallFunctionObjArgs(PyTuple_GetItem(c->settings, WRITE), pending, NULL);
     if (outcome != DONE && written == NULL)
         return NULL;
     return Py_XNewRef(PyTuple_GetItem(object, PyTuple_Size(object) - 1));
@@ -414,7 +435,7 @@ static PyObject *call_transformed(const Call *c, PyObject *transformed)
         result = args == NULL ? NULL : PyObject_Call(transformed, args, NULL);
     }
     if (result != NULL)
-        outcome = is_true(c->way, FINISHES) ? finish_result(c, result) : Py_NewRef(deferred);
+        outcome = is_true(c->settings, FINISHES) ? finish_result(c, result) : Py_NewRef(deferred);
     if (outcome == deferred || (outcome == NULL && result != NULL && !PyErr_Occurred())) {
         /* The trace may have replaced the call in the first selection. */
         OWNED *call_part = Py_XNewRef(first == NULL ? call : parts_of(first)[CALL_OF]);
@@ -433,34 +454,34 @@ static PyObject *call_transformed(const Call *c, PyObject *transformed)
 /* Walks the arguments and looks up the plan and the transformed function. UNHANDLED if Python has to do the call. */
 static int read_call(Call *c, Walk *w, PyObject **structure, PyObject **plan, PyObject **transformed)
 {
-    TRY(walk_tree(w, c->arguments, entries, PyTuple_GetItem(c->form, LATEST), structure));
-    TRY(plan_of(c->form, *structure, w->leaves, plan));
+    TRY(walk_tree(w, c->arguments, entries, PyTuple_GetItem(c->pattern, LATEST), structure));
+    TRY(plan_of(c->pattern, *structure, w->leaves, plan));
     if (!is_record(*plan, NUM_OF_PLAN) || PyTuple_GetItem(*plan, ORIGINS) != Py_None ||
         PyObject_Size(PyTuple_GetItem(*plan, CUTS)) != 0)
         return UNHANDLED; /* some ties are cut between groups */
     c->structure = *structure, c->leaves = w->leaves, c->plan = *plan;
-    *transformed = look_up(PyTuple_GetItem(c->form, MADE), PyTuple_GetItem(*plan, LABELS));
+    *transformed = look_up(PyTuple_GetItem(c->pattern, TRANSFORMED), PyTuple_GetItem(*plan, LABELS));
     NEED(*transformed);
     /* XLA refuses to donate one buffer twice. */
-    int is_separate = is_true(c->form, DONATES) ? are_distinct(w->leaves, 1) : 1;
+    int is_separate = is_true(c->pattern, DONATES) ? are_distinct(w->leaves, 1) : 1;
     return is_separate < 0 ? FAILED : is_separate ? DONE : UNHANDLED;
 }
 
-/* Does a call under a way. Returns the result; `deferred` if Python has to do the call, in which case the function was not called;
-   or a `Deferred` of (result, call) if Python has to finish it. */
-static PyObject *call_by(PyObject *way, PyObject *args, PyObject *kwargs)
+/* Does a call. Returns the result; `deferred` if Python has to do the call, in which case the function was not called; or a
+   `Deferred` of (result, call) if Python has to finish it. */
+static PyObject *call_with_settings(PyObject *settings, PyObject *args, PyObject *kwargs)
 {
-    OWNED *form = NULL, *tags = NULL, *arguments = NULL, *structure = NULL, *plan = NULL, *transformed = NULL;
+    OWNED *pattern = NULL, *tags = NULL, *arguments = NULL, *structure = NULL, *plan = NULL, *transformed = NULL;
     PyObject *result = NULL;
-    int outcome = read_form(way, args, kwargs, &form);
+    int outcome = find_pattern(settings, args, kwargs, &pattern);
     if (outcome != DONE)
         return outcome == UNHANDLED ? Py_NewRef(deferred) : NULL;
     tags = tags_new(tags_type, NULL, NULL);
-    arguments = tags == NULL ? NULL : new_arguments(form, args, kwargs);
-    long flags = PyLong_AsLong(PyTuple_GetItem(way, FLAGS));
+    arguments = tags == NULL ? NULL : new_arguments(pattern, args, kwargs);
+    long flags = PyLong_AsLong(PyTuple_GetItem(settings, FLAGS));
     if (arguments == NULL || PyErr_Occurred())
         return NULL;
-    Call c = {.way = way, .form = form, .tags = (Tags *)tags, .arguments = arguments};
+    Call c = {.settings = settings, .pattern = pattern, .tags = (Tags *)tags, .arguments = arguments};
     Walk w = new_walk(c.tags, flags);
     outcome = read_call(&c, &w, &structure, &plan, &transformed);
     if (outcome != FAILED)
@@ -473,7 +494,7 @@ static PyObject *native_call(PyObject *Py_UNUSED(module), PyObject *const *args,
 {
     if (count != 3 || !PyTuple_CheckExact(args[1]) || !PyDict_CheckExact(args[2]) || arguments_type == NULL)
         return raise_null(PyExc_TypeError, "not a call");
-    return call_by(args[0], args[1], args[2]);
+    return call_with_settings(args[0], args[1], args[2]);
 }
 
 static Py_ssize_t num_contexts; /* the number of contexts that are entered now, in all threads */
@@ -487,27 +508,27 @@ static PyObject *native_count_contexts(PyObject *Py_UNUSED(module), PyObject *ch
     return PyLong_FromSsize_t(num_contexts);
 }
 
-/* Finds the policy in force, and the wrapper's way under it, NULL if it has none yet. Both are new references. */
-static int read_caller(PyObject *self, PyObject **policy, PyObject **way_of_policy)
+/* Finds the policy in force, and the wrapper's settings under it, NULL if it has none yet. Both are new references. */
+static int read_caller(PyObject *self, PyObject **policy, PyObject **settings_in_force)
 {
-    OWNED *own_policy = Py_XNewRef(parts_of(self)[POLICY_OF]);
-    if (own_policy == Py_None && num_contexts == 0)
-        replace(&own_policy, Py_NewRef(default_policy));
-    int is_policy = own_policy != NULL && is_instance(own_policy, policy_type);
-    *policy = is_policy ? Py_NewRef(own_policy) : PyObject_CallFunctionObjArgs(current_policy, own_policy, NULL);
-    PyObject *way = parts_of(self)[WAY_OF]; /* read after the call into Python, which may replace it */
-    if (way != NULL && is_record(way, NUM_OF_WAY) && PyTuple_GetItem(way, OWN_POLICY) == *policy)
-        *way_of_policy = Py_NewRef(way);
+    OWNED *policy_option = Py_XNewRef(parts_of(self)[POLICY_OF]);
+    if (policy_option == Py_None && num_contexts == 0)
+        replace(&policy_option, Py_NewRef(default_policy));
+    int is_policy = policy_option != NULL && is_instance(policy_option, policy_type);
+    *policy = is_policy ? Py_NewRef(policy_option) : PyObject_CallFunctionObjArgs(current_policy, policy_option, NULL);
+    PyObject *settings = parts_of(self)[SETTINGS_OF]; /* read after the call into Python, which may replace it */
+    if (settings != NULL && is_record(settings, NUM_OF_SETTINGS) && PyTuple_GetItem(settings, POLICY_IN_FORCE) == *policy)
+        *settings_in_force = Py_NewRef(settings);
     return *policy == NULL ? FAILED : DONE;
 }
 
-/* `Caller.__call__`. Python's `go_on` gets whatever is deferred, and each error, to raise it with paths. */
+/* Calls a wrapped function: `Caller.__call__`. Python's `go_on` gets what is deferred, and each error, to raise it with paths. */
 static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    OWNED *policy = NULL, *way = NULL, *error = NULL, *own_kwargs = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
-    if (own_kwargs == NULL || read_caller(self, &policy, &way) != DONE)
+    OWNED *policy = NULL, *settings = NULL, *error = NULL, *keywords = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
+    if (keywords == NULL || read_caller(self, &policy, &settings) != DONE)
         return NULL;
-    PyObject *result = way == NULL ? Py_NewRef(deferred) : call_by(way, args, own_kwargs);
+    PyObject *result = settings == NULL ? Py_NewRef(deferred) : call_with_settings(settings, args, keywords);
     if (result == NULL) {
         PyObject *type, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
@@ -519,7 +540,7 @@ static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
     }
     if (result == NULL || Py_TYPE(result) == deferred_type) {
         PyObject *remainder = result == NULL ? error : result;
-        replace(&result, PyObject_CallMethodObjArgs(self, name_go_on, remainder, policy, args, own_kwargs, NULL));
+        replace(&result, PyObject_CallMethodObjArgs(self, name_go_on, remainder, policy, args, keywords, NULL));
     }
     return result;
 }
@@ -527,7 +548,7 @@ static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyType_Slot caller_slots[] = {
     {Py_tp_new, parts_new}, PARTS, {Py_tp_call, caller_call},
     MEMBERS(PART("policy", POLICY_OF, "The policy that the user chose, or None."),
-            PART("way", WAY_OF, "The dictionaries for calls under one policy.")),
+            PART("way", SETTINGS_OF, "The dictionaries for calls under one policy.")),
     {Py_tp_doc, "A function under a transform. Its `go_on` gets (deferred work or error, policy, args, kwargs)."}, {0, NULL},
 };
 
@@ -539,7 +560,7 @@ static PyMethodDef methods[] = {
     {"count_contexts", native_count_contexts, METH_O,
      "Adds to the number of contexts that are entered, in all threads, and returns it."},
     {"call", (PyCFunction)(void (*)(void))native_call, METH_FASTCALL,
-     "(way, args, kwargs) -> the result, or a `Deferred`."},
+     "(settings, args, kwargs) -> the result, or a `Deferred`."},
     {NULL, NULL, 0, NULL},
 };
 

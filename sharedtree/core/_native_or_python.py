@@ -3,9 +3,9 @@
 The native one is used if it was compiled, unless `SHAREDTREE_NATIVE=0` is set or the interpreter has no lock.
 
 A native module is not used, with a warning, if it was compiled from another source than the other files belong to, or
-for another interpreter. Its source, several C files, lies beside these files; where a wheel was installed, the digest of the
-source is in `_native_source.py` instead. The compiled file contains the digest of the source that it was compiled from, so
-that a wrong one is recognised without being loaded.
+for another interpreter. Its source, several C files, lies beside these files; where a wheel was installed, the digest
+of the source is in `_native_source.py` instead. The compiled file contains the digest of the source that it was
+compiled from, so that a wrong one is recognised without being loaded.
 """
 
 import hashlib

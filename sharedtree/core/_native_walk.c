@@ -1,20 +1,23 @@
-/* The walk over a DAG and its inverse, in C. `_walk.py` is the reference: for each tree, this gives the same result or none.
+/* The walk over a DAG, and the keys that it writes. `_walk.py` is the reference: for each tree, this gives the same result or
+none.
 
 THE KEY. `walk` takes a tree apart and describes it by a string of bytes, the *key*. Trees with equal keys have the same
 structure, so a dictionary from keys to structures replaces the making of records. An example, with an Equinox module
-`Pair` under Equinox's convention:
+`Pair` under Equinox's convention, and an array `w` that is tied:
 
-    Pair(w, [w, 3])     →     header   F <Pair> 0   L   N <list> 2   R <number of w>   S i 3
+    tree       Pair(w, [w, 3])
+    leaves     [w]
+    key        header   F <Pair> 0   L   N <list> 2   R <number of w>   S i 3
 
-    F kind statics            a node that is read field by field
-    A kind presence statics   the same, with some fields absent
-    N kind n                  a plain container. The keys of a dict follow, and whatever else a container has beside its items
-    O kind form statics       an NNX object
-    M kind kinds statics      a `sharedtree.Module`
-    G kind n aux              any other node
-    L                         a traced leaf
-    S value                   a static leaf
-    R number                  an object that was visited before
+    F kind statics              a node that is read field by field
+    A kind presence statics     the same, with some fields absent
+    N kind n                    a plain container. The keys of a dict follow, and the auxiliary data of a deque and others
+    O kind signature statics    an NNX object
+    M kind kinds statics        a `sharedtree.Module`
+    G kind n aux                any other node
+    L                           a traced leaf
+    S value                     a static leaf
+    R number                    an object that was visited before
 
 The children of a node follow it. Static values of built-in classes are written out: N T F i d s for None, True, False, int,
 float, str, and ( [ { for containers. Any other value is written as its address and that of its class (P), and is pinned:
@@ -22,27 +25,19 @@ whoever keeps the key must keep the pins alive. A value that may change has a to
 tokens, equal ones for equal values.
 
 The bytes of a node depend only on its children and its auxiliary data, not on how it was read. So when no structure is
-known for a tree, the reference reads it, and `key_of` writes the same key from the reference's notes. No object is read
+known for a tree, the reference reads it, and `key_of` writes the same key from the reference's log. No object is read
 twice.
 
-A CALL is the walk of a tree whose root is an `Arguments`. `call` walks it, splits the leaves into leaf groups (`LeafGroup`s) by
-the structure's plan, calls the transformed function with them, collects the leaves of the result from its groups, and builds
-the result. What it cannot do it leaves to Python before the function is called.
+THE DATA, from the top of this file to its end:
 
-KINDS AND SHAPES. What C knows of a class is a `Kind`, found by the address of the class. A kind has a shape. For each shape
-the table `SHAPES` has one function each to open an instance, to write its bytes from auxiliary data, to build one, and to
-write content back into one.
-
-RULES OF THIS FILE.
-- Nothing recurses, except over static values, to a fixed depth.
-- Any call into Python may free objects. So whatever is used after such a call is held by a strong reference: children on
-  a stack of their own, visited objects in the tags, and a function's own objects in an `OWNED` variable, which is released
-  on each way out. A borrowed reference is never used after such a call.
-- Uncommon cases and errors end the walk, and the caller runs the reference, which then succeeds or raises the error with
-  its paths. `TRY` and `NEED` return from a function when a part of it fails.
-- Only the limited API is used, and no `Py_RETURN_NONE` or the like: the macros of Python 3.12 and 3.13 do not count a
-  reference to None, but code compiled with them is also loaded by 3.11, where None is counted.
-- The interpreter's lock is required: free-threaded Python does not load this module. */
+    Table     address -> number or pointer: the kinds by class, the facts by value, the numbers of objects in one walk
+    Fact      a static value that never changes, and its token
+    Kind      a class: how its instances are read, and the number that stands for it in keys
+    Layout    the attributes of NNX objects, which differ within one class
+    Tags      the objects that were visited, each with its number: an object that comes again becomes a reference R
+    Walk      the state of one walk: a stack of `Frame`s, one per open node, and the key so far
+    Opener    a row of `OPENERS`: the functions that read one shape of objects
+    Latest    the key and the structure of the last call of one pattern, see `_native_call.c` */
 
 #include "_native.h"
 
@@ -234,7 +229,7 @@ static PyObject *forget_dead(PyObject *address, PyObject *reference)
     return none();
 }
 
-static PyMethodDef forget_dead_method = {"forget_dead", forget_dead, METH_O, "Forgets what was known of an object."};
+static PyMethodDef forget_dead_method = {"forget_dead", forget_dead, METH_O, "Forgets the kind and the fact of a dead object."};
 
 /* Registers an object for `forget_dead`. When the object dies, no Python runs. */
 static int watch(PyObject *object)
@@ -307,11 +302,11 @@ static void held_dealloc(PyObject *self)
 static PyType_Slot held_slots[] = {
     {Py_tp_dealloc, held_dealloc},
     {Py_tp_traverse, parts_traverse},
-    {Py_tp_doc, "Values that are kept, and known again by address meanwhile."},
+    {Py_tp_doc, "Keeps values alive, so that their facts stay."},
     {0, NULL},
 };
 
-/* (value, token, value, token, ...) -> a `Held`. */
+/* Makes a `Held`: (value, token, value, token, ...) -> `Held`. */
 static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
 {
     Py_ssize_t num_held = 0;
@@ -327,16 +322,16 @@ static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
         if (add_fact(value, Py_TYPE(value), PyTuple_GetItem(pairs, num_held + 1)) < 0)
             break;
     }
-    PyObject *kept_marker = PyTuple_GetSlice(pairs, 0, num_held);
-    while (kept_marker == NULL && num_held > 0)
+    PyObject *held_pairs = PyTuple_GetSlice(pairs, 0, num_held);
+    while (held_pairs == NULL && num_held > 0)
         drop_holder(PyTuple_GetItem(pairs, num_held -= 2));
-    if (kept_marker != NULL)
-        replace(&parts_of(held)[0], kept_marker);
+    if (held_pairs != NULL)
+        replace(&parts_of(held)[0], held_pairs);
     PyErr_Clear();
     return held;
 }
 
-/* --- kinds: what is known of a class ------------------------------------------------------------------------------- */
+/* --- kinds: how instances of a class are read and built ----------------------------------------------------------- */
 
 /* A kind describes a class. It is made from a `Description` of `_classes_in_native_walk.py`. For
 
@@ -353,14 +348,14 @@ static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
    (True: a child) in one of its attributes. See `libraries/_nnx_layouts.py`. */
 typedef struct Layout {
     struct Layout *next;      /* the next layout with the same hash of names */
-    uint32_t number;          /* the number of the form in keys. Layouts that differ only in the order of names share it. */
+    uint32_t number;          /* the number of the signature in keys. Layouts that differ only in the order of names share it. */
     Py_ssize_t num_traced;
-    PyObject *form;           /* (names of the children, names of the static attributes, content of the mapping) */
+    PyObject *signature;      /* (names of the children, names of the static attributes, content of the mapping) */
     PyObject *names;          /* all names */
     PyObject *marked;         /* the names in the mapping, in order */
     PyObject *marks;          /* bytes: for each of these, whether it is a child */
     int places[];             /* for each name, its index among the children followed by the static attributes; -1 for the
-                                 mapping, which is part of the form */
+                                 mapping, which is part of the signature */
 } Layout;
 
 /* Class -> Kind. A kind keeps its class alive, except for namedtuples and guesses. Kinds are never freed. */
@@ -475,6 +470,7 @@ static PyObject *tags_number_of(PyObject *self, PyObject *object)
     return number < 0 ? none() : PyLong_FromSsize_t(number);
 }
 
+/* Appends an object to the visited ones and returns its number. With `tag`, the object can be looked up. */
 static PyObject *tags_add(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"obj", "tag", NULL};
@@ -535,7 +531,7 @@ struct Frame {
 
 #define MAX_SPARE 65536 /* bytes */
 
-/* The memory of the last walk, for the next one. A walk inside a walk finds none and allocates its own. */
+/* The memory of the last walk, for the next one. A walk inside a walk finds none and allocates its memory. */
 static Walk spare;
 
 /* `rules` has the flags in its low eight bits, and above them the convention around the root. */
@@ -702,14 +698,14 @@ static int emit_statics(Walk *w, PyObject *values)
 
 /* --- shapes: opening a node, and writing the same bytes from its auxiliary data ------------------------------------- */
 
-/* `open_` functions write the bytes of a node and push its children. `emit_` functions write the same bytes, given the auxiliary
-   data that the registered flatten function returns. For a dict outside of exact walks:
+/* `open_` functions write the bytes of a node and push its children. `emit_` functions write the same bytes from the
+   auxiliary data that the registered flatten function returns. For a dict outside of exact walks:
 
        open_dict(w, kind, {"b": x, "a": y})             writes   N <dict> 2  s "a"  s "b"     and pushes y, x
        emit_dict(w, kind, 2, ("a", "b"))                writes   N <dict> 2  s "a"  s "b"
 
    A node that they leave UNHANDLED is flattened by its registered function, and its key has all of its auxiliary data (code G).
-   `fits_` functions check that auxiliary data has the form that the kind promises. If not, the node is neither written nor
+   `fits_` functions check that auxiliary data is what the kind promises. If not, the node is neither written nor
    built by the functions of its shape. */
 
 static int emit_items(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *Py_UNUSED(aux))
@@ -903,8 +899,8 @@ static int emit_dict(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux
     return emit_statics(w, keys_in(kind, aux));
 }
 
-/* If the fields of an object are not exactly the declared ones, turns its code F into A and appends a byte for each name, 1 if
-   present. `w->names` has an entry for each name of the kind, NULL for an absent field. The bytes come after the static values,
+/* Marks absent fields. If the fields are not exactly the declared ones, turns the code F into A and appends a byte for each name, 1
+   if present. `w->names` has an entry for each name of the kind, NULL for an absent field. The bytes come after the static values,
    and 0 and 1 are no codes of static values, so the end of these is clear. */
 static int emit_presence(Walk *w, Kind *kind, size_t start)
 {
@@ -920,8 +916,8 @@ static int emit_presence(Walk *w, Kind *kind, size_t start)
     return DONE;
 }
 
-/* Returns the value of a field, a new reference; NULL without an error if it is absent. The lookup may fail with an error, since a
-   key in the dictionary of attributes may have an `__eq__` of a user. */
+/* Returns the value of a field, a new reference; NULL without an error if it is absent. The lookup may fail with an error, since
+   a key in the dictionary of attributes may have an `__eq__` of a user. */
 static PyObject *field_of(const Kind *kind, PyObject *holder, PyObject *name)
 {
     if (kind->shape == DATACLASS || kind->shape == FIELDS) {
@@ -935,7 +931,7 @@ static PyObject *field_of(const Kind *kind, PyObject *holder, PyObject *name)
 }
 
 /* Reads the fields of an object by name, from its dictionary or its slots. Only FIELDS may have absent ones. For other shapes
-   Python's own attribute lookup must decide: UNHANDLED. */
+   Python's attribute lookup must decide: UNHANDLED. */
 static int open_by_name(Walk *w, Kind *kind, PyObject *holder)
 {
     size_t start = w->key_size;
@@ -1057,8 +1053,8 @@ static int emit_by_name(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children),
     return emit_statics(w, aux);
 }
 
-/* Reads the names of a module's attributes, and for each a byte, 1 if it is static; new references. Returns 0 if the object is not
-   the one that lists them. */
+/* Reads the names of a module's attributes, and for each a byte, 1 if it is static; new references. Returns 0 if the object is
+   not the one that lists them. */
 static int read_attribute_kinds(PyObject *kinds_object, PyObject **names, PyObject **are_static)
 {
     *names = *are_static = NULL;
@@ -1118,8 +1114,8 @@ static int has_marks(const Layout *layout, PyObject *mapping)
     return 1;
 }
 
-/* Hashes the names of attributes in order. A name that is no exact `str` counts as 1, since its hash may run Python. The result is
-   never 0, which is no key of a table. */
+/* Hashes the names of attributes in order. A name that is no exact `str` counts as 1, since its hash may run Python. The result
+   is never 0, which is no key of a table. */
 static size_t hash_of_names(PyObject *attributes)
 {
     PyObject *name, *value;
@@ -1163,13 +1159,13 @@ static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *a
     return DONE;
 }
 
-/* Returns a layout with this form; NULL if there is none, or on an error. */
-static Layout *layout_with(const Kind *kind, PyObject *form)
+/* Returns a layout with this signature; NULL if there is none, or on an error. */
+static Layout *layout_with(const Kind *kind, PyObject *signature)
 {
     for (size_t i = 0; i < kind->layouts.size; i++) {
         Layout *layout = kind->layouts.slots[i].key == NULL ? NULL : (Layout *)kind->layouts.slots[i].value;
         for (; layout != NULL; layout = layout->next) {
-            int is_equal = PyObject_RichCompareBool(layout->form, form, Py_EQ);
+            int is_equal = PyObject_RichCompareBool(layout->signature, signature, Py_EQ);
             if (is_equal != 0)
                 return is_equal < 0 ? NULL : layout;
         }
@@ -1181,25 +1177,25 @@ static Layout *layout_with(const Kind *kind, PyObject *form)
 static Layout *new_layout(Kind *kind, PyObject *object, size_t hash)
 {
     OWNED *description = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
-    PyObject *form, *names, *places, *marked, *marks;
+    PyObject *signature, *names, *places, *marked, *marks;
     if (description == NULL || description == Py_None) {
         kind->num_layouts++;
         return NULL;
     }
-    if (!PyArg_ParseTuple(description, "O!O!O!O!S", &PyTuple_Type, &form, &PyTuple_Type, &names, &PyTuple_Type, &places,
+    if (!PyArg_ParseTuple(description, "O!O!O!O!S", &PyTuple_Type, &signature, &PyTuple_Type, &names, &PyTuple_Type, &places,
                           &PyTuple_Type, &marked, &marks))
         return NULL;
     Py_ssize_t size = PyTuple_Size(names);
-    if (!is_tuple_of(form, 3) || !PyTuple_CheckExact(PyTuple_GetItem(form, 0)) || !is_tuple_of(places, size) ||
+    if (!is_tuple_of(signature, 3) || !PyTuple_CheckExact(PyTuple_GetItem(signature, 0)) || !is_tuple_of(places, size) ||
         PyBytes_Size(marks) != PyTuple_Size(marked))
         return raise_null(PyExc_ValueError, "no layout");
-    Layout *same_form = layout_with(kind, form);
-    if (same_form == NULL && PyErr_Occurred())
+    Layout *same_signature = layout_with(kind, signature);
+    if (same_signature == NULL && PyErr_Occurred())
         return NULL;
     Layout *layout = PyMem_Calloc(1, sizeof *layout + 2 * (size_t)size * sizeof *layout->places);
     if (layout == NULL)
         return (void *)PyErr_NoMemory();
-    layout->num_traced = PyTuple_Size(PyTuple_GetItem(form, 0));
+    layout->num_traced = PyTuple_Size(PyTuple_GetItem(signature, 0));
     layout->next = get_pointer(&kind->layouts, (void *)hash);
     int *num_names_at = layout->places + size;
     Py_ssize_t num_placed = 0;
@@ -1216,9 +1212,9 @@ static Layout *new_layout(Kind *kind, PyObject *object, size_t hash)
         PyMem_Free(layout);
         return NULL;
     }
-    layout->form = Py_NewRef(form), layout->names = Py_NewRef(names);
+    layout->signature = Py_NewRef(signature), layout->names = Py_NewRef(names);
     layout->marked = Py_NewRef(marked), layout->marks = Py_NewRef(marks);
-    layout->number = same_form == NULL ? kind->num_layouts : same_form->number;
+    layout->number = same_signature == NULL ? kind->num_layouts : same_signature->number;
     kind->num_layouts++;
     return layout;
 }
@@ -1259,14 +1255,14 @@ static int emit_nnx_object(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_childre
 {
     PyObject *names = PyTuple_GetItem(aux, 1), *values = PyTuple_GetItem(aux, 2);
     Py_ssize_t mapping_index = 0, size = PyTuple_Size(names);
-    /* The mapping is part of the form, so it is not written like the other static attributes. */
+    /* The mapping is part of the signature, so it is not written like the other static attributes. */
     while (mapping_index < size && !is_text(PyTuple_GetItem(names, mapping_index), name_nodes))
         mapping_index++;
     if (mapping_index == size || !is_instance(PyTuple_GetItem(values, mapping_index), mapping_type))
         return UNHANDLED;
     OWNED *mapping = PyObject_GenericGetAttr(PyTuple_GetItem(values, mapping_index), name_mapping);
-    OWNED *form = mapping == NULL ? NULL : PyTuple_Pack(3, PyTuple_GetItem(aux, 0), names, mapping);
-    Layout *layout = form == NULL ? NULL : layout_with(kind, form);
+    OWNED *signature = mapping == NULL ? NULL : PyTuple_Pack(3, PyTuple_GetItem(aux, 0), names, mapping);
+    Layout *layout = signature == NULL ? NULL : layout_with(kind, signature);
     NEED(layout);
     TRY(emit_kind(w, 'O', kind, layout->number));
     for (Py_ssize_t i = 0; i < size; i++) {
@@ -1315,8 +1311,8 @@ static int emit_nnx_variable(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_child
 
 /* --- the walk ---------------------------------------------------------------------------------------------------- */
 
-/* `walk_all` is the loop: it visits the next child of the innermost open node, or closes this node if there is none. `visit` looks
-   at one object, its kind, and the convention at its place:
+/* `walk_all` is the loop: it visits the next child of the innermost open node, or closes this node if there is none. `visit`
+   looks at one object, its kind, and the convention at its place:
 
        it has a number                    →  R number
        a leaf, traced                     →  L, and it joins the leaves
@@ -1354,7 +1350,8 @@ static const Opener OPENERS[NUM_SHAPES] = {
     ROW(NNX_VARIABLE, open_nnx_variable, fits_nnx_variable, emit_nnx_variable),
     ROW(NNX_STATE, open_by_name, fits_by_name, emit_by_name),
     ROW(MODULE, open_module, fits_module, emit_module),
-    ROW(OTHER, NULL), ROW(LEAF, NULL), ROW(GIVEN, NULL),
+    ROW(OTHER, NULL), ROW(LEAF, NULL),
+    [CALLER_OBJECT] = {"GIVEN"}, /* the name in Python */
 };
 
 static const Opener *opener_of(const Kind *kind)
@@ -1416,7 +1413,7 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
     TRY(grow(&w->frames, &w->frames_room, w->depth + 1, sizeof *w->frames));
     if (has_identity)
         TRY(set_value(&w->tags->numbers, object, OPEN));
-    /* The convention for the children. Most classes bring their own. Plain containers and `Partial` inherit it. */
+    /* The convention for the children. Most classes have one. Plain containers and `Partial` inherit it. */
     int inner = kind->convention;
     if (inner == INHERITED) {
         inner = outer == IN_VARIABLE || ((outer == ANY || outer == OUTSIDE) && !kind->is_plain) ? JAX : outer;
@@ -1723,18 +1720,18 @@ static int undo_walk(Walk *w, Py_ssize_t base)
     return forget(tags, base) < 0 ? FAILED : UNHANDLED;
 }
 
-/* The parts of a `Latest`: the last key of a form of calls, its entry, and the value of `epoch_of_keys` then. A call with the
-   same arguments as the one before finds its structure by one comparison of bytes, without hashing the key. */
+/* The parts of a `Latest`: the last key of calls of one pattern, its entry, and the value of `epoch_of_keys` then. A call with
+   the same arguments as the one before finds its structure by one comparison of bytes, without hashing the key. */
 enum { KEY_OF, ENTRY_OF, EPOCH_OF };
 
 /* Replaced by a new object when pinned values may die although their structure lives, so that no `Latest` is valid any more. */
 static PyObject *epoch_of_keys;
 
 static PyType_Slot latest_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The key that a form of calls had last."}, {0, NULL},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The last key of calls of one pattern."}, {0, NULL},
 };
 
-/* Returns the entry of the last call of this form, if its key is this walk's; a new reference. */
+/* Returns the entry of the last call of this pattern, if its key is this walk's; a new reference. */
 static PyObject *entry_of_latest(PyObject *latest, const Walk *w)
 {
     PyObject **parts = latest == NULL ? NULL : parts_of(latest);
@@ -1782,6 +1779,7 @@ int walk_tree(Walk *w, PyObject *tree, PyObject *structures, PyObject *latest, P
     return *structure != NULL ? DONE : undo_walk(w, base);
 }
 
+/* Walks a tree for Python: (tree, tags, rules, entries) -> (leaves, structure), or None if Python has to walk. */
 static PyObject *native_walk(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *tree, *structures, *result = NULL;
@@ -1800,13 +1798,13 @@ static PyObject *native_walk(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* --- keys of trees that the reference has read --------------------------------------------------------------------- */
 
-/* The reference notes each visit. For Pair(w, [w, 3]) the notes, and the key that is written from them, are
+/* The reference keeps a log of its visits. For Pair(w, [w, 3]) the log, and the key that is written from it, are
 
        (type of Pair, 2, aux)   None   (type of list, 2, None)   0        (None, 0, 3)
        F <Pair> 0               L      N <list> 2                R 0      S i 3
 
-   A note is None for a traced leaf, a number for an object with that number, (NodeType, number of children, auxiliary data) for a
-   node, and (None, 0, value) for a static leaf. */
+   An entry is None for a traced leaf, a number for an object with that number, (NodeType, number of children, auxiliary data) for
+   a node, and (None, 0, value) for a static leaf. */
 
 /* Returns the kind of a NodeType, and asks Python for it if no instance has come yet. NULL on an error. */
 Kind *kind_described(PyObject *node_type)
@@ -1819,7 +1817,7 @@ Kind *kind_described(PyObject *node_type)
     return description == NULL ? NULL : new_kind(description);
 }
 
-/* Writes the bytes of one note. */
+/* Writes the bytes of one visit. */
 static int emit_visited(Walk *w, PyObject *visited)
 {
     PyObject *node_type, *value;
@@ -1868,6 +1866,8 @@ static int write_key(Walk *w, PyObject *visited, Py_ssize_t base)
     return settle_pins(w);
 }
 
+/* Writes the key of a tree that the reference has walked: (log, rules, number of the first object) -> (key, pins,
+   settled values). */
 static PyObject *native_key_of(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *visited, *result = NULL;
@@ -1925,7 +1925,7 @@ static PyMethodDef methods[] = {
     {"walk", native_walk, METH_VARARGS,
      "(tree, tags, rules as a number, entries) -> (leaves, entries[key]()), or None if Python has to walk."},
     {"key_of", native_key_of, METH_VARARGS,
-     "(notes of a walk, rules as a number, number of the first object) -> (key, pins, values and tokens)."},
+     "(log of a walk, rules as a number, number of the first object) -> (key, pins, values and tokens)."},
     {"hold", native_hold, METH_O, "(value, token, ...) -> an object that keeps these values, recognised by address meanwhile."},
     {"forget_keys", native_forget_keys, METH_NOARGS, "From now on, pinned values may die although their structures live."},
     {"drop_spares", native_drop_spares, METH_NOARGS, "Frees the memory that is kept for the next walk."},
@@ -1938,6 +1938,7 @@ static NewType types[] = {
     {&held_type, NULL, {"sharedtree._native.Held", sizeof(Parts), 0, INNER, held_slots}},
 };
 
+/* Adds the functions, classes and constants of this file to the module. */
 int set_up_walk(PyObject *module)
 {
     TRY(PyModule_AddFunctions(module, methods));
