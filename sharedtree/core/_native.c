@@ -33,6 +33,8 @@ PyObject *raw_value, *variable_trace, *metadata_of, *state_trace, *jax_trace;
 PyObject *attribute_kinds_type, *kinds_of_attributes, *names_in_kinds, *statics_in_kinds;
 descrgetfunc get_slot;
 
+/* --- objects: three references each ---------------------------------------------------------------------------- */
+
 PyObject *new_parts(PyTypeObject *type, PyObject *first, PyObject *second, PyObject *third)
 {
     PyObject *object = PyType_GenericAlloc(type, 0), *values[3] = {first, second, third};
@@ -75,9 +77,9 @@ void parts_dealloc(PyObject *self)
 
 /* --- the module: what Python passes in, and the functions that it calls -------------------------------------------- */
 
-/* The objects that Python passes to `take_over`, once for each subject: a letter for the type of each, and the variables to set.
-   T is a class; H, D and A are subclasses of LeafGroup, LeafSelection and Arguments; S is the descriptor of a slot; M a dict;
-   U a tuple; N an interned name; O any object. */
+/* For each subject a letter for the type of each object, and the variables to set. T is a class; H, D and A are
+   subclasses of LeafGroup, LeafSelection and Arguments; S is the descriptor of a slot; M a dict; U a tuple; N an interned name; O
+   any object. */
 static const struct {
     const char *subject, *letters; /* a letter for each of `places` */
     PyObject **places[11];

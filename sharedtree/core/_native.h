@@ -258,7 +258,7 @@ static inline PyObject *get_attribute(PyObject *object, PyObject *name)
 
 /* --- kinds: how instances of a class are read and built ----------------------------------------------------------- */
 
-/* The shapes. What C can do with each is a row of `SHAPES`, below. */
+/* The shapes of objects: what C does with each is in `OPENERS` and `BUILDERS`. */
 enum {
     /* Leaves: numbers that JAX traces and Equinox does not, leaves that are static for both, arrays. */
     NUMBER, STATIC, NUMPY_ARRAY, NUMPY_NUMBER, JAX_ARRAY,
@@ -269,6 +269,7 @@ enum {
     LEAF, CALLER_OBJECT, NUM_SHAPES
 };
 
+/* What C knows of one class, see `_native_walk.c`. */
 typedef struct {
     PyTypeObject *type;
     int shape;
@@ -289,10 +290,12 @@ typedef struct {
     uint32_t num_layouts;     /* the number of questions to Python about layouts, answered or not */
 } Kind;
 
-Kind *kind_of(PyTypeObject *type);
-Kind *kind_described(PyObject *node_type);
+Kind *kind_of(PyTypeObject *type);             /* NULL if there is none yet */
+Kind *kind_described(PyObject *node_type);     /* asks Python if there is none yet; NULL on an error */
+PyObject *attributes_of(PyObject *object);     /* the `__dict__`, a new reference */
+
+/* Returns 1 if auxiliary data is as the functions of the kind's shape expect it. */
 int fits_kind(const Kind *kind, PyObject *aux, Py_ssize_t num_children);
-PyObject *attributes_of(PyObject *object);
 
 /* --- the walk ------------------------------------------------------------------------------------------------------ */
 
@@ -319,6 +322,7 @@ typedef struct {
 
 typedef struct Frame Frame;
 
+/* The state of one walk, see `_native_walk.c`. */
 typedef struct {
     Tags *tags;
     int flags, convention;
@@ -340,6 +344,8 @@ typedef struct {
 } Walk;
 
 PyObject *tags_new(PyTypeObject *type, PyObject *args, PyObject *kwargs);
+
+/* A walk is used in this order. `end_walk` is called in any case, and releases the leaves. */
 Walk new_walk(Tags *tags, long rules);
 int walk_tree(Walk *w, PyObject *tree, PyObject *structures, PyObject *latest, PyObject **structure);
 void end_walk(Walk *w);
@@ -360,6 +366,7 @@ typedef struct {
     int updates;              /* the structure's attribute */
 } Program;
 
+/* The steps from a structure to a tree, see `_native_build.c`. */
 PyObject *program_of(PyObject *structure);
 int build_onto(PyObject *table, PyObject *program, PyObject *leaf_sequence, PyObject *caller_objects, PyObject *update);
 PyObject *items_at(PyObject *list, PyObject *numbers, const Step *step, int as_list);

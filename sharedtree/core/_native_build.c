@@ -29,20 +29,21 @@ no finaliser runs in between.
 
 #include "_native.h"
 
+PyTypeObject *program_type;
+
 static PyObject *empty_tuple;
-static newfunc new_object;
-static descrsetfunc set_slot;
+static newfunc new_object;      /* `object.__new__` */
+static descrsetfunc set_slot;   /* writes a slot by its descriptor */
 
 static int set_attribute(PyObject *object, PyObject *name, PyObject *value)
 {
     return Py_TYPE(name) == &PyMemberDescr_Type ? set_slot(name, object, value) : PyObject_GenericSetAttr(object, name, value);
 }
 
-PyTypeObject *program_type;
-
 /* --- programs: building trees from structures ----------------------------------------------------------------------- */
 
-/* Made from one of the tuples that `_classes_in_native_walk.py` makes, which holds all of its references. */
+/* One step. It is read from one of the tuples that `_classes_in_native_walk.py` makes, and borrows all of its references from
+   this tuple. */
 struct Step {
     int shape;
     Kind *kind;               /* of a node. If its shape has changed since, the registered function builds the node. */
@@ -54,15 +55,13 @@ struct Step {
     PyObject *target;         /* the number of the caller's object that gets the built object's content; or None */
 };
 
-typedef struct Run Run;
-
 /* The state of one build. */
-struct Run {
+typedef struct {
     const Program *program;
     PyObject *leaves, *table, *caller_objects, *update;
     PyObject *trace_state;    /* for all NNX objects of this build; NULL before the first one */
-    Py_ssize_t next, num_leaves;
-};
+    Py_ssize_t next, num_leaves; /* the number of leaves that were used, and of all leaves */
+} Run;
 
 typedef struct Writing Writing;
 

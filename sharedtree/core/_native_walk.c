@@ -1309,17 +1309,7 @@ static int emit_nnx_variable(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_child
     return emit_metadata(w, kind, metadata);
 }
 
-/* --- the walk ---------------------------------------------------------------------------------------------------- */
-
-/* `walk_all` is the loop: it visits the next child of the innermost open node, or closes this node if there is none. `visit`
-   looks at one object, its kind, and the convention at its place:
-
-       it has a number                    →  R number
-       a leaf, traced                     →  L, and it joins the leaves
-       a leaf, static                     →  S value
-       a node                             →  its shape's `open`; then its children are visited, and `close_node` numbers it
-
-   After the loop, `settle_pins` replaces addresses of values that may change by tokens. Only then is the key complete. */
+/* --- the row of each shape ------------------------------------------------------------------------------------------ */
 
 /* One row of `OPENERS`. A NULL leaves the work to the functions that are registered for the class. */
 typedef struct {
@@ -1365,6 +1355,18 @@ int fits_kind(const Kind *kind, PyObject *aux, Py_ssize_t num_children)
     const Opener *opener = opener_of(kind);
     return opener->fits == NULL || opener->fits(kind, aux, num_children);
 }
+
+/* --- the walk ---------------------------------------------------------------------------------------------------- */
+
+/* `walk_all` is the loop: it visits the next child of the innermost open node, or closes this node if there is none. `visit`
+   looks at one object, its kind, and the convention at its place:
+
+       it has a number                    →  R number
+       a leaf, traced                     →  L, and it joins the leaves
+       a leaf, static                     →  S value
+       a node                             →  its shape's `open`; then its children are visited, and `close_node` numbers it
+
+   After the loop, `settle_pins` replaces addresses of values that may change by tokens. Only then is the key complete. */
 
 /* Writes the bytes of a node from its auxiliary data: by its shape, or as a node of code G. */
 static int emit_node(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
