@@ -35,7 +35,7 @@ from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_identity, is_traced
 
 Description = tuple[Any, ...]
-"""The arguments of `new_kind` in `_native.c`."""
+"""The arguments of `new_kind` in `_native_walk.c`."""
 
 _NO_FIELDS = NativeLayout("").native_arguments
 

@@ -37,7 +37,7 @@ class NativeLayout(NamedTuple):
 
     @property
     def native_arguments(self) -> tuple[Any, ...]:
-        """The last arguments of `new_kind` in `_native.c`, from `order` on."""
+        """The last arguments of `new_kind` in `_native_walk.c`, from `order` on."""
         order, are_static, places, traced, statics = self.fields
         traced_in_order = [name for name, is_static in zip(order, are_static, strict=True) if not is_static]
         statics_in_order = [name for name, is_static in zip(order, are_static, strict=True) if is_static]

@@ -3,9 +3,9 @@
 The native one is used if it was compiled, unless `SHAREDTREE_NATIVE=0` is set or the interpreter has no lock.
 
 A native module is not used, with a warning, if it was compiled from another source than the other files belong to, or
-for another interpreter. Its source lies beside these files; where a wheel was installed, the digest of the source is in
-`_native_source.py` instead. The compiled file contains the digest of its own source, so that a wrong one is recognised
-without being loaded.
+for another interpreter. Its source, several C files, lies beside these files; where a wheel was installed, the digest
+of the source is in `_native_source.py` instead. The compiled file contains the digest of the source that it was
+compiled from, so that a wrong one is recognised without being loaded.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ def _matching_module() -> tuple[Any, str | None]:
 def _failure_of_build() -> str | None:
     """The compiler's error, if a wheel has no native module although there was a compiler where it was built."""
     # In a checkout nothing was promised: the module is missing until somebody compiles it.
-    if pathlib.Path(__file__).with_name("_native.c").exists():
+    if _source_files():
         return None
     try:
         fault = importlib.import_module(f"{__package__}._native_source").FAULT
@@ -77,14 +77,25 @@ def _failure_of_build() -> str | None:
 
 
 def _digest_of_source() -> str | None:
-    """SHA-256 of the C source that belongs to the other files; None if neither it nor its digest is installed."""
-    source = pathlib.Path(__file__).with_name("_native.c")
-    if source.exists():
-        return hashlib.sha256(source.read_bytes()).hexdigest()
+    """SHA-256 of the C source that belongs to the other files; None if neither it nor its digest is installed.
+
+    It covers the names and contents of all C files. `hatch_build.py` computes the same.
+    """
+    files = _source_files()
+    if files:
+        total = hashlib.sha256()
+        for file in files:
+            total.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+        return total.hexdigest()
     try:
         return importlib.import_module(f"{__package__}._native_source").DIGEST
     except ModuleNotFoundError:
         return None
+
+
+def _source_files() -> list[pathlib.Path]:
+    """The C files and their header, sorted by name. Empty where a wheel was installed."""
+    return sorted(pathlib.Path(__file__).parent.glob("_native*.[ch]"))
 
 
 def _is_whole(library: bytes) -> bool:

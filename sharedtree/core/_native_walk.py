@@ -3,9 +3,9 @@
     tree  →  native.walk  →  key b"..."  →  in the table: its structure               the usual case, no record is made
                                          →  not there: the walk in Python, an entry   the first time, and for errors
 
-The native walk describes a tree by a key (see `_native.c`), and the table leads from keys to structures. A tree without
-an entry is walked in Python, which makes the structure or raises the error. The key for that structure is written from
-the log of the walk in Python and not from the tree, which another thread may have changed in between.
+The native walk describes a tree by a key (see `_native_walk.c`), and the table leads from keys to structures. A tree
+without an entry is walked in Python, which makes the structure or raises the error. The key for that structure is
+written from the log of the walk in Python and not from the tree, which another thread may have changed in between.
 
 An entry lives as long as its structure, which the table holds weakly. The latest structures are kept alive until the
 next full garbage collection, so that a loop that drops its structures need not start anew each time.

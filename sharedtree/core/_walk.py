@@ -3,7 +3,7 @@
     walk([w, Pair(w, 3)])    leaves  w      records  0: leaf   1: static 3   2: Pair(0, 1)   3: list(0, 2)      root 3
 
 Both directions loop over explicit stacks and never recurse, so depth is no limit. They ask an object nothing but what
-its node type says. `_native.c` does the same in C, and leaves to this file every error and everything uncommon.
+its node type says. `_native_*.c` does the same in C, and leaves to this file every error and everything uncommon.
 """
 
 from collections.abc import Callable, Sequence
