@@ -93,12 +93,13 @@ class Exported:
                 # A program of plain JAX takes the distinct arrays themselves.
                 plain_args, plain_kwargs = in_tree.unflatten(call.leaves)
                 return self._exported.call(*plain_args, **plain_kwargs)
-            leaves_of_group = [
-                [call.leaves[i] for i in group.selection.numbers or range(structure.num_leaves)] for group in groups
-            ]
-            pairs = zip(leaves_of_group, groups, strict=True)
+            # Each group takes its leaves, by number, from all leaves of the call.
+            leaf_groups: list[LeafGroup] = []
+            for group in groups:
+                numbers = group.selection.numbers or range(structure.num_leaves)
+                leaf_groups.append(LeafGroup([call.leaves[i] for i in numbers], group.selection))
             try:
-                result = self._exported.call(*[LeafGroup(leaves, group.selection) for leaves, group in pairs])
+                result = self._exported.call(*leaf_groups)
             except ValueError as error:
                 # JAX names a leaf by its group and its path, which begins with the argument's name. Drop the group.
                 error.args = (re.sub(r"args\[\d+\](?=[^\W\d])", "", str(error)),)
@@ -417,14 +418,12 @@ def _require_sound(treedef: Any) -> None:
     tree = treedef.unflatten([_stand_in() for _ in range(treedef.num_leaves)])
     leaves = jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is LeafGroup)
     groups = [leaf for leaf in leaves if type(leaf) is LeafGroup]
+    # `numbers` is None for a group that has all leaves.
     numbers = [n for group in groups for n in group.selection.numbers or range(group.structure.num_leaves)]
-    if groups and (
-        any(
-            group.structure is not groups[0].structure or group.selection.num_leaves != len(group.leaves)
-            for group in groups
-        )
-        or sorted(numbers) != list(range(groups[0].structure.num_leaves))
-    ):
+    for group in groups:
+        if group.structure is not groups[0].structure or group.selection.num_leaves != len(group.leaves):
+            raise _malformed()
+    if groups and sorted(numbers) != list(range(groups[0].structure.num_leaves)):
         raise _malformed()
 
 

@@ -69,9 +69,8 @@ def load_tensors(
     # Elements of less than a byte are packed, as no array has them. Unknown dtypes have 0 bits here.
     unloadable = [tensor for tensor in wanted if BITS.get(tensor.dtype, 0) < 8]
     if unloadable:
-        lines = [
-            f"    `{printable(tensor.name)}`: {printable(tensor.dtype[:40])}" for tensor in unloadable[:_MAX_LISTED]
-        ]
+        listed = unloadable[:_MAX_LISTED]
+        lines = [f"    `{printable(tensor.name)}`: {printable(tensor.dtype[:40])}" for tensor in listed]
         lines += [f"    and {len(unloadable) - _MAX_LISTED} more"] if len(unloadable) > _MAX_LISTED else []
         raise FormatError(
             "\n".join(
@@ -85,7 +84,9 @@ def load_tensors(
         )
     # Make the entries that a manifest would have, and describe the tensors as `save` would have stored them.
     loadable = [tensor for tensor in header.tensors if tensor.dtype in _DTYPES]
-    entries = {tensor.name: ArrayEntry(tensor.name, _DTYPES[tensor.dtype], tensor.shape, "jax") for tensor in loadable}
+    entries: dict[str, ArrayEntry] = {}
+    for tensor in loadable:
+        entries[tensor.name] = ArrayEntry(tensor.name, _DTYPES[tensor.dtype], tensor.shape, "jax")
     tensors: list[Tensor] = []
     for tensor in wanted:
         stored_dtype, stored_shape = stored(dtype_named(entries[tensor.name].dtype), tensor.shape)

@@ -143,9 +143,10 @@ def to_bytes(tree: Any, *, leave_out: str | Iterable[str] = (), metadata: Mappin
 def _sources(encoded: Encoded) -> list[TensorSource]:
     """Returns the source of each array's bytes. Raises `UnserialisableError` if another process has a part of one."""
     named_arrays = list(zip(encoded.names, encoded.arrays, strict=True))
-    remote_names = [
-        name for name, array in named_arrays if not isinstance(array, np.ndarray) and not array.is_fully_addressable
-    ]
+    remote_names: list[str] = []
+    for name, array in named_arrays:
+        if not isinstance(array, np.ndarray) and not array.is_fully_addressable:
+            remote_names.append(name)
     if remote_names:
         lines = "\n".join(f"    `{printable(name)}`" for name in remote_names)
         raise UnserialisableError(

@@ -445,7 +445,7 @@ def _is_cpu(sharding: jax.sharding.Sharding) -> bool:
 def _bounds(index: tuple[Any, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
     """Returns where a part begins and ends along each axis. Axes without an index are whole."""
     index = (*index, *[slice(None)] * (len(shape) - len(index)))
-    return [
-        item.indices(size)[:2] if isinstance(item, slice) else (item, item + 1)
-        for item, size in zip(index, shape, strict=True)
-    ]
+    bounds: list[tuple[int, int]] = []
+    for item, size in zip(index, shape, strict=True):
+        bounds.append(item.indices(size)[:2] if isinstance(item, slice) else (item, item + 1))
+    return bounds

@@ -262,9 +262,11 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
                 "array, then update:\n    pip install --upgrade jax"
             )
     # JAX would shorten such numbers to 32 bits, with a warning at most.
-    shortened = [
-        entry for entry in of_jax if jax.dtypes.canonicalize_dtype(dtype_named(entry.dtype)) != dtype_named(entry.dtype)
-    ]
+    shortened: list[ArrayEntry] = []
+    for entry in of_jax:
+        dtype = dtype_named(entry.dtype)
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            shortened.append(entry)
     if shortened:
         listed = [f"    `{printable(entry.tensor)}`: {array_text(entry)}\n" for entry in shortened[:20]]
         more = f"    and {len(shortened) - 20} more\n" if len(shortened) > 20 else ""
@@ -301,8 +303,12 @@ def settled(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arra
     pairs = list(zip(entries, placements, strict=True))
     # Arrays without a placement go to JAX in one call. So do PRNG keys: their sharding is not that of their data, so
     # they are made first and then placed.
-    together = [i for i, (entry, at) in enumerate(pairs) if (entry.kind, at) == ("jax", None) or entry.key is not None]
-    for i, array in zip(together, jax.device_put([arrays[i] for i in together]), strict=True):
+    made_first: list[int] = []
+    for i, (entry, placement) in enumerate(pairs):
+        is_unplaced = entry.kind == "jax" and placement is None
+        if is_unplaced or entry.key is not None:
+            made_first.append(i)
+    for i, array in zip(made_first, jax.device_put([arrays[i] for i in made_first]), strict=True):
         arrays[i] = array
     for i, (entry, placement) in enumerate(pairs):
         if entry.key is None:

@@ -67,7 +67,10 @@ def name_of(obj: Any) -> str:
     name = verified_name_of(obj)
     if name is None:
         spaces = spaces_of(obj).items()
-        names = [f"{module}:{key}" for module, space in spaces for key, value in list(space.items()) if value is obj]
+        names: list[str] = []
+        for module, space in spaces:
+            # Another thread may import something meanwhile, hence the copy.
+            names += [f"{module}:{key}" for key, value in list(space.items()) if value is obj]
         # The object may be held by a package other than its own: `types` holds classes of `builtins`, and Flax holds
         # initialisers that a function of JAX made.
         name = best_name(obj, names) or best_name(obj, CLASSES | FUNCTIONS)

@@ -89,12 +89,12 @@ def resolve_all(
     """
     current_names: dict[Name, Any] = {(kind, name): _renamed(kind, name, renames) for kind, name in names}
     verdicts = _verdicts(current_names, trust, main)
-    faults: dict[Name, Verdict] = {
-        (kind, name): verdict
-        for (kind, name), verdict in verdicts.items()
+    faults: dict[Name, Verdict] = {}
+    for (kind, name), verdict in verdicts.items():
         # The fault of a class is not repeated for each of its methods.
-        if verdict.why and (kind != "method" or verdicts["class", name.rpartition(".")[0]].found)
-    }
+        is_of_faulty_class = kind == "method" and not verdicts["class", name.rpartition(".")[0]].found
+        if verdict.why and not is_of_faulty_class:
+            faults[kind, name] = verdict
     refused = {key: verdict for key, verdict in faults.items() if verdict.not_imported or not verdict.allowed}
     if refused:
         raise _untrusted(refused, paths(), current_names, main, renames)
@@ -186,12 +186,17 @@ def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
     stem = (main or "").rpartition(".")[2]
     moved: dict[str, str] = {}
     for name, candidates_of_name in candidates.items():
-        likely = [
-            candidate for candidate in candidates_of_name if candidate.partition(":")[0].rpartition(".")[2] == stem
-        ] or candidates_of_name
+        in_module_of_that_name = [
+            candidate for candidate in candidates_of_name if _last_part_of_module(candidate) == stem
+        ]
+        likely = in_module_of_that_name or candidates_of_name
         if len(likely) == 1:
             moved[name] = likely[0]
     return moved
+
+
+def _last_part_of_module(name: str) -> str:
+    return name.partition(":")[0].rpartition(".")[2]
 
 
 def _untrusted(
@@ -220,21 +225,20 @@ def _untrusted(
         lines += ["No model needs names like these; do not load the file unless you wrote it: " + ", ".join(standard)]
     lines += imports([verdict.not_imported for verdict in refused.values()])
     # What the user can trust, with the name that the file has for it. The standard library cannot be trusted.
-    file_names = {_name_now(key, current_names): key[1] for key, verdict in refused.items() if not verdict.not_imported}
-    file_names = {
-        current_name: name
-        for current_name, name in file_names.items()
-        if root_of(current_name) not in sys.stdlib_module_names
-    }
+    file_names: dict[str, str] = {}
+    for key, verdict in refused.items():
+        if verdict.not_imported:
+            continue
+        current_name = _name_now(key, current_names)
+        if root_of(current_name) not in sys.stdlib_module_names:
+            file_names[current_name] = key[1]
     if file_names:
         # The printed call replaces the user's, so it must also trust what that one trusted. An object in `renames` is
         # trusted anyway.
-        other_keys = [
-            key
-            for key, current_name in current_names.items()
-            if key[0] != "method" and key not in refused and type(current_name) is str
-        ]
-        file_names |= {current_names[key]: key[1] for key in other_keys if not _is_listed(current_names[key])}
+        for key, current_name in current_names.items():
+            is_trusted_name = key[0] != "method" and key not in refused and type(current_name) is str
+            if is_trusted_name and not _is_listed(current_name):
+                file_names[current_name] = key[1]
         lines += _how_to_trust(file_names, _moved(file_names, main), main, renames)
     return UntrustedTypeError("\n".join(lines), first_paths, names)
 

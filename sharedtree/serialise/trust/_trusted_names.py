@@ -144,10 +144,10 @@ class Trust:
             kind: what the file uses it as.
             main: the module that was the running program when the file was written.
         """
-        return any(
-            spelling in self._former or self._has_listed_text(spelling, kind)
-            for spelling in self._spellings(name, main)
-        )
+        for spelling in self._spellings(name, main):
+            if spelling in self._former or self._has_listed_text(spelling, kind):
+                return True
+        return False
 
     def resolve(self, name: str, kind: Use, main: str | None = None) -> Verdict:
         """Judges the name of a class or a function, and finds its object if it is allowed.
@@ -343,12 +343,11 @@ class Trust:
         method = name.rpartition(".")[2]
         # The base class that defines the method, and its function. A metaclass could run code in `getattr`, so only the
         # dictionaries of the classes are read.
-        attribute_of_base = {
-            base: type.__getattribute__(base, "__dict__").get(method)
-            for base in type.__getattribute__(owner, "__mro__")
-        }
-        definitions = ((base, attribute) for base, attribute in attribute_of_base.items() if attribute is not None)
-        base, function = next(definitions, (owner, None))
+        base, function = owner, None
+        for base in type.__getattribute__(owner, "__mro__"):
+            function = type.__getattribute__(base, "__dict__").get(method)
+            if function is not None:
+                break
         if function is None:
             return ""
         function = function.__func__ if isinstance(function, classmethod) else function
