@@ -47,7 +47,7 @@ _trusted: ContextVar[Any] = ContextVar("trusted", default=())
 
 
 class Exported:
-    """Program that `sharedtree.export` made: `jax.export.Exported` for models with sharing.
+    """Exported program: `jax.export.Exported` for models with sharing.
 
     It has every attribute of JAX's own. The leaves of its `in_tree` and `out_tree` are the distinct arrays.
 
@@ -73,7 +73,7 @@ class Exported:
 
     @api_boundary
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the program. The arguments must have the sharing that it was exported for. Static ones are left out.
+        """Calls the program. The arguments must have the sharing it was exported for. Static ones are left out.
 
         Raises:
             SharingMismatchError: if ties, classes or static values differ from those of the export.
@@ -115,7 +115,7 @@ class Exported:
             vjp_order: number of derivatives that are written, too.
 
         Raises:
-            UnserialisableError: if the structure of arguments or results holds something that no file can hold, such as
+            UnserialisableError: if the structure of arguments or results holds something no file can hold, such as
                 a lambda.
             ImportError: without flatbuffers.
         """
@@ -131,7 +131,7 @@ class Exported:
         trusted: Trusted | Iterable[Trusted] = (),
         policy: PolicyOption = None,
     ) -> "Exported":
-        """Reads a program from bytes that `serialize` wrote.
+        """Reads a program from the bytes of `serialize`.
 
         The classes and functions in the structures of arguments and results are found as `load` finds those of a file,
         under the same rules. But the program itself is compiled and run: trust whoever wrote it.
@@ -142,7 +142,7 @@ class Exported:
             policy: what counts as sharing.
 
         Raises:
-            UntrustedTypeError: if the bytes name classes or functions that are not allowed.
+            UntrustedTypeError: if the bytes name forbidden classes or functions.
             FormatError: if the structures are damaged, or were made by hand.
             ImportError: without flatbuffers.
         """
@@ -202,7 +202,7 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
 
     `serialize()` needs flatbuffers: `pip install flatbuffers`.
 
-    Limitations: a module that the function returns unchanged is an output, for a program cannot name an object of its
+    Limitations: a module the function returns unchanged is an output, for a program cannot name an object of its
     caller's.
     """
     return preserve_identities(jax_export.export)(function, **options)
@@ -244,10 +244,10 @@ def exporting(
 
 
 def _named_like(structure: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-    """Returns the arguments of a call, with the names that the program's arguments have.
+    """Returns the arguments of a call under the names of the program's arguments.
 
     Args:
-        structure: structure of the arguments that the program was exported for.
+        structure: structure of the exported program's arguments.
         args: the call's arguments by position.
         kwargs: the call's arguments by keyword.
     """
@@ -272,7 +272,7 @@ _MISSING = object()
 
 
 def _structure_of_arguments(in_tree: Any) -> Structure:
-    """Returns the structure of the arguments that a program takes. `jax.export` may have made it of plain trees.
+    """Returns the structure of the arguments a program takes. `jax.export` may have made it of plain trees.
 
     Raises:
         FormatError: if it is malformed.
@@ -304,7 +304,7 @@ def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
         convention: the convention that holds around its root.
 
     Raises:
-        UnserialisableError: if it holds something that no file can hold.
+        UnserialisableError: if no file can hold a part of it.
     """
     table: list[Any] = []
     records = [(_written(op), children) for op, children in structure.records]
@@ -316,11 +316,11 @@ def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
 
 
 def structure_of(data: bytes) -> Structure:
-    """Returns the structure that `bytes_of` wrote.
+    """Reads a structure from the bytes of `bytes_of`.
 
     Raises:
-        UntrustedTypeError: if it names a class or a function that is not allowed.
-        FormatError: if it wrote no such bytes.
+        UntrustedTypeError: if it names a forbidden class or function.
+        FormatError: if the bytes are malformed.
     """
     values = _read_bytes(data)
     # The bytes may be anyone's, so each value is checked before it is used.
@@ -367,7 +367,7 @@ def bytes_of_selection(selection: LeafSelection) -> bytes:
 
 
 def selection_of(data: bytes) -> LeafSelection:
-    """Returns the auxiliary data of a leaf group that `bytes_of_selection` wrote. Raises as `structure_of`."""
+    """Reads the auxiliary data of a leaf group from bytes. Raises as `structure_of`."""
     values = from_bytes(data)
     if type(values) is not tuple or len(values) != 2 or type(values[0]) is not bytes:
         raise _malformed()
@@ -402,7 +402,7 @@ def _written(op: Op) -> Op:
 
 
 def _read(op: Op, num_leaves: int) -> Op:
-    """Returns the operation that `_written` replaced. Raises `FormatError` if the number of leaves does not fit."""
+    """Reverses `_written`. Raises `FormatError` if the number of leaves does not fit."""
     if type(op) is not Node or op.type.cls is not WrittenDag:
         return op
     data = op.aux.peek()
@@ -428,7 +428,7 @@ def _require_sound(treedef: Any) -> None:
 
 
 def _require_flatbuffers() -> None:
-    """Raises `ImportError`, with the command that installs it, if flatbuffers is missing."""
+    """Raises `ImportError`, with the command to install it, if flatbuffers is missing."""
     try:
         import flatbuffers as flatbuffers  # noqa: PLC0415
     except ImportError as error:

@@ -24,7 +24,7 @@ MAX_LINES = 10_000
 
 
 class Audit(NamedTuple):
-    """Names that a file asks for. Prints as a table, with the allow-list that the file needs.
+    """Names a file asks for. Prints as a table, with the allow-list the file needs.
 
     Attributes:
         requests: one for each name in the file.
@@ -34,7 +34,7 @@ class Audit(NamedTuple):
 
     @property
     def refused(self) -> tuple[Request, ...]:
-        """The names that the allow-list does not have."""
+        """The names the allow-list does not have."""
         return tuple(request for request in self.requests if not request.allowed)
 
     @property
@@ -152,7 +152,7 @@ def _shortened(text: str, max_length: int) -> str:
 
 
 def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit:
-    """Lists the classes and functions that a file asks for, and says which of them it would get.
+    """Lists the classes and functions a file asks for, and says which of them it would get.
 
     Args:
         path: as for `load`.

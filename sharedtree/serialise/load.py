@@ -121,14 +121,14 @@ def load(
         StructureMismatchError: if a class or the template does not fit, no template has what was left out, a name leads
             nowhere, a selected part is not there, or arrays have 64-bit numbers and JAX has them switched off.
         FormatError: if it is no sharedtree file, a malformed one, or one of a newer version; with `foreign`, if it is
-            no safetensors file, or has a wanted tensor of a dtype that JAX has not.
+            no safetensors file, or JAX lacks the dtype of a wanted tensor.
         CorruptFileError: if it was cut short or changed.
         OSError: if it cannot be read.
         TypeError: if `path`, `select`, `sharding` or `renames` is of another type than it may be.
         ValueError: if `renames` has an old name that can be in no file, or `foreign` meets a file without a tree, and
             another option needs one.
 
-    Cost: one walk over the nodes, and the bytes of the arrays read once into memory that JAX uses without a copy on a
+    Cost: one walk over the nodes, and the bytes of the arrays read once into memory JAX uses without a copy on a
     CPU. Arrays of less than 4 MiB share memory, 16 MiB of it at most, which is freed with the last of them.
 
     Limitations: with `mmap`, if another program cuts the file short, looking at its arrays ends the process (SIGBUS),
@@ -198,7 +198,7 @@ class Opened(NamedTuple):
 def opened(location: Readable | Source) -> Iterator[Opened]:
     """Opens a checkpoint, checks container and manifest, and that both describe the same tensors.
 
-    A source that is open already stays open.
+    An open source stays open.
     """
     with open_container(location) as container:
         manifest = parse_manifest(container.manifest)

@@ -92,12 +92,12 @@ def save(
         ImportError: if Orbax is not installed.
 
     Cost: one walk over the nodes, if the step is to be saved at all, and the cost of Orbax. Orbax gets arrays as they
-    are, but for PRNG keys and dtypes that TensorStore lacks, which are copied.
+    are, but for PRNG keys and dtypes TensorStore lacks, which are copied.
 
-    Limitations: an array that each process holds for itself, a NumPy array or a JAX array on its own devices, must be
+    Limitations: an array each process holds for itself, a NumPy array or a JAX array on its own devices, must be
     the same in all: the first process writes it. Orbax keeps no digests of the data of arrays of more than 1 KiB, so a
     flipped bit in them goes unnoticed; `sharedtree.save` has digests. In one manager, Orbax reads the items of a step
-    with the kind of arguments that it saw first: to read `arrays` by hand, use `PyTreeRestore`, or another manager.
+    with the kind of arguments it saw first: to read `arrays` by hand, use `PyTreeRestore`, or another manager.
 
     Example:
         >>> import tempfile, jax.numpy as jnp, orbax.checkpoint as ocp, sharedtree as st
@@ -147,14 +147,14 @@ def restore(
     strict: bool = True,
     renames: Renames | None = None,
 ) -> Any:
-    """Restores a tree that `sharedtree.orbax.save` saved. No template is needed, and any number of devices will do.
+    """Restores a tree of `sharedtree.orbax.save`. No template is needed, and any number of devices will do.
 
     Names are looked up as `sharedtree.load` does, and before any array is read.
 
     Args:
         manager: an `orbax.checkpoint.CheckpointManager` for the folder.
         step: the number of the step. Default: the latest.
-        trusted: what the checkpoint may name, as for `sharedtree.load`.
+        trusted: classes and functions, as for `sharedtree.load`.
         like: a template, as for `sharedtree.load`.
         select: a part to restore: a path, or a function from the name of an array.
         sharding: where JAX arrays go. Each process reads its own shards. If neither this nor the template says it, the
@@ -171,7 +171,7 @@ def restore(
         FormatError: if the step has no manifest, a malformed one, or one of a newer version, or other arrays, or if
             Orbax fails in any other way. Shapes, dtypes and sizes were compared before any array was read.
         CorruptFileError: if the manifest was changed, or Orbax finds the arrays damaged or gone.
-        MissingStepError: if there is no such step, or none at all.
+        MissingStepError: if the step does not exist, or none at all.
         TypeError: if `manager` is no `CheckpointManager`, or `select` or `sharding` is of another type than it may be.
         ImportError: if Orbax is not installed.
 
@@ -208,7 +208,7 @@ def restore(
 
 @contextlib.contextmanager
 def _named_here(manager: Any, step: int) -> Iterator[None]:
-    """Rewrites errors that `load` raises, too: the call that they offer becomes `restore`, and another step gets its
+    """Rewrites errors of `load`: the call in them becomes `restore`, and another step gets its
     number.
     """
     try:
@@ -228,10 +228,10 @@ def _named_here(manager: Any, step: int) -> Iterator[None]:
 
 
 def _require_manager(manager: Any, needed: str) -> None:
-    """Raises `TypeError` unless an object has a method of managers that a path or a `Checkpointer` lacks.
+    """Raises `TypeError` unless an object has a method of managers. A path and a `Checkpointer` lack it.
 
     Args:
-        manager: what the user passed.
+        manager: the user's object.
         needed: name of the method.
     """
     if not hasattr(manager, needed):
@@ -244,7 +244,7 @@ def _require_manager(manager: Any, needed: str) -> None:
 
 
 def _missing(manager: Any, step: int | None) -> MissingStepError:
-    """Returns the error for a step that does not exist; None stands for the latest."""
+    """Returns the error for a missing step; None stands for the latest."""
     folder, steps = printable(str(manager.directory)), sorted(manager.all_steps())
     if not steps:
         return MissingStepError(f"`{folder}` has no checkpoint yet.")
@@ -256,7 +256,7 @@ def _missing(manager: Any, step: int | None) -> MissingStepError:
 
 
 def _orbax() -> Any:
-    """Imports Orbax, or raises `ImportError` with the command that installs it."""
+    """Imports Orbax, or raises `ImportError` with the command to install it."""
     try:
         import orbax.checkpoint
     except ImportError as error:
@@ -270,8 +270,8 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
     """Reads the manifest of a step, and checks its digest.
 
     Raises:
-        MissingStepError: if there is no such step.
-        FormatError: if it has no manifest that can be read.
+        MissingStepError: if the step does not exist.
+        FormatError: if it has no readable manifest.
         CorruptFileError: if the manifest does not have its digest.
     """
     item: Any = None
@@ -330,7 +330,7 @@ def _items_in(folder: Any) -> dict[str, bool]:
 
 
 def _arguments_for(items: Mapping[str, bool]) -> str:
-    """Returns the code of the arguments with which Orbax restores these items. An unnamed item is called `default`."""
+    """Returns the code of Orbax's arguments for restoring these items. An unnamed item is called `default`."""
     if items.keys() <= {"default"}:
         return f"{_ARGS}.JsonRestore()" if items.get("default") else f"{_ARGS}.StandardRestore(template)"
     arguments: list[str] = []
@@ -343,7 +343,7 @@ def _arguments_for(items: Mapping[str, bool]) -> str:
 
 
 def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, saved: Sequence[ArrayEntry]) -> list[Any]:
-    """Reads the arrays that a plan wants, and puts them where they go. Shapes, dtypes and sizes are compared first.
+    """Reads the arrays a plan wants, and puts them where they go. Shapes, dtypes and sizes are compared first.
 
     Args:
         ocp: `orbax.checkpoint`.

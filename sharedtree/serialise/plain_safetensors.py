@@ -37,7 +37,7 @@ def load_tensors(
 ) -> dict[str, Any]:
     """Loads the tensors as a dictionary by name, in the order of the file. Tensors that are not selected are structs.
 
-    Without digests, `verify` only refuses booleans that are neither 0 nor 1. Without it they are true.
+    Without digests, `verify` only refuses booleans other than 0 and 1. Without it they are true.
 
     Args:
         source: the bytes of the file.
@@ -46,11 +46,11 @@ def load_tensors(
         mmap: as for `load`.
         verify: as for `load`.
         progress: as for `load`.
-        **of_a_tree: options of `load` that need a tree, each true if the user passed it.
+        **of_a_tree: options of `load` for trees, each true if the user passed it.
 
     Raises:
-        ValueError: if the user passed an option that needs a tree.
-        FormatError: if it is malformed, or a selected tensor has a dtype that JAX has no arrays of. A tensor that is
+        ValueError: if the user passed an option for trees.
+        FormatError: if it is malformed, or a selected tensor has a dtype JAX has no arrays of. A tensor that is
             not selected and has an unknown dtype is left out.
     """
     # Options that need a tree are errors.

@@ -50,7 +50,7 @@ def save(
             closed nor forced to the disk.
         tree: models, optimizer states, PRNG keys, counters, configurations, in any containers: see `docs/format.md` for
             every kind of value. All of it counts as inside a module.
-        leave_out: values that no file can hold, such as the functions of a `TrainState`: names of attributes,
+        leave_out: values no file can hold, such as the functions of a `TrainState`: names of attributes,
             `["apply_fn", "tx"]`, which are left out everywhere, or paths of single values, as errors print them. `load`
             takes these values from its template, `like=`. Such a file is not loaded without one.
         metadata: texts to save beside the tree. Any reader of safetensors finds them.
@@ -118,7 +118,7 @@ def save(
 
 
 def to_bytes(tree: Any, *, leave_out: str | Iterable[str] = (), metadata: Mapping[str, str] | None = None) -> bytes:
-    """Returns the bytes that `save` would write.
+    """Returns the bytes `save` would write.
 
     Args:
         tree: as for `save`.

@@ -105,7 +105,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 # The cache is bounded, since units of times are without number.
 @functools.lru_cache(256)
 def name_if_storable(dtype: np.dtype[Any]) -> str | None:
-    """Returns the name of a dtype; None for structures, objects and texts, whose arrays cannot be stored."""
+    """Returns the name of a dtype; None for structures, objects and texts: their arrays cannot be stored."""
     if dtype.kind in "mM" and _TIME.fullmatch(dtype.name):
         return dtype.name if dtype.isnative else _OTHER_ORDER + dtype.name
     return _NAMES.get(dtype)
@@ -219,7 +219,7 @@ def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str, o
         data: the bytes, flat.
         dtype: the logical dtype.
         name: of the tensor, for the error.
-        otherwise: what else the user can do, for the error.
+        otherwise: more advice, for the error.
     """
     if has_other_bools(data, dtype):
         raise FormatError(
@@ -234,7 +234,7 @@ AS_TRUE_IN_FOREIGN = " Or take all bytes but 0 for true:\n    sharedtree.load(pa
 
 
 def with_sound_bools(array: Any) -> Any:
-    """Returns an array whose booleans are the bytes 0 and 1: the array itself, if they already are.
+    """Returns the array with booleans as bytes 0 and 1: the array itself, if they already are.
 
     Cost: for booleans, a look at each byte, for which an array on a device is copied to the host shard by shard.
     """
@@ -253,7 +253,7 @@ def with_sound_bools(array: Any) -> Any:
 
 
 def _unknown(name: str, plain: str) -> FormatError:
-    """Returns the error for a dtype that this machine lacks. It says what to update, or how to save the array."""
+    """Returns the error for a dtype this machine lacks. It gives the fix."""
     if plain in _ML_NAMES:
         installed = f"ml_dtypes {ml_dtypes.__version__}"
         why = f"which the installed {installed} lacks.\nUpdate it:\n    pip install --upgrade ml_dtypes"
@@ -276,7 +276,7 @@ Array = np.ndarray[Any, Any]
 
 
 def tensor_source(name: str, array: Any) -> TensorSource:
-    """Returns an array of JAX or NumPy as something that is to be a tensor. Nothing is copied yet."""
+    """Describes an array of JAX or NumPy as a future tensor. Nothing is copied yet."""
     dtype, shape = array.dtype, array.shape
     stored_dtype, stored_shape = stored(dtype, shape)
     take = functools.partial(_unchanged, name, array, dtype, shape)
@@ -292,7 +292,7 @@ def _is_here(array: Any) -> bool:
 def _may_be_written_to(array: Array) -> bool:
     """Returns True if anybody may write into the memory of an array, through the array or past it.
 
-    A read-only array may be a view of memory that is written to elsewhere, or of a file that another program writes to.
+    A read-only array may be a view of memory that is written to elsewhere, or of a file another program writes to.
     The owner of memory may become read-only after writable views of it were made. So only memory that is never written
     to is safe: that of `bytes`, and that of JAX arrays.
     """
@@ -311,7 +311,7 @@ def _unchanged(name: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ..
     """Returns the bytes of an array, in buffers.
 
     Raises:
-        ValueError: if dtype or shape are no longer those that the header was made for.
+        ValueError: if dtype or shape are no longer those the header was made for.
         UnserialisableError: if the array was donated or deleted meanwhile.
     """
     if array.dtype != dtype or array.shape != shape:

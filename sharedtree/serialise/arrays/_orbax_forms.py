@@ -6,7 +6,7 @@ on the host, so such an array keeps its shape and its sharding. Orbax refuses ar
 get them; they are in the manifest alone.
 
 A restore reads the manifest first. Orbax and TensorStore allocate what the metadata beside each array says: its shape,
-and the chunks that it is cut into. A forged checkpoint of some hundred bytes could so ask for terabytes, and
+and the chunks it is cut into. A forged checkpoint of some hundred bytes could so ask for terabytes, and
 TensorStore ends the process if it does not get them. So before any byte of the arrays is read, manifest and metadata
 must agree, and the arrays must be no larger than the files on the disk can become.
 """
@@ -56,9 +56,9 @@ def _is_as_itself(entry: ArrayEntry) -> bool:
 
 
 def to_hand_over(entry: ArrayEntry, array: Any) -> Any:
-    """Returns what Orbax gets for an array that is not empty. For PRNG keys that is the raw data.
+    """Returns an array in the form for Orbax. It must not be empty. PRNG keys become their raw data.
 
-    It is the array itself, if TensorStore has its dtype, and it is not one that this process alone has among several.
+    It is the array itself, if TensorStore has its dtype, unless this process alone of several has it.
     """
     # TensorStore writes booleans other than 0 and 1, and does not read them.
     array = with_sound_bools(array)
@@ -80,7 +80,7 @@ def to_hand_over(entry: ArrayEntry, array: Any) -> Any:
 
 
 def from_stored(entry: ArrayEntry, array: Any) -> Any:
-    """Returns the array of an entry from what Orbax read.
+    """Returns the array of an entry, from Orbax's array.
 
     Args:
         entry: entry of the array.
@@ -114,7 +114,7 @@ def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]],
 
     Args:
         metadata: Orbax's metadata.
-        wanted: entries of the arrays that are wanted and stored, and where each goes.
+        wanted: entries of the wanted and stored arrays, and where each goes.
         label: name of the step, for errors.
 
     Raises:
@@ -169,7 +169,7 @@ def _require_stored_as(entry: ArrayEntry, array: Any) -> None:
 
     Args:
         entry: entry of the array in the manifest.
-        array: the array that was read, or Orbax's metadata of it.
+        array: the array, or Orbax's metadata of it.
     """
     dtype, shape = getattr(array, "dtype", None), getattr(array, "shape", None)
     expected = stored_as(entry)
@@ -201,7 +201,7 @@ def _sizes(directory: Any) -> Iterator[int]:
 
 
 def not_restored(fact: str, cls: type[SharedTreeError] = FormatError) -> SharedTreeError:
-    """Returns the error for a step that is damaged, or that was put together from several."""
+    """Returns the error for a damaged step, or for one put together from several."""
     return cls(f"{fact}Nothing was restored. {ANOTHER_STEP}")
 
 

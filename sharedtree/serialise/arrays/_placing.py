@@ -58,7 +58,7 @@ def is_array(cls: type) -> bool:
 
 
 def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
-    """Returns the entry of an array in the manifest, and the array whose bytes are stored.
+    """Returns the entry of an array in the manifest, and the array to be stored.
 
     The latter is the array itself, or the raw data of PRNG keys. Nothing else is copied.
 
@@ -67,7 +67,7 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
         tensor: name of its tensor.
 
     Raises:
-        RefusalError: if the array has no bytes to store, or a dtype that has no name.
+        RefusalError: if the array has no bytes to store, or a dtype without a name.
     """
     if isinstance(array, Tracer):
         raise RefusalError("a tracer, which has no value yet", "Save outside of `jax.jit` and the other transforms.")
@@ -119,12 +119,12 @@ def _class_of_float0() -> type:
 
 
 def finish(entry: ArrayEntry, array: Any) -> Any:
-    """Turns an array of an entry's dtype and shape into the one that was saved, over the same memory.
+    """Turns an array of an entry's dtype and shape into the saved one, over the same memory.
 
     It becomes typed PRNG keys or weakly typed, if the entry says so. A `ShapeDtypeStruct` stays one.
 
     Raises:
-        FormatError: if no array can be what the entry says.
+        FormatError: if the entry cannot be true.
     """
     is_struct = isinstance(array, jax.ShapeDtypeStruct)
     if entry.key is not None:
@@ -204,12 +204,12 @@ def read_arrays(
 
     Args:
         container: the open file.
-        entries: the arrays that are wanted.
+        entries: the wanted arrays.
         place: says where each goes.
         mmap: True to map the file instead of reading it.
-        verify: True to check digests, and to refuse booleans that are neither 0 nor 1. Otherwise these are true.
-        progress: what the user passed.
-        is_foreign: True if another program wrote the file, so that it has no digests.
+        verify: True to check digests, and to refuse booleans other than 0 and 1. Otherwise these are true.
+        progress: the user's option.
+        is_foreign: True if another program wrote the file. Then it has no digests.
     """
     # What the error about booleans offers; None if such booleans are taken for true.
     otherwise = (AS_TRUE_IN_FOREIGN if is_foreign else AS_TRUE) if verify else None
@@ -250,7 +250,7 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
     """Returns where each array goes. NumPy's stay on the host.
 
     Raises:
-        FormatError: if JAX has no arrays of a dtype that the file says is JAX's.
+        FormatError: if the file calls an array JAX's, and JAX lacks its dtype.
         StructureMismatchError: if JAX would shorten 64-bit numbers.
     """
     of_jax = [entry for entry in entries if entry.kind == "jax"]
@@ -332,9 +332,9 @@ def _put(array: Any, placement: Any) -> Any:
 
 
 def _parts(entry: ArrayEntry, placement: Any) -> set[Bounds] | None:
-    """Returns the parts of an array that the devices of this process have, each once; None if it is read as a whole.
+    """Returns the parts of an array the devices of this process have, each once; None if it is read as a whole.
 
-    PRNG keys are read as a whole, and so are arrays that every device of this process alone has all of.
+    PRNG keys are read as a whole, and so are replicated arrays if all devices are this process's.
 
     Raises:
         StructureMismatchError: if the array cannot be sharded like that.
@@ -369,14 +369,14 @@ def _nbytes(entry: ArrayEntry, parts: set[Bounds]) -> int:
 def _read_parts(
     container: Container, entry: ArrayEntry, placement: Any, parts: set[Bounds], otherwise: str | None, *, verify: bool
 ) -> Any:
-    """Reads the shards that this process has of an array, and makes a JAX array of them.
+    """Reads the shards this process has of an array, and makes a JAX array of them.
 
     Args:
         container: the open file.
         entry: entry of the array.
         placement: its sharding.
-        parts: what to read.
-        otherwise: what the error about booleans offers; None for no such error.
+        parts: the parts to read.
+        otherwise: advice of the error about booleans; None for no error.
         verify: True to check digests.
     """
     dtype = dtype_named(entry.dtype)

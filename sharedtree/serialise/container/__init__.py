@@ -1,7 +1,7 @@
 """The file: tensors, a manifest and metadata in one safetensors file, with digests.
 
 This folder writes bytes with names, stored dtypes and shapes, and the manifest as a text. It reads the same back,
-checked. It knows nothing of models, of arrays that JAX or NumPy have, or of what a manifest says. It never believes a
+checked. It knows nothing of models, of JAX's or NumPy's arrays, or of the contents of a manifest. It never believes a
 file about its own size, and never leaves half of one behind.
 
     _header.py          checked: the header, strictly; no allocation beyond the file's size

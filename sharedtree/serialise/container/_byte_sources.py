@@ -97,7 +97,7 @@ def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None)
 def counting(progress: Progress | None, total: int) -> Callable[[int], None]:
     """Returns a function to call with the bytes just done, from any thread. It calls `progress` with the totals.
 
-    It raises in a process that `progress` has forked: that has none of the threads that read or hash, and would write
+    It raises in a process forked by `progress`: the threads for reading and hashing are not there, and it would write
     into its parent's file.
     """
     done, lock, process_id = 0, threading.Lock(), os.getpid()
@@ -123,7 +123,7 @@ def showing(progress: ProgressOption, title: str) -> Iterator[Progress | None]:
     """Yields the function to call with the progress, and shows a bar meanwhile if the user asked for one.
 
     Args:
-        progress: what the user passed.
+        progress: the user's option.
         title: of the bar.
     """
     if progress is not None and progress is not True and not callable(progress):
@@ -215,7 +215,7 @@ class Source:
         return self._data
 
     def close(self) -> None:
-        """Closes a file that `open_source` opened from its path. A file object of the user stays open."""
+        """Closes the file if `open_source` opened it. A user's file object stays open."""
 
 
 def open_source(location: Readable) -> Source:
@@ -244,7 +244,7 @@ def open_source(location: Readable) -> Source:
 
 
 def require_expanded(path: str) -> None:
-    """Raises `FileNotFoundError` if a missing path begins with `~`, which shells replace and Python does not."""
+    """Raises `FileNotFoundError` if a missing path begins with `~`. Shells replace that, Python does not."""
     expanded = os.path.expanduser(path)
     if expanded != path:
         message = (
@@ -270,7 +270,7 @@ def _of_file(file: BinaryIO, label: str, *, owned: bool) -> Source:
 
 
 class _Stream(Source):
-    """A stream that can only be read onwards, such as a pipe. It keeps what was read."""
+    """A stream without a position, like a pipe. It keeps the bytes read so far."""
 
     is_concurrent = False
     size_is_known = False

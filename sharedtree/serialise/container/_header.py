@@ -8,7 +8,7 @@ can be patched:
     {"__metadata__":{"sharedtree.header":"<8 digits>","sharedtree.digests":"<8 digits for each chunk>","sharedtree":…
 
 The header's digest is checked before anything else is believed. It finds corruption and no forgery, so everything else
-is checked as well: the worst that a hostile header can do is to raise `FormatError`.
+is checked as well: the worst a hostile header can do is to raise `FormatError`.
 """
 
 import collections
@@ -67,7 +67,7 @@ Buffer = bytes | memoryview
 
 
 class TensorSource(NamedTuple):
-    """An array that is to be written as a tensor.
+    """An array to be written as a tensor.
 
     Attributes:
         name: name of the tensor.
@@ -106,7 +106,7 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A header that was read and found sound.
+    """A header after all checks.
 
     Attributes:
         tensors: in order of offset. The manifest's tensor, if there is one, is the last.
@@ -185,7 +185,7 @@ def seal(header: bytearray, digests: Sequence[int]) -> slice:
 
 
 def read_header(source: Source, *, foreign: bool = False) -> Header:
-    """Reads and checks a header. Allocates nothing but what its text makes; takes some microseconds for each tensor.
+    """Reads and checks a header. Allocates nothing beyond its text; takes some microseconds for each tensor.
 
     Args:
         source: the bytes of the file.
@@ -210,7 +210,7 @@ def read_header(source: Source, *, foreign: bool = False) -> Header:
 
 
 def is_foreign(source: Source) -> bool:
-    """Returns True if a file begins as a safetensors file that is not one of ours.
+    """Returns True if a file begins as a safetensors file of another program.
 
     Some programs have white space before the header. Cost: reads it.
     """
@@ -225,7 +225,7 @@ def is_foreign(source: Source) -> bool:
 
 
 def invalid(label: str, fact: str, *, foreign: bool = False) -> FormatError:
-    """Returns the error for a file that is malformed."""
+    """Returns the error for a malformed file."""
     kind = "safetensors" if foreign else "sharedtree"
     return FormatError(f"`{label}` is not a valid {kind} file: {fact}.\nNothing was loaded. {RESTORE}")
 
@@ -263,7 +263,7 @@ def _length(source: Source, foreign: bool) -> int:
 
 
 def _entries(raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the dictionaries that a header has for the tensors, by name, and its metadata."""
+    """Returns the dictionaries a header has for the tensors, by name, and its metadata."""
     try:
         text = raw.decode()
         entries = parse_json(text)
@@ -431,7 +431,7 @@ def parse_manifest_json(text: str) -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Returns True if a text can be written as UTF-8, which means that it has no half of a surrogate pair."""
+    """Returns True if a text can be written as UTF-8: it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -466,7 +466,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def parse_json(text: str, parse_float: _Hook = float, parse_constant: _Hook = _refuse_constant) -> Any:
-    """Parses JSON that has no duplicate keys, no half of a surrogate pair and no `-0`, and is no deeper than Python
+    """Parses JSON without duplicate keys, halves of surrogate pairs and `-0`, and no deeper than Python
     reads.
 
     Cost: one pass over the text; a few more if it has escapes of surrogates.

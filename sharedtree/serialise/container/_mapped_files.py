@@ -2,7 +2,7 @@
 
 `load(mmap=True)` maps a file. Its arrays are read from the file whenever somebody looks at them, so they change if the
 file does. `save` to a path is no danger: it makes a new file, and the mapping keeps the old one alive. `save` to a file
-object that was opened with `"r+b"` writes into the very bytes that the arrays are read from, perhaps those that it is
+object that was opened with `"r+b"` writes into the very bytes the arrays are read from, perhaps those it is
 about to write. So before it writes, each mapping of that file becomes ordinary memory, at the address where it is:
 
     address         before                       after
@@ -10,7 +10,7 @@ about to write. So before it writes, each mapping of that file becomes ordinary 
     0x7f..000 + n   page n of `model`            a copy of page n
 
 NumPy and JAX arrays over that memory notice nothing, and are no longer read from the file. Linux can do this
-(`mremap`). Elsewhere, and for mappings that somebody else made (`numpy.memmap`), `save` refuses before it writes.
+(`mremap`). Elsewhere, and for mappings somebody else made (`numpy.memmap`), `save` refuses before it writes.
 """
 
 import contextlib
@@ -67,11 +67,11 @@ def map_file(descriptor: int, nbytes: int) -> FileMapping:
 
 
 def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
-    """Makes arrays independent of a file that is about to be written to in place.
+    """Makes arrays independent of a file before it is written to in place.
 
     Args:
         file: the file object. If it has no descriptor of a regular file, nothing is done.
-        names: names of the arrays that are to be written, for errors.
+        names: names of the arrays, for errors.
         arrays: these arrays, NumPy's and JAX's.
 
     Raises:
@@ -120,12 +120,12 @@ _CUT_SHORT = (
 
 
 def _require_none(numbers: Sequence[int], names: Sequence[str], file_name: str, why: str) -> None:
-    """Raises `OSError` if there are arrays that stand in the way of writing to a file.
+    """Raises `OSError` if arrays stand in the way of writing to a file.
 
     Args:
         numbers: positions of these arrays in `names`.
         names: names of all arrays.
-        file_name: of the file that is to be written to.
+        file_name: name of the file.
         why: the end of the message.
     """
     if numbers:
@@ -142,7 +142,7 @@ def _id_of(status: os.stat_result) -> FileId:
 def _descriptor_of(file: Any) -> int | None:
     """Returns the descriptor of a regular file whose bytes change if `file` is written to; None if there is none.
 
-    An object that compresses has the descriptor of the file that it writes to. Appending to a file changes no byte that
+    A compressing object has the descriptor of the file it writes to. Appending to a file changes no byte that
     it has, so it needs no care.
     """
     try:
@@ -178,7 +178,7 @@ def _overlapping(ranges: Sequence[AddressRange], arrays: Sequence[Any]) -> Itera
 
 
 def _memory_of(array: Any) -> Iterator[AddressRange]:
-    """Iterates over the ranges of the host's memory that an array has, none for what is on other devices."""
+    """Iterates over an array's ranges of addresses in the host's memory. Shards on other devices have none."""
     if not array.size:
         return
     if isinstance(array, np.ndarray):

@@ -150,7 +150,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
     def read_selection(self, name: str, selection: Sequence[slice], *, verify: bool = True) -> Bytes:
         """Reads a part of a tensor, in C order.
 
-        With `verify`, the chunks that the part touches are read whole and checked. Otherwise the runs of bytes in the
+        With `verify`, the chunks the part touches are read whole and checked. Otherwise the runs of bytes in the
         part are read one by one, and nothing between them.
 
         Args:
@@ -177,7 +177,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         used.
 
         If another program cuts the file short, using them ends the process (SIGBUS); if it writes into the file, they
-        change. Files that `sharedtree` replaces are safe: the old one lives on until nobody uses it.
+        change. Files replaced by `sharedtree` are safe: the old one lives on until nobody uses it.
         """
         data = self._source.mapped()[self._header.data_start :]
         return {name: data[tensor.start : tensor.stop] for name, tensor in self.tensors.items()}

@@ -56,7 +56,7 @@ _RANDOM_DIGITS = 16
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Yields a file to write to. It takes the place of `path` when the `with` block ends without an exception.
 
-    It is unbuffered and can be read, too. Symbolic links stay, and the file that they point to is replaced. The new
+    It is unbuffered and can be read, too. Symbolic links stay, and the file they point to is replaced. The new
     file gets the permissions of the old one; if there is none, 0666 without the umask's bits. Until then nobody has
     more of them. If the block raises, or writing to the disk fails, what was at `path` stays.
 
@@ -273,7 +273,7 @@ def _said_of_target(target: str, user_path: str) -> Iterator[None]:
 
 
 def _remove_stale(folder: str, prefix: str) -> None:
-    """Removes temporary files of a target that no process holds. Failures are passed over."""
+    """Removes a target's temporary files, except those in use. Failures are passed over."""
     pattern = re.compile(re.escape(prefix) + f"[0-9a-f]{{{_RANDOM_DIGITS}}}" + re.escape(_SUFFIX))
     # A folder may be writable and not readable.
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Names: the name by which a class or function is found again, and the names that a file may have.
+"""Names: the name by which a class or function is found again, and the names a file may have.
 
 This folder proves the name of an object by looking it up, and judges names of files before anything is looked up.
 Loading imports nothing (but our own lazy modules), never runs `getattr` on a module, and calls nothing by a file's

@@ -165,7 +165,7 @@ def _names(table: str) -> frozenset[str]:
 
 
 def _all(field: str) -> frozenset[str]:
-    """Returns the names that one field has in all rows."""
+    """Returns the names in one field of all rows."""
     return frozenset().union(*[_names(getattr(row, field)) for row in _ROWS])
 
 

@@ -1,4 +1,4 @@
-"""Classes that a file may have instances of: seven kinds, which are rebuilt without a call of the class.
+"""Classes whose instances files may have: seven kinds, all rebuilt without a call of the class.
 
 Modules of Equinox, dataclasses and namedtuples are rebuilt field by field; `sharedtree.Module`s and classes of treeo,
 treex and Flax NNX attribute by attribute; placeholders are only there; enums have members by name; other classes that

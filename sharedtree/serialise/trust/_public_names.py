@@ -1,4 +1,4 @@
-"""The public name of a class, a function or another object that a module holds, proved by identity.
+"""The public name of a class, a function or another object in a module, proved by identity.
 
 A name has two parts, the module and the qualname in it:
 
@@ -82,7 +82,7 @@ def name_of(obj: Any) -> str:
 
 
 def _nameless(obj: Any) -> NamelessError:
-    """Returns the error for an object without a name: what it is, and what its author can do."""
+    """Returns the error for an object without a name: its nature, and a fix for its author."""
     qualname, home = getattr(obj, "__qualname__", "") or "", home_of(obj)
     is_class, is_lambda, is_local = isinstance(obj, type), "<lambda>" in qualname, "<locals>" in qualname
     fact = f"{'a class' if is_class else 'something'} that `{home}:{qualname or '?'}` does not lead back to"
@@ -126,7 +126,7 @@ NAMING = Naming(_why_nameless, _may_be_value)
 
 
 def import_name() -> str | None:
-    """Returns the name by which others would import the file of the running program; None if there is none.
+    """Returns the running program's module as others would import it; None if there is no such name.
 
     What `train.py` defines is `__main__:Net` while `python train.py` runs, and `train:Net` to everyone who imports it.
     Under the first name no other program would find it, so files have the second, if there is one: a top-level module
@@ -162,13 +162,13 @@ def _is_file(origin: Any, file: str) -> bool:
 
 
 def module_to_import(module: str) -> str | None:
-    """Returns the module that the user has to import before names of a module can be looked up.
+    """Returns the module the user has to import before names of a module can be looked up.
 
     That is the nearest public module of its name: `flax.nnx` for `flax.nnx.nn._linear`. None if it is imported already.
     Nothing is imported to find out.
 
     Raises:
-        LookupError: if there is no such module. Its text is the reason.
+        LookupError: if the module does not exist. Its text is the reason.
     """
     if module in sys.modules:
         return None
@@ -214,7 +214,7 @@ _VERSION = re.compile(r"[0-9][0-9a-z.]*")
 
 
 def library_of(package: str) -> Library | None:
-    """Returns the library that a loaded package belongs to; None for what users may have written themselves.
+    """Returns the library a loaded package belongs to; None for what users may have written themselves.
 
     It is asked of names in files, so nothing is read from the disk: the package says its version.
     """

@@ -24,7 +24,7 @@ Paths = Mapping[Name, tuple[str, ...]]
 
 
 class Request(NamedTuple):
-    """One name that a file asks for.
+    """One name a file asks for.
 
     Attributes:
         name: `module:qualname`.
@@ -32,7 +32,7 @@ class Request(NamedTuple):
         paths: the first few paths in the tree; in a shared part, through the part's first path.
         allowed: True if the allow-list has it.
         found: True if it leads to an object.
-        why: what keeps it from being allowed or found; empty if nothing does.
+        why: the reason if it is not allowed or not found; otherwise empty.
         not_imported: the module that has to be imported before the file is loaded, for loading imports nothing; empty
             if none has to be.
     """
@@ -56,7 +56,7 @@ def judge_all(names: Iterable[Name], paths: Paths, trust: Trust, main: str | Non
         names: the names in the file.
         paths: where each is used.
         trust: the allow-list.
-        main: the module that was the running program when the file was written.
+        main: the writing program's module, as others import it.
     """
     requests: list[Request] = []
     for (kind, name), verdict in _verdicts({key: key[1] for key in names}, trust, main).items():
@@ -74,17 +74,17 @@ def resolve_all(
     renames: Mapping[str, Any],
     main: str | None = None,
 ) -> dict[tuple[str, ...], Any]:
-    """Returns the object of each class and function that a file names.
+    """Returns the object of each class and function a file names.
 
     Args:
         names: the names in the file.
         paths: works out where each is used, for errors.
         trust: the allow-list.
         renames: old name → new name, class or function.
-        main: the module that was the running program when the file was written.
+        main: the writing program's module, as others import it.
 
     Raises:
-        UntrustedTypeError: if the file names what it may not, or what is not imported. All such names are listed.
+        UntrustedTypeError: if names are not allowed or not imported. All of them are listed.
         StructureMismatchError: if a name leads nowhere.
     """
     current_names: dict[Name, Any] = {(kind, name): _renamed(kind, name, renames) for kind, name in names}
@@ -142,7 +142,7 @@ def _verdicts(current_names: Mapping[Name, Any], trust: Trust, main: str | None)
 
 
 def _renamed(kind: Use, name: str, renames: Mapping[str, Any]) -> Any:
-    """Returns the current name of a class or a function, or the object that `renames` has for it."""
+    """Returns the current name of a class or a function, or the object `renames` has for it."""
     current_name = renames.get(name, name) if kind != "method" else name
     if current_name is None:
         raise StructureMismatchError(f"`renames` drops `{name}`, but only fields can be dropped. Give its new name.")
@@ -163,7 +163,7 @@ _MOST_MOVED = 1_000
 
 
 def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
-    """Returns current names of what the program that wrote a file defined: file's name → name in a loaded module.
+    """Finds the writing program's classes and functions in loaded modules: file's name → current name.
 
     A name is left out if several modules have it, or if the running program has it: then it is where the file says.
     """
@@ -206,7 +206,7 @@ def _untrusted(
     main: str | None,
     renames: Mapping[str, Any],
 ) -> UntrustedTypeError:
-    """Returns the error for names that are refused or whose modules are not imported.
+    """Returns the error for names that are refused or not imported.
 
     It lists each name with its first path, then says what to import, and the call that trusts the rest.
     """
@@ -247,7 +247,7 @@ def _untrusted(
 
 
 def imports(modules: Iterable[str]) -> list[str]:
-    """Returns the lines of a message that say what to import before a file is loaded. Empty texts are passed over."""
+    """Returns the lines of an error about missing imports. Empty texts are passed over."""
     lines = _import_lines(modules)
     return ["Loading imports nothing. Import this, then load again:", *lines] if lines else []
 
@@ -293,7 +293,7 @@ def _name_said_by(obj: Any) -> str:
 
 
 def _is_listed(name: str) -> bool:
-    """Returns True if a name is in a package that every file may name something of."""
+    """Returns True if every file may name something of a name's package."""
     return root_of(name) in PACKAGES | NAMES_ONLY | sys.stdlib_module_names or name in CLASSES | FUNCTIONS
 
 
@@ -303,13 +303,13 @@ def call_without_template(names: Iterable[Name], main: str | None, renames: Mapp
 
 
 def options_beside(names: Iterable[Name], main: str | None, renames: Mapping[str, Any], trust: Trust) -> str:
-    """Returns the options that a call needs beside the path to load a file with these names.
+    """Returns the options a call needs beside the path to load a file with these names.
 
     Args:
         names: the names in the file.
-        main: the module that was the running program when the file was written.
-        renames: the call's `renames`, which stay.
-        trust: what the call trusts anyway.
+        main: the writing program's module, as others import it.
+        renames: the call's `renames`. They stay.
+        trust: the call's allow-list.
     """
     # Name that must be trusted → name that the file has for it.
     file_names: dict[str, str] = {}
@@ -325,7 +325,7 @@ def options_beside(names: Iterable[Name], main: str | None, renames: Mapping[str
 
 
 def updating(library: str) -> str:
-    """Returns the line of a message that says how to get a newer version of a library."""
+    """Returns the line of an error about updating a library."""
     oldest = OLDEST.get(library)
     requirement = library if oldest is None else f"'{library}>={oldest}'"
     return f"    pip install --upgrade {requirement}"
@@ -369,7 +369,7 @@ def _as_code(names: Sequence[str], main: str | None) -> list[str]:
 
     Args:
         names: the names.
-        main: the module that was the running program when the file was written.
+        main: the writing program's module, as others import it.
     """
     texts: list[str] = []
     for name in names:
@@ -381,7 +381,7 @@ def _as_code(names: Sequence[str], main: str | None) -> list[str]:
 
 
 def _is_of_program(name: str, main: str | None) -> bool:
-    """Returns True if a name means something that the running program defines."""
+    """Returns True if a name means something the running program defines."""
     module, _, qualname = name.partition(":")
     return module in (MAIN, CHILD) or (module == main and _is_here(f"{MAIN}:{qualname}"))
 
@@ -389,13 +389,13 @@ def _is_of_program(name: str, main: str | None) -> bool:
 def _how_to_trust(
     file_names: Mapping[str, str], moved: Mapping[str, str], main: str | None, renames: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Returns the lines that say how to trust names.
+    """Returns the lines of an error about trusting names.
 
     Args:
         file_names: name → name in the file.
-        moved: name → name that it has here, for those that moved.
-        main: the module that was the running program when the file was written.
-        renames: the call's `renames`, which stay.
+        moved: name → its current name, for names that moved.
+        main: the writing program's module, as others import it.
+        renames: the call's `renames`. They stay.
     """
     names = [name for name in file_names if name not in moved]
     texts = _as_code(names, main)

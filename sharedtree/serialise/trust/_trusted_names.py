@@ -71,7 +71,7 @@ class Verdict(NamedTuple):
 
     @property
     def found(self) -> bool:
-        """Returns True if the name led to an object that the file may have."""
+        """Returns True if the name led to an object the file may have."""
         return not self.why
 
 
@@ -92,15 +92,15 @@ UNLISTED = Verdict(None, "not on the allow-list", allowed=False)
 
 
 class Trust:
-    """Allow-list of one call: the built-in list, what `trust` added for this process, and what the call adds.
+    """Allow-list of one call: the built-in list, the additions of `trust`, and those of the call.
 
     Args:
-        trusted: what the call trusts.
-        objects: classes and functions that are trusted, too, by name: those that occur in a template.
+        trusted: the entries of the call.
+        objects: more trusted classes and functions, by name: those of a template.
     """
 
     def __init__(self, trusted: Trusted | Iterable[Trusted] = (), objects: Mapping[str, Any] | None = None) -> None:
-        """Puts the entries into tables by what they are: packages, names, objects and former names."""
+        """Puts the entries into tables: packages, names, objects and former names."""
         entries = _entries(trusted)
         with _lock:
             entries = [*_process_wide, *entries]
@@ -141,8 +141,8 @@ class Trust:
 
         Args:
             name: `module:qualname`.
-            kind: what the file uses it as.
-            main: the module that was the running program when the file was written.
+            kind: its use in the file.
+            main: the writing program's module, as others import it.
         """
         for spelling in self._spellings(name, main):
             if spelling in self._former or self._has_listed_text(spelling, kind):
@@ -154,8 +154,8 @@ class Trust:
 
         Args:
             name: `module:qualname`.
-            kind: what the file uses it as.
-            main: the module that was the running program when the file was written.
+            kind: its use in the file.
+            main: the writing program's module, as others import it.
         """
         verdicts: list[Verdict] = []
         for spelling in self._spellings(name, main):
@@ -167,9 +167,9 @@ class Trust:
         return min(verdicts, key=lambda verdict: (not verdict.allowed, verdict is UNLISTED))
 
     def resolve_method(self, name: str, owner: Verdict) -> Verdict:
-        """Judges the name of a method by what the name of its class led to.
+        """Judges the name of a method by the verdict on its class.
 
-        A class that no longer has the method is no fault.
+        If the class no longer has the method, it is no fault.
 
         Args:
             name: `module:Class.method`.
@@ -221,11 +221,11 @@ class Trust:
         return kind == "function" and (owner in self._objects or owner in self._names)
 
     def _package_of(self, module: str) -> str | None:
-        """Returns the trusted package that a module is in; None if there is none."""
+        """Returns the trusted package a module is in; None if there is none."""
         return next((package for package in self._packages if is_inside(module, package)), None)
 
     def _spellings(self, name: str, main: str | None) -> Iterable[str]:
-        """Returns the names that a name may stand for. Each of them is judged by its own text, as if the file had it.
+        """Returns the names a name may stand for. Each of them is judged by its own text, as if the file had it.
 
         What a program defines is in `__main__` while it runs, and in another module for everyone else. So `__main__`
         says little about where something is, and a trusted object with the same qualname in its own module is meant,
@@ -298,12 +298,12 @@ class Trust:
     # ---- 3. Classes must be registered pytree nodes, dataclasses, namedtuples or enums; functions have a stricter list
 
     def _refusal(self, name: str, kind: Use, obj: Any) -> str:
-        """Returns the reason why the object of an allowed name may not be used; an empty text if it may.
+        """Returns the reason against using the object of an allowed name; empty if there is none.
 
         Args:
-            name: the name, whose text is on the list.
-            kind: what the file uses it as.
-            obj: what the name led to.
+            name: the name. Its text is on the list.
+            kind: its use in the file.
+            obj: the object of that name.
         """
         cls: Any = obj
         is_listed = kind == "function" and name in FUNCTIONS
@@ -336,7 +336,7 @@ class Trust:
         return self._refusal_of_method(name, owner) or refusal_by_home
 
     def _refusal_of_method(self, name: str, owner: type) -> str:
-        """Returns the reason why a file may not have a method of a class that it may name; an empty text if it may.
+        """Returns the reason why a file may not have a method of a class it may name; an empty text if it may.
 
         A class without the method is no reason.
         """
@@ -372,7 +372,7 @@ class Trust:
 
 
 def _is_of_a_library(cls: type) -> bool:
-    """Returns True if a class is data of a known library, which every file may name."""
+    """Returns True if a class is data of a known library. Every file may name it."""
     row = ROW_OF.get(root_of(home_of(cls)))
     is_data = row is not None and (kind_of(cls) in row.kinds or ("enum" in row.kinds and is_choice(cls)))
     return is_data or _is_one_of(cls, INSTANCES)
@@ -385,19 +385,19 @@ def _is_one_of(cls: type, names: frozenset[str]) -> bool:
 
 
 def _is_public(method: str) -> bool:
-    """Returns True for `__call__`, and for methods whose name has no leading underscore."""
+    """Returns True for `__call__` and for names without a leading underscore."""
     last = method.rpartition(".")[2]
     return last == "__call__" or not last.startswith("_")
 
 
 def _former_names_of(obj: Any) -> tuple[str, ...]:
-    """Returns the names that a class says it had before. They are read without calling its metaclass."""
+    """Returns the names a class says it had before. They are read without calling its metaclass."""
     names = type.__getattribute__(obj, "__dict__").get("__sharedtree_names__", ()) if isinstance(obj, type) else ()
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def trust(*trusted: Trusted) -> None:
-    """Allows every file that this process loads to name some classes, functions or packages.
+    """Allows every file this process loads to name some classes, functions or packages.
 
     Args:
         *trusted: classes; functions; names such as `"my_models:Encoder"`; packages such as `"my_models"`, which stands
@@ -408,7 +408,7 @@ def trust(*trusted: Trusted) -> None:
         TypeError: if something else is given.
 
     Limitations: there is no way to take trust back. Prefer `trusted=` of a single call where you can. The functions of
-    the libraries that sharedtree knows are allowed one by one; to name the library allows no more of them. Of classes,
+    the libraries sharedtree knows are allowed one by one; to name the library allows no more of them. Of classes,
     `"flax"` allows the layers, variables, metrics and graph definitions of Flax NNX.
 
     Example:
@@ -430,7 +430,7 @@ _process_wide: list[Any] = []
 
 
 def _entries(trusted: Any) -> list[Any]:
-    """Returns what a user passed as trusted, as a list.
+    """Returns the user's trusted entries as a list.
 
     Raises:
         TypeError: if something in it is neither a text nor callable.
