@@ -339,8 +339,9 @@ def structure_of(data: bytes) -> Structure:
 
 
 def _read_bytes(data: bytes) -> Any:
-    """Loads a tree from bytes. The error for untrusted names offers `sharedtree.trust`, since JAX's callers pass no
-    options.
+    """Loads a tree from bytes.
+
+    The error for untrusted names offers `sharedtree.trust`, since JAX's callers pass no options.
     """
     try:
         return from_bytes(data, trusted=_trusted.get())
@@ -350,8 +351,9 @@ def _read_bytes(data: bytes) -> Any:
 
 
 def _are_names(names: Any, children: Any) -> bool:
-    """Returns True for names of arguments that fit these children: (positional, keywords, static), each a tuple of
-    texts.
+    """Returns True for names of arguments that fit these children.
+
+    They are (positional, keywords, static), each a tuple of texts.
     """
     if type(names) is not tuple or len(names) != 3 or type(children) is not list:
         return False

@@ -20,7 +20,7 @@ from .values._paths import Line, Lines, array_nbytes, columns
 MAX_LINES = 10_000
 """Most lines of a tree that are printed. A small file may hold a tree with any number of paths."""
 
-# ---- `audit(path)` lists what a file asks for ----
+# ---- `audit(path)` lists what a file asks for, and has three answers ----
 
 
 class Audit(NamedTuple):

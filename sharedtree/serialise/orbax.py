@@ -208,9 +208,7 @@ def restore(
 
 @contextlib.contextmanager
 def _named_here(manager: Any, step: int) -> Iterator[None]:
-    """Rewrites errors of `load`: the call in them becomes `restore`, and another step gets its
-    number.
-    """
+    """Makes errors of `load` offer `restore`, and the number of another step."""
     try:
         yield
     except SharedTreeError as error:
@@ -406,8 +404,9 @@ def _errors_of_orbax(label: str) -> Iterator[None]:
 
 
 def _said(error: BaseException) -> str:
-    """Returns the escaped text of another library's error. The error itself may quote the checkpoint, so it is
-    dropped.
+    """Returns the escaped text of another library's error.
+
+    The error itself may quote the checkpoint, so it is dropped.
     """
     return printable(f"{type(error).__name__}: {str(error)[:1000]}")
 

@@ -101,8 +101,9 @@ def from_stored(entry: ArrayEntry, array: Any) -> Any:
 
 
 def _reinterpreted(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    """Returns the same bytes with another dtype of one byte. Goes shard by shard through the host: XLA has no such
-    cast for some dtypes.
+    """Returns the same bytes with another dtype of one byte.
+
+    Goes shard by shard through the host: XLA has no such cast for some dtypes.
     """
     shards = [shard.data for shard in array.addressable_shards]
     parts = [jax.device_put(np.asarray(shard).view(dtype), shard.sharding) for shard in shards]

@@ -292,8 +292,9 @@ def _is_dtype_of_jax(name: str) -> bool:
 
 
 def settled(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arrays: list[Any]) -> list[Any]:
-    """Puts arrays where they are wanted. Returns the same list, in which each array is replaced as soon as it is
-    placed.
+    """Puts arrays where they are wanted. Returns the same list.
+
+    Each array in it is replaced as soon as it is placed, so that its memory is freed.
 
     Args:
         entries: entries of the arrays.

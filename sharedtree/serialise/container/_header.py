@@ -41,7 +41,7 @@ ITEM_SIZES = {dtype: bits // 8 for dtype, bits in _BITS.items()}
 BITS = _BITS | _OTHER_BITS
 """Bits of an element, for each dtype that other programs may use."""
 
-# ---- Constants of the format ----
+# ---- Constants of the format: a header holds at most 100 MB ----
 
 ALIGNMENT = 64
 
@@ -466,8 +466,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def parse_json(text: str, parse_float: _Hook = float, parse_constant: _Hook = _refuse_constant) -> Any:
-    """Parses JSON without duplicate keys, halves of surrogate pairs and `-0`, and no deeper than Python
-    reads.
+    """Parses JSON strictly: no duplicate keys, no halves of surrogate pairs, no `-0`, no deep nesting.
 
     Cost: one pass over the text; a few more if it has escapes of surrogates.
 

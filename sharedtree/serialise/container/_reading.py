@@ -173,8 +173,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         return memory
 
     def mapped(self) -> Mapping[str, Bytes]:
-        """Returns the bytes of all tensors as read-only views of the mapped file. They are not read before they are
-        used.
+        """Returns the bytes of all tensors as read-only views of the mapped file. Using them reads them.
 
         If another program cuts the file short, using them ends the process (SIGBUS); if it writes into the file, they
         change. Files replaced by `sharedtree` are safe: the old one lives on until nobody uses it.
@@ -182,7 +181,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         data = self._source.mapped()[self._header.data_start :]
         return {name: data[tensor.start : tensor.stop] for name, tensor in self.tensors.items()}
 
-    # ---- Checked: digests over the data, by default ----
+    # ---- Checked by default: digests over the data ----
 
     def damage(self, names: Sequence[str] | None = None, *, progress: Progress | None = None) -> list[Damage]:
         """Finds the chunks that do not have their digests. Keeps nothing of what it reads.
@@ -343,7 +342,7 @@ def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], in
         yield neighbours, neighbours[0].start, neighbours[-1].stop
 
 
-# ---- Memory for tensors: 64-byte-aligned, so that `jax.device_put` aliases it on a CPU ----
+# ---- Fast: 64-byte-aligned memory that `jax.device_put` aliases on a CPU ----
 
 
 def aligned(nbytes: int) -> Bytes:

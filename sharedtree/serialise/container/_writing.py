@@ -121,10 +121,10 @@ def _prefix_of(name: str) -> str:
 
 
 def _target_of(user_path: str) -> str:
-    """Returns the path that is written to: absolute, since the current folder may change, and with symbolic links
-    resolved.
+    """Returns the path to write to: absolute, with symbolic links resolved.
 
-    If the system does not take so long a path, returns the user's, which may be shorter.
+    The current folder may change meanwhile, hence absolute. If the system does not take so long a path, returns the
+    user's, which may be shorter.
     """
     target = os.path.realpath(user_path)
     if not _is_too_long(_longest_beside(target)) or os.path.islink(user_path):
@@ -425,9 +425,7 @@ def write(
 
 
 def _place(sized: tuple[TensorSource, int]) -> int:
-    """Returns the key by which tensors are ordered in a file: multiples of 64 bytes first, then by decreasing
-    alignment.
-    """
+    """Returns the sort key of a tensor: multiples of 64 bytes first, then by decreasing alignment."""
     source, nbytes = sized
     return -ALIGNMENT if nbytes and nbytes % ALIGNMENT == 0 else -source.alignment
 

@@ -152,8 +152,9 @@ _ROWS = (
 
 
 def _names(table: str) -> frozenset[str]:
-    """Returns the names in a table: `"jax: Array jit"` gives `jax:Array` and `jax:jit`. Words before any module
-    stand alone.
+    """Returns the names in a table.
+
+    `"jax: Array jit"` gives `jax:Array` and `jax:jit`. Words before any module stand alone.
     """
     module, names = "", list[str]()
     for word in table.split():

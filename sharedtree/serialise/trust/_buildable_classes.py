@@ -37,8 +37,9 @@ def kind_of(cls: Any) -> ClassKind | None:
 
 
 def _find_kind(cls: Any) -> ClassKind | None:
-    """Works out the kind of a class. Where several fit, the first of these wins: enum, namedtuple, the library's
-    row.
+    """Works out the kind of a class.
+
+    If several fit, the first of these wins: enum, namedtuple, the row of its library.
     """
     if issubclass(cls, enum.Enum):
         return "enum"

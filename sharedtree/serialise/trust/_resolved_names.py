@@ -106,8 +106,9 @@ def resolve_all(
 def _not_there(
     faults: Mapping[Name, Verdict], current_names: Mapping[Name, Any], main: str | None, renames: Mapping[str, Any]
 ) -> StructureMismatchError:
-    """Returns the error for names that lead nowhere. Its advice is the likeliest of three: a name in another
-    program, another version of a library, a renamed class.
+    """Returns the error for names that lead nowhere.
+
+    Its advice is the likeliest of three: a name in another program, another version of a library, a renamed class.
     """
     lines = ["The file names what is not there:"]
     lines += [f"    `{current_names[key]}`: {printable(verdict.why)}" for key, verdict in faults.items()]
@@ -276,8 +277,9 @@ def _module_to_import(module: str) -> str:
 
 
 def _name_now(key: Name, current_names: Mapping[Name, Any]) -> str:
-    """Returns the name that is looked up for a name of the file: another one if `renames` has it or the class of a
-    method.
+    """Returns the name that is looked up for a name of the file.
+
+    It is another one if `renames` has the name, or the class of a method.
     """
     kind, name = key
     if kind != "method":

@@ -246,8 +246,9 @@ class Trust:
         return dict.fromkeys(names)
 
     def _in_main(self, text: str) -> str:
-        """Returns the name that something has in `__main__`, if its module is the running program. Otherwise returns
-        the text unchanged.
+        """Returns the name in `__main__` for a name in the running program's module.
+
+        Returns other texts unchanged.
         """
         module, colon, qualname = text.partition(":")
         return MAIN + colon + qualname if module in (self._program, CHILD) else text
