@@ -25,12 +25,12 @@ from ..core._errors import CorruptFileError, FormatError, MissingStepError, Shar
 from ..core._printing import printable
 from .arrays._orbax_forms import (
     ANOTHER_STEP,
+    for_orbax,
     from_stored,
     is_stored,
     key_of,
     not_restored,
     require_sound,
-    to_hand_over,
 )
 from .arrays._placing import ArrayEntry, Placement, Select, Shardings, placements_of, settled
 from .container._header import is_unicode
@@ -127,7 +127,7 @@ def save(
     for fields, array in zip(encoded.manifest["arrays"], encoded.arrays, strict=True):
         entry = ArrayEntry(**{**fields, "shape": tuple(fields["shape"])})
         if is_stored(entry):
-            arrays[key_of(entry)] = to_hand_over(entry, array)
+            arrays[key_of(entry)] = for_orbax(entry, array)
     # 4. Pass both to Orbax.
     args = {**(items or {}), _MANIFEST: ocp.args.JsonSave({_TEXT: text, _CRC: _crc(text)})}
     # Orbax refuses an empty item.
@@ -198,7 +198,7 @@ def restore(
     if step is None:
         raise _missing(manager, step)
     label = printable(f"{manager.directory}/{step}")
-    with _named_here(manager, step):
+    with _errors_offer_restore(manager, step):
         # 2. Read the manifest. 3. Plan: every name is judged before any array is read.
         manifest = _read_manifest(ocp, manager, step, label)
         plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
@@ -207,7 +207,7 @@ def restore(
 
 
 @contextlib.contextmanager
-def _named_here(manager: Any, step: int) -> Iterator[None]:
+def _errors_offer_restore(manager: Any, step: int) -> Iterator[None]:
     """Makes errors of `load` offer `restore`, and the number of another step."""
     try:
         yield
@@ -283,7 +283,7 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
             manager.reload()
             if step not in manager.all_steps():
                 raise _missing(manager, step) from None
-        why = _said(error)
+        why = _error_text(error)
     text = item.get(_TEXT) if type(item) is dict and item.keys() == {_TEXT, _CRC} else None
     if type(text) is not str or not is_unicode(text):
         folder = _folder_of(manager, step)
@@ -394,7 +394,7 @@ def _errors_of_orbax(label: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001
-        text = _said(error)
+        text = _error_text(error)
         # TensorStore's words for damaged and missing data.
         if any(word in text for word in ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION")):
             fact = f"The arrays of `{label}` are not what was written. Orbax says:\n{text}\n"
@@ -403,7 +403,7 @@ def _errors_of_orbax(label: str) -> Iterator[None]:
         raise not_restored(f"The arrays of `{label}` {fact}:\n{text}\n") from None
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Returns the escaped text of another library's error.
 
     The error itself may quote the checkpoint, so it is dropped.

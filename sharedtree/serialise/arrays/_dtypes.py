@@ -279,7 +279,7 @@ def tensor_source(name: str, array: Any) -> TensorSource:
     """Describes an array of JAX or NumPy as a future tensor. Nothing is copied yet."""
     dtype, shape = array.dtype, array.shape
     stored_dtype, stored_shape = stored(dtype, shape)
-    take = functools.partial(_unchanged, name, array, dtype, shape)
+    take = functools.partial(_checked_buffers, name, array, dtype, shape)
     may_change = isinstance(array, np.ndarray) and _may_be_written_to(array)
     return TensorSource(name, stored_dtype, stored_shape, dtype.alignment, take, _is_here(array), may_change)
 
@@ -307,7 +307,7 @@ def _may_be_written_to(array: Array) -> bool:
     return not isinstance(memory, bytes | jax.Array)
 
 
-def _unchanged(name: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterable[Buffer]:
+def _checked_buffers(name: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterable[Buffer]:
     """Returns the bytes of an array, in buffers.
 
     Raises:
@@ -325,10 +325,10 @@ def _unchanged(name: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ..
     except RuntimeError:
         _require_memory(name, array)
         raise
-    return pieces if isinstance(pieces, list) else _while_there(name, array, pieces)
+    return pieces if isinstance(pieces, list) else _until_deleted(name, array, pieces)
 
 
-def _while_there(name: str, array: Any, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+def _until_deleted(name: str, array: Any, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
     """Iterates over the buffers of an array, whose memory may be donated before the last of them."""
     try:
         yield from pieces

@@ -55,7 +55,7 @@ def _is_as_itself(entry: ArrayEntry) -> bool:
     return name in STORED_AS_ITSELF or name in ("complex64", "complex128")
 
 
-def to_hand_over(entry: ArrayEntry, array: Any) -> Any:
+def for_orbax(entry: ArrayEntry, array: Any) -> Any:
     """Returns an array in the form for Orbax. It must not be empty. PRNG keys become their raw data.
 
     It is the array itself, if TensorStore has its dtype, unless this process alone of several has it.

@@ -76,7 +76,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     while True:
         temporary = os.path.join(folder, prefix + secrets.token_hex(_RANDOM_DIGITS // 2) + _SUFFIX)
         # Temporary file beside the target.
-        with _said_of_target(target, user_path):
+        with _errors_about_target(target, user_path):
             opened = open(temporary, "x+b", buffering=0, opener=opener)  # noqa: SIM115  closed below
         with opened as file:
             try:
@@ -99,7 +99,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                     file.close()
                 # Rename, and fsync of the folder.
                 with _opened_folder(folder) as descriptor:
-                    with _said_of_target(target, user_path):
+                    with _errors_about_target(target, user_path):
                         os.replace(temporary, target)
                     if descriptor is not None:
                         _force_folder(descriptor)
@@ -255,7 +255,7 @@ _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY})
 
 
 @contextlib.contextmanager
-def _said_of_target(target: str, user_path: str) -> Iterator[None]:
+def _errors_about_target(target: str, user_path: str) -> Iterator[None]:
     """Turns errors that forbid to replace a file into errors about the target. The user knows of no temporary file."""
     try:
         yield
@@ -405,7 +405,7 @@ def write(
                         kept.write(buffer)
             seal(header, hasher.finished())
             kept.seek(0)
-            data = (buffer for source, nbytes in sized for buffer in _again(source, nbytes, kept))
+            data = (buffer for source, nbytes in sized for buffer in _hashed_bytes(source, nbytes, kept))
         # Write header and data.
         _write_all(file, memoryview(header))
         for buffer in _gathered(data):
@@ -518,7 +518,7 @@ def _hash(digests: list[int], first_digest: int, offset: int, buffer: Buffer) ->
 # ---- A snapshot: what is hashed is what is written ----
 
 
-def _again(source: TensorSource, nbytes: int, kept: IO[bytes]) -> Iterable[Buffer]:
+def _hashed_bytes(source: TensorSource, nbytes: int, kept: IO[bytes]) -> Iterable[Buffer]:
     """Returns the bytes of a tensor that were hashed: from its memory or, if that may change, from what was kept."""
     if not source.may_change:
         return source.buffers()

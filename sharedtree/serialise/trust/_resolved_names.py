@@ -97,13 +97,13 @@ def resolve_all(
             faults[kind, name] = verdict
     refused = {key: verdict for key, verdict in faults.items() if verdict.not_imported or not verdict.allowed}
     if refused:
-        raise _untrusted(refused, paths(), current_names, main, renames)
+        raise _error_for_refused(refused, paths(), current_names, main, renames)
     if faults:
-        raise _not_there(faults, current_names, main, renames)
+        raise _error_for_missing(faults, current_names, main, renames)
     return {key: verdict.obj for key, verdict in verdicts.items() if key[0] != "method"}
 
 
-def _not_there(
+def _error_for_missing(
     faults: Mapping[Name, Verdict], current_names: Mapping[Name, Any], main: str | None, renames: Mapping[str, Any]
 ) -> StructureMismatchError:
     """Returns the error for names that lead nowhere.
@@ -152,7 +152,7 @@ def _renamed(kind: Use, name: str, renames: Mapping[str, Any]) -> Any:
     return current_name
 
 
-def _is_here(name: str) -> bool:
+def _is_loaded(name: str) -> bool:
     """Returns True if a name leads to something in a loaded module."""
     with contextlib.suppress(LookupError):
         return find(name) is not None
@@ -172,7 +172,7 @@ def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
     names_by_first_part: dict[str, list[tuple[str, str]]] = {}
     for name in itertools.islice(names, _MOST_MOVED):
         module, _, qualname = name.partition(":")
-        if module in (MAIN, CHILD, main) and not _is_here(f"{MAIN}:{qualname}"):
+        if module in (MAIN, CHILD, main) and not _is_loaded(f"{MAIN}:{qualname}"):
             names_by_first_part.setdefault(qualname.partition(".")[0], []).append((qualname, name))
     # Where loaded modules outside the libraries define the same qualname.
     candidates: dict[str, list[str]] = {}
@@ -181,7 +181,7 @@ def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
             first_parts = namespace(module_object).keys() & names_by_first_part.keys()
             for qualname, name in [pair for first in first_parts for pair in names_by_first_part[first]]:
                 candidate = f"{module}:{qualname}"
-                if _is_here(candidate) and home_of(find(candidate)) == module and callable(find(candidate)):
+                if _is_loaded(candidate) and home_of(find(candidate)) == module and callable(find(candidate)):
                     candidates.setdefault(name, []).append(candidate)
     # Several candidates: that in a module called like the program is the likely one.
     stem = (main or "").rpartition(".")[2]
@@ -200,7 +200,7 @@ def _last_part_of_module(name: str) -> str:
     return name.partition(":")[0].rpartition(".")[2]
 
 
-def _untrusted(
+def _error_for_refused(
     refused: Mapping[Name, Verdict],
     paths: Paths,
     current_names: Mapping[Name, Any],
@@ -284,13 +284,13 @@ def _name_now(key: Name, current_names: Mapping[Name, Any]) -> str:
     kind, name = key
     if kind != "method":
         current = current_names[key]
-        return current if isinstance(current, str) else _name_said_by(current)
+        return current if isinstance(current, str) else _stated_name(current)
     owner, _, last = name.rpartition(".")
     current = current_names.get(("class", owner), owner)
-    return f"{current if isinstance(current, str) else _name_said_by(current)}.{last}"
+    return f"{current if isinstance(current, str) else _stated_name(current)}.{last}"
 
 
-def _name_said_by(obj: Any) -> str:
+def _stated_name(obj: Any) -> str:
     return f"{home_of(obj)}:{getattr(obj, '__qualname__', '?')}"
 
 
@@ -346,23 +346,23 @@ def renames_as_code(renames: Mapping[str, Any], more: Mapping[str, str | None]) 
     """
     pairs = {**renames, **more}
     # What the running program defines is in `renames` under two names, of which the user wrote one. Print it once.
-    new_in_program = {qualname: new for module, _, qualname, new in _parted(pairs) if module in (MAIN, CHILD)}
+    new_in_program = {qualname: new for module, _, qualname, new in _parts_of_renames(pairs) if module in (MAIN, CHILD)}
     texts: list[str] = []
-    for module, _, qualname, new in _parted(pairs):
+    for module, _, qualname, new in _parts_of_renames(pairs):
         if module in (MAIN, CHILD) or qualname not in new_in_program or new_in_program[qualname] is not new:
             text = f'"{printable(new)}"' if isinstance(new, str) else "None" if new is None else _as_attribute(new)
             texts.append(f'"{module}:{printable(qualname)}": {text}')
     return ", ".join(texts)
 
 
-def _parted(renames: Mapping[str, Any]) -> list[tuple[str, str, str, Any]]:
+def _parts_of_renames(renames: Mapping[str, Any]) -> list[tuple[str, str, str, Any]]:
     """Returns the entries of `renames` as (module, colon, qualname, new name)."""
     return [(*old.partition(":"), new) for old, new in renames.items()]
 
 
 def _as_attribute(obj: Any) -> str:
     """Returns the expression by which a user's program refers to an object."""
-    module, _, qualname = _name_said_by(obj).partition(":")
+    module, _, qualname = _stated_name(obj).partition(":")
     return qualname if module == MAIN else f"{module}.{qualname}"
 
 
@@ -385,7 +385,7 @@ def _as_code(names: Sequence[str], main: str | None) -> list[str]:
 def _is_of_program(name: str, main: str | None) -> bool:
     """Returns True if a name means something the running program defines."""
     module, _, qualname = name.partition(":")
-    return module in (MAIN, CHILD) or (module == main and _is_here(f"{MAIN}:{qualname}"))
+    return module in (MAIN, CHILD) or (module == main and _is_loaded(f"{MAIN}:{qualname}"))
 
 
 def _how_to_trust(
@@ -402,7 +402,7 @@ def _how_to_trust(
     names = [name for name in file_names if name not in moved]
     texts = _as_code(names, main)
     qualnames_in_program = [name.partition(":")[2] for name in names if _is_of_program(name, main)]
-    absent = [qualname for qualname in qualnames_in_program if not _is_here(f"{MAIN}:{qualname}")]
+    absent = [qualname for qualname in qualnames_in_program if not _is_loaded(f"{MAIN}:{qualname}")]
     if absent:
         listed = ", ".join([f"`{qualname}`" for qualname in dict.fromkeys(absent)])
         yield f"The program that wrote the file has what the one that runs now does not have: {listed}."
