@@ -137,7 +137,7 @@ def is_tied_value(leaf: Any) -> bool:
 
 
 def is_one_around(leaf: Any) -> bool:
-    """Returns True if an outer transform with `Policy(containers=True)` passed a leaf as one object at several paths."""
+    """Returns True if an outer transform with `Policy(containers=True)` holds a leaf as one object at several paths."""
     return leaf in _one_around
 
 
@@ -147,7 +147,7 @@ def are_tied_values_known() -> bool:
 
 
 def which_are_tied_values(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """The places of such leaves in a sequence."""
+    """Indices of the leaves that are noted as tied outside modules."""
     return _tied_outside.places(leaves)
 
 
