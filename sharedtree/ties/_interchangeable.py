@@ -97,8 +97,9 @@ def _described(tree: FlatDag, number: int, counterpart: int) -> str:
     if op is LEAF:
         return described(tree.leaves[number])
     if type(op) is Node:
-        is_same_class = type(counterpart_op) is Node and op.type.cls is counterpart_op.type.cls
-        data = f" with {_static_data(op, counterpart_op)}" if is_same_class else ""
+        data = ""
+        if type(counterpart_op) is Node and op.type.cls is counterpart_op.type.cls:
+            data = f" with {_static_data(op, counterpart_op)}"
         return f"of the class `{op.type.cls.__name__}`{data}"
     return f"the static value {shown(op.peek())}"  # pyright: ignore[reportAttributeAccessIssue]
 
