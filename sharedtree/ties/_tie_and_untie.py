@@ -48,62 +48,70 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
         (True, Array([0., 0.], dtype=float32))
     """
     require_where(where, tree, "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))")
-    read = read_tree(tree)
-    targets, is_single = WhereTree(read).named_by(where)
-    op, children = read.records[targets[0]] if is_single else (LEAF, ())
-    if type(op) is Node and op.type.is_plain:  # a sequence of nodes that the tree itself holds
+    flat = read_tree(tree)
+    targets, is_single = WhereTree(flat).named_by(where)
+    op, children = flat.records[targets[0]] if is_single else (LEAF, ())
+    # `lambda m: m.layers` names the list itself. What is meant is the sequence of its entries.
+    if type(op) is Node and op.type.is_plain:
         targets = list(children)
     if len(targets) < 2:
         raise SharingMismatchError(
             f"`where` returned {'1 node' if targets else '0 nodes'}, and a tie needs two or more:\n"
             "    sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
-    _require_no_values(read, targets)
-    keep, *others = targets
-    for other in others:
-        require_interchangeable(read, keep, other)
-    instead = dict.fromkeys(others, keep)
+    _require_no_values(flat, targets)
+    representative, *replaced = targets
+    for target in replaced:
+        require_interchangeable(flat, representative, target)
+    replacement_of = dict.fromkeys(replaced, representative)
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
-        op, children = read.records[number]
-        return op, [instead.get(child, child) for child in children]
+        op, children = flat.records[number]
+        return op, [replacement_of.get(child, child) for child in children]
 
-    records, numbers = canonical(read.root, expand)
-    made = _with_leaves(records, numbers, read)
-    note_ties(made, [numbers[keep]])
-    return _built(made)
+    records, new_numbers = canonical(flat.root, expand)
+    tied = _with_leaves(records, new_numbers, flat)
+    note_ties(tied, [new_numbers[representative]])
+    return _built(tied)
 
 
-def _with_leaves(records: Sequence[Record], numbers: dict[int, int], read: FlatDag) -> FlatDag:
-    """What was made of a tree, with its leaves; `numbers` are the new ones of its records."""
-    leaves = {new: read.leaves[old] for old, new in numbers.items() if old in read.leaves}
+def _with_leaves(records: Sequence[Record], new_numbers: dict[int, int], old: FlatDag) -> FlatDag:
+    """Makes a flat DAG of new records, with the leaves of the old one.
+
+    Args:
+        records: the new records. The last one is the root.
+        new_numbers: old number → new number, for the records that remain.
+        old: the tree before, with its leaves.
+    """
+    leaves = {new_number: old.leaves[number] for number, new_number in new_numbers.items() if number in old.leaves}
     return FlatDag(records, len(records) - 1, leaves)
 
 
-def _built(tree: FlatDag) -> Any:
+def _built(flat: FlatDag) -> Any:
+    """Puts the tree of a flat DAG together from its leaves."""
     table: list[Any] = []
-    build(tree.records, list(tree.leaves.values()), table)
+    build(flat.records, list(flat.leaves.values()), table)
     return table[-1]
 
 
-def _require_no_values(read: FlatDag, targets: Sequence[int]) -> None:
-    """Raises if one of what is to be tied is the value of a variable of NNX."""
-    records = read.records
-    holders = {
-        children[0]: number
-        for number, (op, children) in enumerate(records)
-        if type(op) is Node and op.type.convention == "variable" and is_value_of_variable(read.leaves.get(children[0]))
-    }
-    if not any(number in holders for number in targets):
+def _require_no_values(flat: FlatDag, targets: Sequence[int]) -> None:
+    """Raises an error if one of the nodes to tie is the array in a variable of Flax NNX, which carries no identity."""
+    # Number of an array → number of the variable that holds it.
+    variable_of: dict[int, int] = {}
+    for number, (op, children) in enumerate(flat.records):
+        is_variable = type(op) is Node and op.type.convention == "variable"
+        if is_variable and is_value_of_variable(flat.leaves.get(children[0])):
+            variable_of[children[0]] = number
+    if not any(number in variable_of for number in targets):
         return
-    paths = read.all_paths
-    named = [paths[number][0] for number in targets]
-    variables = ", ".join([f"m{paths[holders.get(number, number)][0]}" for number in targets])
+    paths = flat.all_paths
+    target_paths = [paths[number][0] for number in targets]
+    variables = ", ".join([f"m{paths[variable_of.get(number, number)][0]}" for number in targets])
     raise SharingMismatchError(
-        f"{' and '.join(f'`{name}`' for name in named)} cannot be made one: to Flax NNX the array in a variable is its "
-        "value, and two variables with one array are two. Tie the variables:\n"
+        f"{' and '.join(f'`{path}`' for path in target_paths)} cannot be made one: to Flax NNX the array in a variable "
+        "is its value, and two variables with one array are two. Tie the variables:\n"
         f"    model = sharedtree.tie(model, lambda m: ({variables}))",
-        named,
+        target_paths,
     )
 
 
@@ -141,12 +149,13 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     """
     if where is not None:
         require_where(where, tree, "    model = sharedtree.untie(model, lambda m: m.head.weight)")
-    read = read_tree(tree)
-    twin, origin = _unfolded(read)
+    flat = read_tree(tree)
+    # One record for each path. All numbers below are of the twin, unless a name says `original`.
+    twin, originals = _unfolded(flat)
     if where is None:
         targets = set(range(len(twin)))
     else:
-        unfolded = FlatDag(twin, len(twin) - 1, [read.objects[number] for number in origin])
+        unfolded = FlatDag(twin, len(twin) - 1, [flat.objects[original] for original in originals])
         targets = set(WhereTree(unfolded).named_by(where).records)
         if not targets:
             raise SharingMismatchError(
@@ -154,68 +163,89 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
                 "Return the nodes that get an object of their own, or undo every tie:\n"
                 "    model = sharedtree.untie(model)"
             )
-    owner: list[int | None] = [None] * len(twin)  # the innermost target around each record of the twin
+    # For each record, the innermost target around it. Parents come after their children, so they are seen first.
+    target_around: list[int | None] = [None] * len(twin)
     for number in range(len(twin) - 1, -1, -1):
         if number in targets:
-            owner[number] = number
+            target_around[number] = number
         for child in twin[number][1]:
-            owner[child] = owner[number]
-    is_above = [False] * len(twin)  # of a target: it can no longer be one with its other occurrences
-    for number, (_, children) in enumerate(twin):
-        is_above[number] = any(child in targets or is_above[child] for child in children)
+            target_around[child] = target_around[number]
 
-    names = [number if is_above[number] else (owner[number], origin[number]) for number in range(len(twin))]
-    becomes: dict[int, set[Any]] = {}  # leaf of the tree → the names of what becomes of it
+    # A node with a target below it differs from its other occurrences from now on, so it cannot be tied to them.
+    has_target_below = [False] * len(twin)
+    for number, (_, children) in enumerate(twin):
+        has_target_below[number] = any(child in targets or has_target_below[child] for child in children)
+
+    # Records with one key become one object: the same original, within the same target.
+    object_keys: list[Any] = []
+    for number, original in enumerate(originals):
+        object_keys.append(number if has_target_below[number] else (target_around[number], original))
+
+    # A leaf of the tree is separated if it becomes several objects.
+    keys_of_leaf: dict[int, set[Any]] = {}
     for number, (op, _) in enumerate(twin):
         if op is LEAF:
-            becomes.setdefault(origin[number], set()).add(names[number])
-    parted = {number for number, several in becomes.items() if len(several) > 1}
-    used: set[int] = set()
+            keys_of_leaf.setdefault(originals[number], set()).add(object_keys[number])
+    separated = {original for original, keys in keys_of_leaf.items() if len(keys) > 1}
+
+    # Build the result. The first object of a leaf is its array, further ones are copies.
+    used_originals: set[int] = set()
     table: list[Any] = []
-    made: dict[Any, Any] = {}
+    object_of: dict[Any, Any] = {}
     for number, (op, children) in enumerate(twin):
-        name = names[number]
-        if name not in made:
+        key = object_keys[number]
+        if key not in object_of:
             if op is LEAF:
-                leaf = read.leaves[origin[number]]
-                if origin[number] in used and carries_identity(leaf):
+                leaf = flat.leaves[originals[number]]
+                if originals[number] in used_originals and carries_identity(leaf):
                     leaf = another(leaf)
-                used.add(origin[number])
-                made[name] = leaf
+                used_originals.add(originals[number])
+                object_of[key] = leaf
             elif type(op) is Node:
-                made[name] = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
+                object_of[key] = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
             else:
                 assert type(op) is Static
-                made[name] = op.thaw()
-        table.append(made[name])
-    meant = parted if where is not None else set(becomes)
-    # Of a target whose tie is gone already, the other part is not known, but it is of the same kind.
-    gone = {origin[n] for n in range(len(twin)) if where is not None and owner[n] is not None and twin[n][0] is LEAF}
-    kinds = {kind_of(read.leaves[number]) for number in gone - parted}
-    meant |= {number for number in becomes if kind_of(read.leaves[number]) in kinds}
-    note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and origin[number] in meant)
+                object_of[key] = op.thaw()
+        table.append(object_of[key])
+
+    # Note that the loss of these ties is intended. Without `where` that holds for every leaf.
+    intended = separated if where is not None else set(keys_of_leaf)
+    # The tie of a target may be gone already. Then the other part is unknown, so all leaves of its kind are noted.
+    in_targets: set[int] = set()
+    if where is not None:
+        for number, (op, _) in enumerate(twin):
+            if op is LEAF and target_around[number] is not None:
+                in_targets.add(originals[number])
+    kinds = {kind_of(flat.leaves[original]) for original in in_targets - separated}
+    intended |= {original for original in keys_of_leaf if kind_of(flat.leaves[original]) in kinds}
+    note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and originals[number] in intended)
     return table[-1]
 
 
-def _unfolded(tree: FlatDag) -> tuple[list[Record], list[int]]:
-    """The records of the twin in which nothing is tied, and for each the record of the tree that it is."""
-    origin: list[int] = []
+def _unfolded(flat: FlatDag) -> tuple[list[Record], list[int]]:
+    """Unfolds a DAG into a tree: its twin, in which nothing is tied.
+
+    Returns:
+        The records of the twin, children before parents, and for each the number of its original in the DAG.
+    """
+    originals: list[int] = []
     twin: list[Record] = []
+    # Numbers of the finished records that no parent has taken yet. The children of a node are its last ones.
     finished: list[int] = []
-    stack: list[tuple[int, bool]] = [(tree.root, False)]
+    stack: list[tuple[int, bool]] = [(flat.root, False)]
     while stack:
-        number, done = stack.pop()
-        op, children = tree.records[number]
-        if children and not done:
-            stack.append((number, True))
+        original, has_finished_children = stack.pop()
+        op, children = flat.records[original]
+        if children and not has_finished_children:
+            stack.append((original, True))
             stack.extend((child, False) for child in reversed(children))
             continue
-        below = finished[len(finished) - len(children) :]
+        twin_children = finished[len(finished) - len(children) :]
         del finished[len(finished) - len(children) :]
         finished.append(len(twin))
-        twin.append((op, tuple(below)))
-        origin.append(number)
-    return twin, origin
+        twin.append((op, tuple(twin_children)))
+        originals.append(original)
+    return twin, originals
 
 
 def retie(tree: T, like: Any) -> T:
@@ -246,19 +276,25 @@ def retie(tree: T, like: Any) -> T:
 
     Limitations: values are not compared, since they may be tracers; what the later paths held is dropped.
     """
-    read, model = read_tree(tree), read_tree(like)
+    flat, model = read_tree(tree), read_tree(like)
+    # For each record of the model, the records of the tree at its paths. They become one.
     groups: dict[int, list[int]] = {}
-    for pair in matching(read, model, prefix_of(model), compares_keys=True):
+    for pair in matching(flat, model, prefix_of(model), compares_keys=True):
         groups.setdefault(pair.right, []).append(pair.left)
     for group in groups.values():
         for number in group[1:]:
-            require_interchangeable(read, group[0], number)
-    records, numbers = merged(read, groups.values())
-    made = _with_leaves(records, numbers, read)
-    tied = {numbers[number] for group in groups.values() if len(group) > 1 for number in group if number in numbers}
-    note_ties(made, tied)
-    note_tied(made, list(made.leaves.values()))
-    return _built(made)
+            require_interchangeable(flat, group[0], number)
+    records, new_numbers = merged(flat, groups.values())
+    retied = _with_leaves(records, new_numbers, flat)
+
+    tied_numbers: set[int] = set()
+    for group in groups.values():
+        if len(group) > 1:
+            tied_numbers.update(new_numbers[number] for number in group if number in new_numbers)
+    note_ties(retied, tied_numbers)
+    # Inside a `custom_vjp` rule: the user says by `retie` that the array at the first path is the whole gradient.
+    note_tied(retied, list(retied.leaves.values()))
+    return _built(retied)
 
 
 def copy(tree: T) -> T:
@@ -290,21 +326,21 @@ def copy(tree: T) -> T:
 
     Limitations: what holds arrays without being a node, such as a closure, is static and is not copied.
     """
-    read = read_tree(tree)
-    leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in read.leaves.values()]
-    hand_on(list(read.leaves.values()), leaves)
-    return _built_with_new_statics(read, leaves)
+    flat = read_tree(tree)
+    leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in flat.leaves.values()]
+    hand_on(list(flat.leaves.values()), leaves)
+    return _built_with_new_statics(flat, leaves)
 
 
-def _built_with_new_statics(read: FlatDag, leaves: Sequence[Any]) -> Any:
-    """Puts a tree together from other leaves, with copies of whatever can be mutated in its static values."""
-    copies, table, rest = IdentityDict[Any](), list[Any](), iter(leaves)
-    for op, children in read.records:
+def _built_with_new_statics(flat: FlatDag, leaves: Sequence[Any]) -> Any:
+    """Puts a tree together from new leaves. Copies the mutable parts of its static values, each shared one once."""
+    copies, table, remaining_leaves = IdentityDict[Any](), list[Any](), iter(leaves)
+    for op, children in flat.records:
         if op is LEAF:
-            table.append(next(rest))
+            table.append(next(remaining_leaves))
         elif type(op) is Node:
             table.append(op.type.put_together(op.aux.copied(copies), [table[child] for child in children]))
         else:
             assert type(op) is Static
             table.append(op.copied(copies))
-    return table[read.root]
+    return table[flat.root]
