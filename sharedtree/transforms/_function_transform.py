@@ -52,12 +52,25 @@ class FunctionTransform(Wrapper):
         default_out: label of results if the option for results says nothing about them.
         differentiates: True if the transform differentiates the leaves with the label True.
         writes: True if the transform can write back changes of its arguments.
+        calls_natively: True if C may do later calls like the first one, without `called`. A class that overrides
+            `called` has False, unless it states True: its `called` then only matters in calls that Python does.
+        finishes_natively: True if C may build the result of a call, without `leave`. Likewise for `leave`.
     """
 
     passes_through = False
     default_out: Any = None
     differentiates = False
     writes = True
+    calls_natively = True
+    finishes_natively = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for hook, attribute in (("called", "calls_natively"), ("leave", "finishes_natively")):
+            # The first class in which the hook or the attribute stands, which may be a mixin.
+            nearest = next(base for base in cls.__mro__ if hook in vars(base) or attribute in vars(base))
+            if attribute not in vars(nearest):
+                setattr(cls, attribute, False)
 
     # ---- A call ----
 
@@ -85,11 +98,8 @@ class FunctionTransform(Wrapper):
 
     def _new_way(self, policy: Policy) -> Way:
         """Makes the record of calls under a policy. With it, C does later calls like earlier ones."""
-        cls = type(self)
-        # C knows the usual five steps only. A family that overrides `called` leaves all calls to Python.
-        is_usual = cls.called is FunctionTransform.called
-        rules = self.rules(policy) if is_usual else None
-        return Way.under(policy, rules, finishes=cls.leave is FunctionTransform.leave)
+        rules = self.rules(policy) if self.calls_natively else None
+        return Way.under(policy, rules, finishes=self.finishes_natively)
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Does a call in Python, in five steps, and teaches C to do calls like this one."""
