@@ -81,6 +81,7 @@ class Call:
         leaves: the packed leaves.
         walked: the packed objects, numbered as before all cuts.
         trace: the trace that was active when the call began. None for the current one.
+        grouping: what the transform does with the arguments. None if C made the call.
 
     Attributes:
         tree: the arguments after all cuts, with the caller's objects.
@@ -89,10 +90,16 @@ class Call:
         told: what a trace found out about the arguments, for the adapter. None if nothing.
     """
 
-    __slots__ = ("arguments", "groups", "leaves", "leaving", "plan", "told", "trace", "tree", "walked")
+    __slots__ = ("arguments", "grouping", "groups", "leaves", "leaving", "plan", "told", "trace", "tree", "walked")
 
     def __init__(
-        self, arguments: Arguments, plan: Plan, leaves: Sequence[Any], walked: Sequence[Any], trace: Any = None
+        self,
+        arguments: Arguments,
+        plan: Plan,
+        leaves: Sequence[Any],
+        walked: Sequence[Any],
+        trace: Any = None,
+        grouping: Grouping | None = None,
     ) -> None:
         self.arguments = arguments
         self.walked = walked
@@ -104,6 +111,7 @@ class Call:
         self.told: Any = None
         self.trace = current_trace() if trace is None else trace
         self.groups: list[LeafGroup] = []
+        self.grouping = grouping
 
     def with_groups(self) -> "Call":
         """Groups the leaves, and returns the call itself. The first group refers to the call until it ends."""
@@ -174,22 +182,22 @@ def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
     tags = Tags()
     leaves, structure = pack(arguments, tags, rules)
     plan = plan_for(FlatDag.of(structure, tags.objects), structure, leaves, grouping)
-    return Call(arguments, plan, leaves, tags.objects).with_groups()
+    return Call(arguments, plan, leaves, tags.objects, grouping=grouping).with_groups()
 
 
-def repacked(call: Call, how: Repacking, grouping: Grouping) -> Call:
+def repacked(call: Call, how: Repacking) -> Call:
     """Makes the same call with other ties, and with static numbers traced.
 
     Args:
         call: the call. It is not changed.
         how: how its arguments are packed instead.
-        grouping: what the transform does with them.
     """
     structure = how.structure(call.tree)
     tree = FlatDag.of(structure, [call.objects[record] for record in how.origins])
     leaves = list(tree.leaves.values())
-    plan = plan_for(tree, structure, leaves, grouping)
-    return Call(call.arguments, plan, leaves, tree.objects).with_groups()
+    assert call.grouping is not None
+    plan = plan_for(tree, structure, leaves, call.grouping)
+    return Call(call.arguments, plan, leaves, tree.objects, grouping=call.grouping).with_groups()
 
 
 def plan_for(tree: FlatDag, structure: Structure, leaves: Sequence[Any], grouping: Grouping) -> Plan:

@@ -32,7 +32,7 @@ from ._function_and_options import in_code, is_of_equinox
 from ._function_given_to_jax import Inner, Learned, shared_by
 from ._function_side import Inside, Terms
 from ._function_transform import rules_of_call
-from ._in_place import Changes
+from ._in_place import commit_changes
 from ._joining_trees import Repacking
 from ._leaf_groups import LeafGroup, whole
 from ._leaf_labels import Treatment
@@ -74,7 +74,6 @@ class Crossing:
         # Set by `enter_grouped`.
         self.names: Names
         self.call: Call
-        self._grouping: Grouping
         self._unsaid: list[Unsaid] = []
 
     def enter(
@@ -121,7 +120,6 @@ class Crossing:
     ) -> Sequence[LeafGroup]:
         """Packs arguments, and groups their leaves as a grouping says. Returns the groups."""
         self.names = Names(function, [str(name) for name in arguments.names])
-        self._grouping = grouping
         self.call = enter(arguments, self.rules, grouping)
         return self.call.groups
 
@@ -210,16 +208,14 @@ class Crossing:
         if not self.policy.in_place:
             trees = [leave((group,)) for group in groups]
         else:
-            changes = Changes(self.call, self.title)
-            trees = [leave((group,), self.call.objects.__getitem__, changes.update) for group in groups]
-            changes.commit()
+            trees = commit_changes(self.call, self.title, *[(group,) for group in groups])
             # With state, a tree is a tuple of what was changed and, last, the result.
             trees = [tree[-1] if i in with_state else tree for i, tree in enumerate(trees)]
         return trees[0] if len(trees) == 1 else tuple(trees)
 
     def lower(self, how: Repacking) -> None:
         """Groups the operands again, with other ties, and with static numbers traced."""
-        self.call = repacked(self.call, how, self._grouping)
+        self.call = repacked(self.call, how)
 
 
 def _of_one_operand(group: LeafGroup) -> LeafGroup:

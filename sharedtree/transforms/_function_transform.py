@@ -21,10 +21,11 @@ from ..core._jax_internals import hide_frames
 from ..core._pack_and_unpack import Rules
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, call_of, enter, leave
+from ._donation import donated_records, donation_treatment, take_each_buffer_once
 from ._function_given_to_jax import Inner
 from ._function_side import Inside, Received, Terms, packed, receive
 from ._grouping_leaves import GroupedResult, group_result
-from ._in_place import Changes, rules_for_state, with_changes
+from ._in_place import commit_changes, rules_for_state, with_changes
 from ._in_place_by_label import group_result_with_state
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import Treatment, is_donated, labels_in
@@ -122,13 +123,13 @@ class FunctionTransform(Wrapper):
                 # A later call may have to warn, which C cannot do. So calls stay in Python until nothing is unsaid.
                 self.way = None
             elif way is not None and way.policy is policy:
-                way.learn(args, kwargs, self._new_form(args, kwargs, policy, call), call, self.settled(transformed))
+                way.learn(args, kwargs, self._new_form(args, kwargs, call), call, self.settled(transformed))
             return self.leave(result, call, policy)
 
-    def _new_form(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy, call: Call) -> Form | None:
+    def _new_form(self, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> Form | None:
         """Makes the record of calls with as many arguments and the same keywords. None to leave them to Python."""
-        grouping = self.grouping(policy, call.arguments)
-        if grouping.key is None or not grouping.is_of_form:
+        grouping = call.grouping
+        if grouping is None or grouping.key is None or not grouping.is_of_form:
             return None
         donates = any(is_donated(label) for label in call.plan.labels)
         return Form(
@@ -153,10 +154,17 @@ class FunctionTransform(Wrapper):
         """
         if not error.concerns_modules:
             try:
-                self.transform(self.function, **self.options)(*args, **kwargs)
+                self.raise_vanilla_error(args, kwargs)
             except Exception as vanilla:  # noqa: BLE001 -- JAX may raise anything, and its words are the better ones
                 raise vanilla.with_traceback(None) from None
         raise error
+
+    def raise_vanilla_error(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Calls the vanilla transform for its own error, which says best what is wrong with a call.
+
+        Returns if the vanilla transform accepts the call.
+        """
+        self.transform(self.function, **self.options)(*args, **kwargs)
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
         """Adds the cause to an error of the transform, if the transform cannot know it.
@@ -184,6 +192,10 @@ class FunctionTransform(Wrapper):
         """Positions of the static arguments. They are not part of the graph."""
         return ()
 
+    def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Positions and names of the arguments whose buffers the transform takes over."""
+        return ()
+
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
         """Returns the treatments of the arguments. By default all arguments are treated alike."""
         return Grouping(self.transform_name, lambda _: (), ())
@@ -208,18 +220,6 @@ class FunctionTransform(Wrapper):
             num_statics: number of static arguments.
         """
         return self.transform(inner, **self.options)
-
-    def executable(self, call: Call) -> Call:
-        """Returns the call as it can be executed.
-
-        Raises:
-            InconsistentSharingError: if it could only be traced.
-        """
-        return call
-
-    def is_taken(self, received: Received) -> Callable[[int], bool]:
-        """Returns a predicate on records: True if the object may not pass through, since its buffers are donated."""
-        return lambda _: False
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
         """Says why a change cannot be written back although the call is in place. Empty if it can.
@@ -253,6 +253,19 @@ class FunctionTransform(Wrapper):
         call = enter(arguments, self.rules(policy), self.grouping(policy, arguments))
         return self.executable(call)
 
+    def executable(self, call: Call) -> Call:
+        """Returns the call, after `take_each_buffer_once`.
+
+        Raises:
+            InconsistentSharingError: if a donated array is also in an argument that is not donated.
+        """
+        donation = self.donation_treatment(call.arguments)
+        return call if donation is None else take_each_buffer_once(call, donation, self.transform_name)
+
+    def donation_treatment(self, arguments: Arguments) -> Treatment | None:
+        """Makes the treatment of donation. None if nothing is donated."""
+        return donation_treatment(arguments, self.donated_positions(len(arguments.args), arguments.kwargs))
+
     def leave(self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None) -> Any:
         """Builds the result of a call. In place, writes the function's changes into the caller's objects.
 
@@ -264,10 +277,8 @@ class FunctionTransform(Wrapper):
         """
         groups = result.parts if type(result) is LeafGroups else (result,)
         if policy.in_place:
-            changes = Changes(call, self.transform_name)
             # The last entry is the result. The ones before are what was changed.
-            entries = leave(groups, call.objects.__getitem__, changes.update)
-            changes.commit()
+            (entries,) = commit_changes(call, self.transform_name, groups)
             return entries[-1]
         structure = groups[0].selection.structure
         callers_object = passed_through(call, structure, used or (lambda: self.used(call))) if structure.given else None
@@ -356,6 +367,11 @@ class FunctionTransform(Wrapper):
         inside = Inside(self.terms(policy), function)
         arguments = received.arguments
         return self.pack_results(inside.call_with(received, arguments.args, arguments.kwargs), inside)
+
+    def is_taken(self, received: Received) -> Callable[[int], bool]:
+        """Returns a predicate on records: True if the object may not pass through, since its buffers are donated."""
+        donation = self.donation_treatment(received.arguments)
+        return (lambda _: False) if donation is None else donated_records(received.tree, donation).__contains__
 
     def received(self, args: Sequence[Any]) -> Received:
         """Builds the arguments of the function from leaf groups and static arguments."""

@@ -43,7 +43,7 @@ from ._caller_side import Call, Grouping, leave
 from ._function_side import Inside, packed
 from ._function_transform import FunctionTransform
 from ._grouping_leaves import outermost_modules
-from ._in_place import Changes, conventions, with_changes
+from ._in_place import commit_changes, conventions, with_changes
 from ._leaf_groups import LeafGroup, tree_like_arguments
 from ._leaf_labels import Outcomes, Treatment
 from .checks._partial_gradients import Gradient, report_partial_gradients
@@ -150,7 +150,7 @@ class GradTransform(FunctionTransform):
         """Enters a call. Warns if the gradient will lack a part, and refuses a selection without any leaf."""
         # If an argument of `argnums` is missing, the transform raises its own error.
         if len(self.differentiated_positions(len(args))) < len(set(self._argnums)):
-            self.transform(self.function, **self.options)(*args, **kwargs)
+            self.raise_vanilla_error(args, kwargs)
         call = super().enter(args, kwargs, policy)
         positions = self.differentiated_positions(len(args))
         if call.plan.cuts:
@@ -205,10 +205,8 @@ class GradTransform(FunctionTransform):
             return None
         if not policy.in_place:
             return leave((aux,))
-        changes = Changes(call, self.transform_name)
-        entries = leave((aux,), call.objects.__getitem__, changes.update)
-        changes.commit()
         # The changes come first, the auxiliary data last.
+        (entries,) = commit_changes(call, self.transform_name, (aux,))
         return entries[-1]
 
     def build_gradient(self, gradient: Any, call: Call) -> Any:

@@ -29,7 +29,6 @@ from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of, used_leaves
 from ._argument_names import Chosen, Names, several
 from ._caller_side import Call, Grouping, enter, leave
-from ._donation import DonatingTransform
 from ._function_given_to_jax import Shared, shared_by
 from ._function_side import Terms
 from ._function_transform import FunctionTransform
@@ -53,7 +52,7 @@ _TRANSLATED_OPTIONS = (
 """Options about the user's arguments and results, which are translated to leaf groups."""
 
 
-class JitTransform(DonatingTransform):
+class JitTransform(FunctionTransform):
     """A function under `jax.jit`, with identities preserved."""
 
     caches_traces = True
@@ -105,7 +104,7 @@ class JitTransform(DonatingTransform):
         parts = prefix if isinstance(prefix, (tuple, list)) else [prefix] * len(positions)
         if len(parts) != len(positions):
             # Vanilla JAX raises its own error for another number of shardings than of arguments.
-            self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)
+            self.raise_vanilla_error(arguments.args, arguments.kwargs)
         return placement_treatment("in_shardings", Branch(tuple(parts)), containers=policy.containers)
 
     def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
@@ -140,7 +139,7 @@ class JitTransform(DonatingTransform):
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """Enters a call. With `in_shardings`, keyword arguments are refused, by JAX's own error."""
         if kwargs and self._in_shardings is not None:
-            self.transform(self.function, **self.options)(*args, **kwargs)
+            self.raise_vanilla_error(args, kwargs)
         return super().enter(args, kwargs, policy)
 
     def used(self, call: Call) -> Sequence[Any]:
@@ -421,7 +420,7 @@ class CheckpointTransform(FunctionTransform):
         fits = isinstance(positional, (tuple, list)) and len(positional) == len(indices)
         if not fits or not isinstance(by_name, dict) or by_name.keys() != {*keywords}:
             # Vanilla JAX raises its own error for a prefix that does not fit.
-            self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)
+            self.raise_vanilla_error(arguments.args, arguments.kwargs)
         prefixes = [*positional, *[by_name[name] for name in keywords]]
         treatment = Treatment(
             "prevent_cse",

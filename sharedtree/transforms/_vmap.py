@@ -27,9 +27,9 @@ from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
 from ._argument_names import several
 from ._caller_side import Call, Grouping
-from ._donation import DonatingTransform
 from ._function_and_options import in_code
 from ._function_side import Inside, Received
+from ._function_transform import FunctionTransform
 from ._grouping_leaves import GroupedResult
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import SPLIT_WITH_WARNING, Treatment, is_donated, labels_in
@@ -39,7 +39,7 @@ _UNMAPPED_BUT_BATCHED = re.compile(r"at vmap out_axes in place of (.*), got axis
 """JAX's error for an object that was changed in place, whose new value has an axis although the old one had none."""
 
 
-class VmapTransform(DonatingTransform):
+class VmapTransform(FunctionTransform):
     """A function under `jax.vmap`, with identities preserved. Base of the transforms with similar options."""
 
     calls_each_time = True
@@ -67,19 +67,6 @@ class VmapTransform(DonatingTransform):
             self.options = {**self.options, self.in_name: tuple(self.options[self.in_name])}
         super().check_options()
 
-    def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """Enters a call. If the options do not fit its arguments, the transform raises its own error first."""
-        # Fitting options have as many parts as there are arguments, labels only, and no static position too many.
-        prefix = self.prefix_of_arguments(self.arguments(args, kwargs))
-        is_valid = prefix is not None and all(map(self.is_label, labels_in(prefix, self.is_label)))
-        if (
-            not (args or kwargs)
-            or not is_valid
-            or any(isinstance(i, int) and i >= len(args) for i in self.static_positions(len(args), kwargs))
-        ):
-            self.transform(self.function, **self.options)(*args, **kwargs)
-        return super().enter(args, kwargs, policy)
-
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
         """Rewrites two errors: sizes of keyword arguments, and changes in place of an object without an axis."""
         super().explain(error, call)
@@ -102,9 +89,22 @@ class VmapTransform(DonatingTransform):
             )
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Groups leaves by two treatments: their axes, and whether they are donated."""
+        """Groups leaves by two treatments: their axes, and whether they are donated.
+
+        If the options do not fit the arguments, the transform raises its own error.
+        """
         prefix = self.prefix_of_arguments(arguments)
-        if prefix is None:
+        labels = None if prefix is None else labels_in(prefix, self.is_label)
+        args, kwargs = arguments.args, arguments.kwargs
+        # Fitting options have as many parts as there are arguments, labels only, and no static position too many.
+        if (
+            not (args or kwargs)
+            or labels is None
+            or not all(map(self.is_label, labels))
+            or any(isinstance(i, int) and i >= len(args) for i in self.static_positions(len(args), kwargs))
+        ):
+            self.raise_vanilla_error(args, kwargs)
+        if labels is None:
             return super().grouping(policy, arguments)
         mapping = Treatment(
             self.in_name,
@@ -116,7 +116,6 @@ class VmapTransform(DonatingTransform):
             within_module=SPLIT_WITH_WARNING,
             has_containers=policy.containers,
         )
-        labels = labels_in(prefix, self.is_label)
         donation = self.donation_treatment(arguments)
         treatments = [mapping] if donation is None else [mapping, donation]
         if self.groups_by_outcome:
@@ -313,7 +312,7 @@ class ShardMapTransform(VmapTransform):
         if isinstance(error, ValueError) and self.in_name in str(error):
             arguments = call().arguments
             try:
-                self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)
+                self.raise_vanilla_error(arguments.args, arguments.kwargs)
             except ValueError as vanilla_error:
                 error.args = vanilla_error.args
             except Exception:  # noqa: BLE001 -- another error than the one to be explained
