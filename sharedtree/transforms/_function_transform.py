@@ -19,12 +19,13 @@ from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
 from ..core._jax_internals import hide_frames
 from ..core._pack_and_unpack import Rules
+from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, call_of, enter, leave
 from ._donation import donated_records, donation_treatment, take_each_buffer_once
 from ._function_given_to_jax import Inner
 from ._function_side import Inside, Received, Terms, packed, receive
-from ._grouping_leaves import GroupedResult, group_result
+from ._grouping_leaves import group_result
 from ._in_place import commit_changes, rules_for_state, with_changes
 from ._in_place_by_label import group_result_with_state
 from ._leaf_groups import LeafGroup, LeafGroups
@@ -53,6 +54,7 @@ class FunctionTransform(Wrapper):
         default_out: label of results if the option for results says nothing about them.
         differentiates: True if the transform differentiates the leaves with the label True.
         writes: True if the transform can write back changes of its arguments.
+        bound_to: name of a module that is called, in the code of warnings. Empty if the function is no traced module.
         calls_natively: True if C may do later calls like the first one, without `called`. A class that overrides
             `called` has False, unless it states True: its `called` then only matters in calls that Python does.
         finishes_natively: True if C may build the result of a call, without `leave`. Likewise for `leave`.
@@ -62,6 +64,7 @@ class FunctionTransform(Wrapper):
     default_out: Any = None
     differentiates = False
     writes = True
+    bound_to = ""
     calls_natively = True
     finishes_natively = True
 
@@ -197,8 +200,11 @@ class FunctionTransform(Wrapper):
         return ()
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Returns the treatments of the arguments. By default all arguments are treated alike."""
-        return Grouping(self.transform_name, lambda _: (), ())
+        """Returns the treatments of the arguments. By default all are treated alike, but for donation."""
+        donation = self.donation_treatment(arguments)
+        if donation is None:
+            return Grouping(self.transform_name, lambda _: (), ())
+        return Grouping(self.transform_name, lambda _: (donation,), Static(donation.prefix))
 
     def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """Returns the treatment of the result. None if all of it is treated alike.
@@ -319,15 +325,9 @@ class FunctionTransform(Wrapper):
         forbid_bound_module(self.function, policy, self.transform_name)
         inner = shared.inner.get(policy)
         if inner is None:
-            function = self.traced_function
             call = functools.partial(self._without_function().call_inside, policy)
-            inner = shared.inner.setdefault(policy, Inner(function, shared.hold, call))
+            inner = shared.inner.setdefault(policy, Inner(shared.hold(), shared.hold, call))
         return inner
-
-    @property
-    def traced_function(self) -> Callable[..., Any]:
-        """The user's function, as the trace calls it."""
-        return self.function
 
     def _without_function(self) -> Self:
         """Returns a copy for the inner function to hold.
@@ -359,6 +359,7 @@ class FunctionTransform(Wrapper):
             options=self.all_options,
             unwritable=self.unwritable,
             differentiates=self.differentiates,
+            bound_to=self.bound_to,
         )
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
@@ -407,16 +408,18 @@ class FunctionTransform(Wrapper):
         try:
             if policy.in_place:
                 changes = rules_for_state(inside.terms.rules, received.tree, self.is_taken(received), deeply=True)
-                return self.handed_out(group_result_with_state(result, inside, leaving, labels, changes), received)
-            tree = inside.walked(result)
-            inside.check_walked(tree)
-            return self.handed_out(group_result(tree, leaving, labels, inside.terms.title), received)
+                grouped = group_result_with_state(result, inside, leaving, labels, changes)
+            else:
+                tree = inside.walked(result)
+                inside.check_walked(tree)
+                grouped = group_result(tree, leaving, labels, inside.terms.title)
         except SharingMismatchError as error:
             raise UnfitResultError(error) from None
-
-    def handed_out(self, out: GroupedResult, received: Received) -> Any:
-        """Returns the groups of a result as the transform gets them."""
-        return LeafGroups(out.groups)
+        if labels is None:
+            # Only the result tells these labels. The transform reads them from the call when the trace has ended.
+            assert received.call is not None
+            received.call.leaving[:] = grouped.labels
+        return LeafGroups(grouped.groups)
 
 
 class UnfitResultError(Exception):

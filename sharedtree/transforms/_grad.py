@@ -65,6 +65,10 @@ class GradTransform(FunctionTransform):
     calls_each_time = True
     own_options = frozenset({"wrt"})
     differentiates = True
+    packs_value = False
+    """True if the transform gets the function's value as a leaf group."""
+    returns_value = False
+    """True if the transform returns the value beside the gradient."""
 
     def check_options(self) -> None:
         """Reads the options, and lets the transform refuse wrong ones."""
@@ -193,10 +197,18 @@ class GradTransform(FunctionTransform):
         return transformed
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Builds the gradient as modules, and the auxiliary data."""
-        gradient, aux = result if self._has_aux or policy.in_place else (result, None)
+        """Builds the gradient as modules, the auxiliary data, and the value if the transform returns it."""
+        has_aux_group = self._has_aux or policy.in_place
+        if self.returns_value:
+            first, gradient = result
+            value, aux = first if has_aux_group else (first, None)
+        else:
+            value = None
+            gradient, aux = result if has_aux_group else (result, None)
         aux = self.leave_aux(aux, call, policy)
         gradient = self.build_gradient(gradient, call)
+        if self.returns_value:
+            return ((value, aux) if self._has_aux else value), gradient
         return (gradient, aux) if self._has_aux else gradient
 
     def leave_aux(self, aux: Any, call: Call, policy: Policy) -> Any:
@@ -259,23 +271,16 @@ class GradTransform(FunctionTransform):
         elif self._has_aux:
             aux_group = inside.pack(aux)
         else:
-            return self.pack_value(value, inside)
-        return self.pack_value(value, inside), aux_group
-
-    def pack_value(self, value: Any, inside: Inside) -> Any:
-        """Returns the value in the form for the transform, which differentiates it."""
-        return value
+            aux_group = None
+        # The value of a Jacobian may be any tree. The transform differentiates each of its leaves.
+        value = inside.pack(value) if self.packs_value else value
+        return value if aux_group is None else (value, aux_group)
 
 
 class ValueAndGradTransform(GradTransform):
     """A function under `jax.value_and_grad`, with identities preserved."""
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Builds the value, the auxiliary data, and the gradient as modules."""
-        value, gradient = result
-        value, aux = value if self._has_aux or policy.in_place else (value, None)
-        aux = self.leave_aux(aux, call, policy)
-        return ((value, aux) if self._has_aux else value), self.build_gradient(gradient, call)
+    returns_value = True
 
 
 class JacobianTransform(GradTransform):
@@ -285,9 +290,7 @@ class JacobianTransform(GradTransform):
     back as two objects.
     """
 
-    def pack_value(self, value: Any, inside: Inside) -> Any:
-        """Packs the value into a group."""
-        return inside.pack(value)
+    packs_value = True
 
 
 # ---- Which leaves can be differentiated ----

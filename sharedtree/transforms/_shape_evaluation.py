@@ -24,7 +24,7 @@ from ..ties._policy_and_context import Policy, PolicyOption
 from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, leave
 from ._crossing import Crossing, TakingOperands
-from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
+from ._jit import CheckpointTransform, FilterJitTransform, JittedTransform, JitTransform
 from ._joining_trees import holds_modules
 from ._leaf_groups import LeafGroup, whole, without_statics
 from .checks._lost_changes import only_traced
@@ -36,7 +36,7 @@ NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
     """`jax.eval_shape`, which asks `jax.jit`: of a function that is jitted already, with its own options."""
-    if isinstance(fun, JitTransform):
+    if isinstance(fun, JittedTransform):
         return fun.eval_shape(*args, **kwargs)
     if not callable(fun):
         return crossing.transform(fun, *args, **kwargs)  # says best what is wrong

@@ -28,9 +28,8 @@ from ..ties._policy_and_context import Policy
 from ._argument_names import several
 from ._caller_side import Call, Grouping
 from ._function_and_options import in_code
-from ._function_side import Inside, Received
+from ._function_side import Inside
 from ._function_transform import FunctionTransform
-from ._grouping_leaves import GroupedResult
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import SPLIT_WITH_WARNING, Treatment, is_donated, labels_in
 from ._placements import shortened
@@ -54,11 +53,12 @@ class VmapTransform(FunctionTransform):
     """Returns True for an object in a prefix that is a label, and not a part of the tree."""
     groups_by_outcome = False
     """True to group leaves by their resolved labels, False to group them by the labels as written."""
-
-    @classmethod
-    def is_label_of_results(cls, obj: Any) -> bool:
-        """Returns True if an object in the prefix of results is a label."""
-        return cls.is_label(obj)
+    none_is_result = False
+    """True if None in the prefix of results stands for a result `None`, so that it is no label there."""
+    has_functions_as_labels = False
+    """True if a label may be a function: leaf → axis."""
+    can_compare_elements = True
+    """True if a new value tells whether it differs between the elements."""
 
     def check_options(self) -> None:
         """Copies a list of axes, and lets the transform refuse wrong options. All else is read again on each call."""
@@ -110,7 +110,7 @@ class VmapTransform(FunctionTransform):
             self.in_name,
             prefix,
             self.is_label,
-            lambda label, leaf, _: self.resolve_in(label, leaf),
+            lambda label, leaf, _: self._label_of_argument(label, leaf),
             functools.partial("{} {}".format, self.in_name),
             self.groups_by_outcome,
             within_module=SPLIT_WITH_WARNING,
@@ -150,6 +150,9 @@ class VmapTransform(FunctionTransform):
             return None
         return Branch(tuple([parts[i] if isinstance(i, int) else 0 for i in positions]))
 
+    def _is_label_of_results(self, obj: Any) -> bool:
+        return self.is_label(obj) and not (obj is None and self.none_is_result)
+
     def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """Makes the treatment of results. Objects changed in place go out along the axes along which they came in."""
         prefix = self.options.get(self.out_name, self.default_out)
@@ -160,8 +163,8 @@ class VmapTransform(FunctionTransform):
         return Treatment(
             self.out_name,
             prefix,
-            self.is_label_of_results,
-            lambda label, leaf, _: self.resolve_out(label, leaf),
+            self._is_label_of_results,
+            lambda label, leaf, _: self._label_of_result(label, leaf),
             lambda label: f"{self.out_name} {label}",
             self.groups_by_outcome,
             within_module=SPLIT_WITH_WARNING,
@@ -179,7 +182,9 @@ class VmapTransform(FunctionTransform):
 
     def may_differ(self, value: Any) -> bool:
         """Returns True if a new value may differ between the elements. None stands for an unknown value."""
-        return value is None or any(map(is_batched, walked(value).leaves.values()))
+        if value is None or not self.can_compare_elements:
+            return True
+        return any(map(is_batched, walked(value).leaves.values()))
 
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
@@ -192,15 +197,23 @@ class VmapTransform(FunctionTransform):
         }
         return self.transform(inner, **options)
 
-    # ---- Differences between the transforms ----
+    # ---- Labels of single leaves ----
 
-    def resolve_in(self, label: Any, leaf: Any) -> Any:
-        """The axis of one leaf of the arguments. A negative axis counts from the last one, and is made positive."""
+    def _label_of_argument(self, label: Any, leaf: Any) -> Any:
+        """Resolves the label of a leaf of the arguments: axes are positive, specifications as short as possible."""
+        if self.has_functions_as_labels and callable(label):
+            label = label(leaf)
+        if isinstance(label, PartitionSpec):
+            return shortened(label)
         num_axes = _ndim(leaf)
         return label + num_axes if isinstance(label, int) and -num_axes <= label < 0 else label
 
-    def resolve_out(self, label: Any, leaf: Any) -> Any:
-        """The axis of one leaf of the result. The leaf has one axis more outside the transform than inside."""
+    def _label_of_result(self, label: Any, leaf: Any) -> Any:
+        """Resolves the label of a leaf of the result. The leaf has one axis more in the result than in the trace."""
+        if self.has_functions_as_labels and callable(label):
+            label = label(leaf)
+        if isinstance(label, PartitionSpec):
+            return shortened(label)
         return label + _ndim(leaf) + 1 if isinstance(label, int) and label < 0 else label
 
     def state_prefix(self, prefix: Any) -> Any:
@@ -234,10 +247,7 @@ class PmapTransform(VmapTransform):
 
     caches_traces = True
     calls_each_time = False
-
-    def may_differ(self, value: Any) -> bool:
-        """Returns True. Under `jax.pmap`, nothing tells which values differ between the devices."""
-        return True
+    can_compare_elements = False
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
         """Refuses leaves with the axis None. JAX would take the value of the first device, without comparing."""
@@ -282,11 +292,7 @@ class ShardMapTransform(VmapTransform):
     default_in = _INFERRED
     default_out = PartitionSpec()
     is_label = staticmethod(lambda obj: obj is None or node_type_of(obj) is None)
-
-    @classmethod
-    def is_label_of_results(cls, obj: Any) -> bool:
-        """Returns True if an object in the prefix of results is a label. None stands for a result `None`."""
-        return obj is not None and cls.is_label(obj)
+    none_is_result = True
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
         """Returns the reason why a leaf cannot be written.
@@ -334,12 +340,6 @@ class ShardMapTransform(VmapTransform):
             options[self.in_name] = tuple([group_labels[0] for group_labels in labels])
         return self.transform(inner, **options)
 
-    def resolve_in(self, label: Any, leaf: Any) -> Any:
-        """The specification of one leaf, written in the shortest way."""
-        return shortened(label) if isinstance(label, PartitionSpec) else label
-
-    resolve_out = resolve_in
-
     def state_prefix(self, prefix: Any) -> Any:
         """The prefix under which a changed argument goes out: whole, if each device got it whole.
 
@@ -362,6 +362,7 @@ class FilterVmapTransform(VmapTransform):
     default_out = eqx.if_array(0)
     is_label = staticmethod(lambda obj: obj is None or isinstance(obj, int) or (callable(obj) and not is_module(obj)))
     groups_by_outcome = True
+    has_functions_as_labels = True
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
         """Makes the prefix of all arguments. `in_axes` may be a dict from parameter to axis, as Equinox allows."""
@@ -375,18 +376,10 @@ class FilterVmapTransform(VmapTransform):
             return None
         return Branch(tuple([axes.get(name, self.default_in) for name in parameters]))
 
-    def resolve_in(self, label: Any, leaf: Any) -> Any:
-        """The axis of one leaf of the arguments, after asking a label that is a function."""
-        return super().resolve_in(label(leaf) if callable(label) else label, leaf)
-
-    def resolve_out(self, label: Any, leaf: Any) -> Any:
-        """The axis of one leaf of the result, after asking a label that is a function."""
-        return super().resolve_out(label(leaf) if callable(label) else label, leaf)
-
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """Makes the transformed function anew for each call.
 
-        The axes of results are only known when the function has returned. Then `handed_out` puts them into the list
+        The axes of results are only known when the function has returned. Then the base puts them into the list
         `call.leaving`, and JAX reads `out_axes` after that.
         """
         labels = [group_labels[0] for group_labels in call.plan.labels]
@@ -408,18 +401,12 @@ class FilterVmapTransform(VmapTransform):
             return result
 
         def has_axis(leaf: Any) -> bool:
-            return isinstance(leaf, complex | float | int) and self.resolve_out(prefix, leaf) is not None
+            return isinstance(leaf, complex | float | int) and self._label_of_result(prefix, leaf) is not None
 
         # `tree_map` would make new containers, so a result without such numbers is left alone.
         if not any(map(has_axis, jtu.tree_leaves(result, is_leaf=is_module))):
             return result
         return jtu.tree_map(lambda leaf: jnp.asarray(leaf) if has_axis(leaf) else leaf, result, is_leaf=is_module)
-
-    def handed_out(self, out: GroupedResult, received: Received) -> Any:
-        """Fills the list of axes that `jax.vmap` has as its `out_axes`, and returns the groups."""
-        assert received.call is not None
-        received.call.leaving[:] = out.labels
-        return super().handed_out(out, received)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
         """Builds the result, after the two steps of Equinox's that `jax.vmap` lacks."""
