@@ -4,7 +4,7 @@ import pathlib
 import sys
 from functools import cache
 
-TRACED = "Inside.call_with"
+TRACED = "FunctionTrace.call_with"
 """Our function that has called the function which is traced. What is further out is not part of that function."""
 
 

@@ -1,7 +1,7 @@
 """The table of adapters, and the wrapping of a transform with the adapter that stands there.
 
     jax.vmap          →  VmapTransform, a class             VmapTransform(jax.vmap, f, policy, options)
-    jax.lax.scan      →  SCAN, a `TakingOperands`           SCAN.applied(jax.lax.scan, policy, options)
+    jax.lax.scan      →  SCAN, a `TakingOperands`           SCAN.wrap(jax.lax.scan, policy, options)
     not in the table  →  UnregisteredTransform
 
 `_preserve_identities` imports this file with the first transform that a program wraps. All adapters are imported with
@@ -59,7 +59,7 @@ def wrapped(
     with_options({**options}, policy)
     adapter = _adapter_of(transform)
     if isinstance(adapter, TakingOperands):
-        return adapter.applied(transform, policy, options)
+        return adapter.wrap(transform, policy, options)
 
     def preserving(*positional: Any, **more: Any) -> Any:
         keywords = {**options, **more}
@@ -68,7 +68,9 @@ def wrapped(
             raise _no_transform_error(transform, positional[0])
         # Takes the options of the package out of `keywords`, and then those of the adapter.
         chosen_policy = with_options(keywords, policy)
-        adapter_options = {name: keywords.pop(name) for name in getattr(adapter, "own_options", ()) if name in keywords}
+        adapter_options = {
+            name: keywords.pop(name) for name in getattr(adapter, "package_options", ()) if name in keywords
+        }
         function, bound_options = apply_options(transform, positional, keywords)
         if function is None:
             return functools.partial(preserving, **more)

@@ -69,7 +69,7 @@ class Grouping(NamedTuple):
     key: Any = None
     asks: Callable[[Sequence[Any]], Any] | None = None
     groups: Sequence[tuple[Any, ...]] = ()
-    is_of_form: bool = True
+    holds_for_like_calls: bool = True
 
 
 class Call:
@@ -86,11 +86,22 @@ class Call:
     Attributes:
         tree: the arguments after all cuts, with the caller's objects.
         groups: the leaf groups, which the transform gets.
-        leaving: labels of the groups of the result, where only the function's result tells them.
-        told: what a trace found out about the arguments, for the adapter. None if nothing.
+        result_labels: labels of the groups of the result, where only the function's result tells them.
+        findings: what a trace found out about the arguments, for the adapter. None if nothing.
     """
 
-    __slots__ = ("arguments", "grouping", "groups", "leaves", "leaving", "plan", "told", "trace", "tree", "walked")
+    __slots__ = (
+        "arguments",
+        "findings",
+        "grouping",
+        "groups",
+        "leaves",
+        "plan",
+        "result_labels",
+        "trace",
+        "tree",
+        "walked",
+    )
 
     def __init__(
         self,
@@ -107,8 +118,8 @@ class Call:
         self.tree = FlatDag.of(plan.structure, objects)
         self.plan = plan
         self.leaves = leaves
-        self.leaving: list[Any] = []
-        self.told: Any = None
+        self.result_labels: list[Any] = []
+        self.findings: Any = None
         self.trace = current_trace() if trace is None else trace
         self.groups: list[LeafGroup] = []
         self.grouping = grouping
@@ -275,19 +286,19 @@ def _plan_of(
 
 def leave(
     groups: Sequence[LeafGroup],
-    given: Any = None,
+    callers_object: Any = None,
     update: Callable[[int, Any], Any] | None = None,
 ) -> Any:
     """Builds a result from its groups, of new nodes and of objects of the caller's.
 
     Args:
         groups: all groups of one tree.
-        given: (record) → the caller's object that stands there unchanged.
+        callers_object: (record) → the caller's object that stands there unchanged.
         update: (record, new content) → the caller's object, after the content was written to it.
     """
     structure, leaves = groups[0].selection.structure, distinct(gather_leaves(groups))
     table: list[Any] = []
-    build(structure, leaves, table, given, update)
+    build(structure, leaves, table, callers_object, update)
     if structure.is_noted:
         note(leaves[i] for i in structure.noted)
         note_tied_values(leaves[i] for i in structure.tied_values)

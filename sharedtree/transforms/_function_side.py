@@ -3,9 +3,9 @@
 The adapter of a transform that takes operands has a function of its own, its *body*. The body says how one trace goes:
 which leaf groups the user's function is called with, and how its results are grouped for the transform.
 
-    def iteration(inside, carry, xs):                  # for `jax.lax.scan`
-        carried, emitted = inside.call(carry, xs)
-        return inside.like(carry, carried), inside.pack(emitted)
+    def iteration(trace, carry, xs):                  # for `jax.lax.scan`
+        carried, emitted = trace.call(carry, xs)
+        return trace.like(carry, carried), trace.pack(emitted)
 """
 
 import contextlib
@@ -150,7 +150,7 @@ def _with_copy(op: Op, copies: IdentityDict[Any]) -> Op:
     return op
 
 
-class Inside:
+class FunctionTrace:
     """One trace of a function.
 
     Args:
@@ -392,4 +392,4 @@ def enclosing_traces() -> Sequence[Any]:
     return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-Inside.__module__ = __name__.rpartition(".")[0]  # under which it is printed, pickled and documented
+FunctionTrace.__module__ = __name__.rpartition(".")[0]  # under which it is printed, pickled and documented

@@ -4,7 +4,7 @@
 
     pack the arguments               leaves w x, structure Arguments(Net(0, 0), 1)
     group the leaves                 [w, x], or one group for each label
-    call the transformed function    inside: builds Net(w, w) and x, calls the user's `f`, packs and groups its result
+    call the transformed function    build Net(w, w) and x, call the user's `f`, pack and group its result
     gather the leaves                from the groups of the result
     build the result
 
@@ -24,7 +24,7 @@ from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, call_of, enter, leave
 from ._donation import donated_records, donation_treatment, take_each_buffer_once
 from ._function_given_to_jax import Inner
-from ._function_side import Inside, Received, Terms, packed, receive
+from ._function_side import FunctionTrace, Received, Terms, packed, receive
 from ._grouping_leaves import group_result
 from ._in_place import commit_changes, rules_for_state, with_changes
 from ._in_place_by_label import group_result_with_state
@@ -42,7 +42,7 @@ from .checks._ties_lost_in_calls import SeenArguments
 class FunctionTransform(Wrapper):
     """A function under a transform, with shared modules and tied arrays kept the same objects.
 
-    The transform is applied once for each policy and each grouping of the leaves. It gets an inner function. This one
+    The transform is called once for each policy and each grouping of the leaves. It gets an inner function. This one
     builds its arguments, calls the user's function and packs the result.
 
     The transform may cache as it likes, because the inner function learns about a call from the structures of its
@@ -126,13 +126,13 @@ class FunctionTransform(Wrapper):
                 # A later call may have to warn, which C cannot do. So calls stay in Python until nothing is unsaid.
                 self.way = None
             elif way is not None and way.policy is policy:
-                way.learn(args, kwargs, self._new_form(args, kwargs, call), call, self.settled(transformed))
+                way.learn(args, kwargs, self._new_form(args, kwargs, call), call, self.for_later_calls(transformed))
             return self.leave(result, call, policy)
 
     def _new_form(self, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> Form | None:
         """Makes the record of calls with as many arguments and the same keywords. None to leave them to Python."""
         grouping = call.grouping
-        if grouping is None or grouping.key is None or not grouping.is_of_form:
+        if grouping is None or grouping.key is None or not grouping.holds_for_like_calls:
             return None
         donates = any(is_donated(label) for label in call.plan.labels)
         return Form(
@@ -143,7 +143,7 @@ class FunctionTransform(Wrapper):
         """Returns `Form.bound`: the binding of arguments before they are packed. None if they are packed as written."""
         return None
 
-    def settled(self, transformed: Any) -> Any:
+    def for_later_calls(self, transformed: Any) -> Any:
         """Returns the function for later calls in C, given the transformed function of this call."""
         return transformed
 
@@ -206,23 +206,23 @@ class FunctionTransform(Wrapper):
             return Grouping(self.transform_name, lambda _: (), ())
         return Grouping(self.transform_name, lambda _: (donation,), Static(donation.prefix))
 
-    def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
+    def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """Returns the treatment of the result. None if all of it is treated alike.
 
         In place, the prefix is a `Branch` of two: one part for the arguments, and one for the result.
         """
         return None
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies the transform to the inner function.
 
         Args:
             inner: takes leaf groups, followed by static arguments.
             labels: for each group, its labels.
-            leaving: labels of the groups of results. None if all results form one group and the transform takes no
-                option for it.
+            result_labels: labels of the groups of results. None if all results form one group and the transform takes
+                no option for it.
             num_statics: number of static arguments.
         """
         return self.transform(inner, **self.options)
@@ -287,35 +287,37 @@ class FunctionTransform(Wrapper):
             (entries,) = commit_changes(call, self.transform_name, groups)
             return entries[-1]
         structure = groups[0].selection.structure
-        callers_object = passed_through(call, structure, used or (lambda: self.used(call))) if structure.given else None
+        callers_object = (
+            passed_through(call, structure, used or (lambda: self.leaves_used(call))) if structure.given else None
+        )
         return leave(groups, callers_object)
 
-    def used(self, call: Call) -> Sequence[Any]:
+    def leaves_used(self, call: Call) -> Sequence[Any]:
         """The leaves of the arguments on which the computation depends. By default all of them count."""
         return call.leaves
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """The transformed function for a call. It is made on first use. If threads make it at once, all get one."""
-        leaving = self.leaving_labels(policy, call.arguments)
-        key = policy, call.plan.labels, leaving, len(call.statics)
+        result_labels = self.labels_of_results(policy, call.arguments)
+        key = policy, call.plan.labels, result_labels, len(call.statics)
         transformed = self._made.get(key)
         if transformed is None:
-            transformed = self.applied(self.inner(policy), call.plan.labels, leaving, len(call.statics))
+            transformed = self.apply_transform(self.inner(policy), call.plan.labels, result_labels, len(call.statics))
             transformed = self._made.setdefault(key, transformed)
         return transformed
 
-    def leaving_labels(self, policy: Policy, arguments: Arguments) -> tuple[Any, ...] | None:
+    def labels_of_results(self, policy: Policy, arguments: Arguments) -> tuple[Any, ...] | None:
         """Labels of the groups of results. None if all results form one group."""
-        leaving = self.leaving(policy, arguments)
-        return None if leaving is None else tuple(self._labels_of_results(leaving))
+        treatment = self.treatment_of_results(policy, arguments)
+        return None if treatment is None else tuple(self._labels_of_results(treatment))
 
-    def _labels_of_results(self, leaving: Treatment) -> list[Any]:
+    def _labels_of_results(self, treatment: Treatment) -> list[Any]:
         """The distinct labels in the option for results, at least one.
 
         If the option contains no label (`out_axes=()`), no result has a leaf. One group is made even so, because the
         structure of the result is its aux data.
         """
-        return labels_in(leaving.prefix, leaving.is_label) or [self.default_out]
+        return labels_in(treatment.prefix, treatment.is_label) or [self.default_out]
 
     # ---- The function's side ----
 
@@ -365,9 +367,9 @@ class FunctionTransform(Wrapper):
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Builds arguments from leaf groups, calls the user's function, and groups its result for the transform."""
         received = self.received(args)
-        inside = Inside(self.terms(policy), function)
+        trace = FunctionTrace(self.terms(policy), function)
         arguments = received.arguments
-        return self.pack_results(inside.call_with(received, arguments.args, arguments.kwargs), inside)
+        return self.pack_results(trace.call_with(received, arguments.args, arguments.kwargs), trace)
 
     def is_taken(self, received: Received) -> Callable[[int], bool]:
         """Returns a predicate on records: True if the object may not pass through, since its buffers are donated."""
@@ -380,45 +382,45 @@ class FunctionTransform(Wrapper):
             [arg for arg in args if type(arg) is LeafGroup], [arg for arg in args if type(arg) is not LeafGroup]
         )
 
-    def pack_results(self, result: Any, inside: Inside) -> Any:
+    def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
         """Packs the result of the function into leaf groups for the transform."""
-        policy, received = inside.terms.policy, inside.received
-        leaving = self.leaving(policy, received.arguments)
-        if leaving is not None:
-            return self._pack_by_label(result, inside, leaving)
-        tree = inside.walked(inside.with_state(result))
-        inside.check_walked(tree, is_with_state=bool(policy.in_place))
+        policy, received = trace.terms.policy, trace.received
+        treatment = self.treatment_of_results(policy, received.arguments)
+        if treatment is not None:
+            return self._pack_by_label(result, trace, treatment)
+        tree = trace.walked(trace.with_state(result))
+        trace.check_walked(tree, is_with_state=bool(policy.in_place))
         # In place, the tree for the check has all arguments. Only the changed ones are packed.
-        taken, rules = self.is_taken(received), inside.terms.rules
+        taken, rules = self.is_taken(received), trace.terms.rules
         if policy.in_place:
-            tree = with_changes(result, received.tree, inside.forbidding(rules), taken)
+            tree = with_changes(result, received.tree, trace.forbidding(rules), taken)
         elif policy.pass_through and self.passes_through:
             given = find_unchanged(result, received.tree, taken, containers=policy.containers)
-            tree = inside.walked(result, rules._replace(given=given)) if given else tree
+            tree = trace.walked(result, rules._replace(given=given)) if given else tree
         return packed(tree)
 
-    def _pack_by_label(self, result: Any, inside: Inside, leaving: Treatment) -> Any:
+    def _pack_by_label(self, result: Any, trace: FunctionTrace, treatment: Treatment) -> Any:
         """Packs a result into several leaf groups, one for each label.
 
         Raises:
             UnfitResultError: if the option for results does not fit the result.
         """
-        policy, received = inside.terms.policy, inside.received
-        labels = None if leaving.groups_by_outcome else self._labels_of_results(leaving)
+        policy, received = trace.terms.policy, trace.received
+        labels = None if treatment.groups_by_outcome else self._labels_of_results(treatment)
         try:
             if policy.in_place:
-                changes = rules_for_state(inside.terms.rules, received.tree, self.is_taken(received), deeply=True)
-                grouped = group_result_with_state(result, inside, leaving, labels, changes)
+                changes = rules_for_state(trace.terms.rules, received.tree, self.is_taken(received), deeply=True)
+                grouped = group_result_with_state(result, trace, treatment, labels, changes)
             else:
-                tree = inside.walked(result)
-                inside.check_walked(tree)
-                grouped = group_result(tree, leaving, labels, inside.terms.title)
+                tree = trace.walked(result)
+                trace.check_walked(tree)
+                grouped = group_result(tree, treatment, labels, trace.terms.title)
         except SharingMismatchError as error:
             raise UnfitResultError(error) from None
         if labels is None:
             # Only the result tells these labels. The transform reads them from the call when the trace has ended.
             assert received.call is not None
-            received.call.leaving[:] = grouped.labels
+            received.call.result_labels[:] = grouped.labels
         return LeafGroups(grouped.groups)
 
 

@@ -7,7 +7,7 @@ from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._pack_and_unpack import Rules
 from ..core._prefix_trees import Branch
 from ..core._structure import Given, Node, Op, Update
-from ._function_side import Inside
+from ._function_side import FunctionTrace
 from ._grouping_leaves import GroupedResult, group_result
 from ._in_place import IN_PLACE, conventions, walked_together
 from ._inconsistent_sharing import raise_inconsistent
@@ -15,25 +15,25 @@ from ._leaf_labels import Outcomes, Piece, Treatment, Visit
 
 
 def group_result_with_state(
-    result: Any, inside: Inside, leaving: Treatment, labels: Sequence[Any] | None, changes: Rules
+    result: Any, trace: FunctionTrace, treatment: Treatment, labels: Sequence[Any] | None, changes: Rules
 ) -> GroupedResult:
     """Groups the leaves of a result, and of what the function received and may have changed, by their labels.
 
     Args:
         result: what the function returned.
-        inside: the trace.
-        leaving: what the transform will do with it. Its prefix is a `Branch` of two: for the arguments, for the result.
+        trace: the trace of the function.
+        treatment: what the transform will do with it. Its prefix is a `Branch` of two: for the arguments and the result.
         labels: labels of the groups. None for those that occur.
         changes: how what was received is walked.
     """
-    received, arguments = inside.received.tree, inside.received.arguments
-    prefix_of_arguments, prefix_of_result = leaving.prefix.parts
-    entry = Outcomes(received, leaving._replace(prefix=prefix_of_arguments))
+    received, arguments = trace.received.tree, trace.received.arguments
+    prefix_of_arguments, prefix_of_result = treatment.prefix.parts
+    entry = Outcomes(received, treatment._replace(prefix=prefix_of_arguments))
     entry_visits: dict[int, Visit] = {}
     for visit in entry.visits():
         entry_visits.setdefault(visit.record, visit)
-    tree = inside.walked((arguments, result))
-    inside.check_walked(tree, is_with_state=True)
+    tree = trace.walked((arguments, result))
+    trace.check_walked(tree, is_with_state=True)
     # Objects that the function took out of its arguments are walked beside them, so that the caller's are written to,
     # too. What holds others has a higher number, and brings the detached objects below it along.
     reachable = IdentitySet(tree.objects)
@@ -47,7 +47,7 @@ def group_result_with_state(
             *[(received.objects[record], conventions_of[record]) for record in detached],
             (result, changes.convention),
         ],
-        inside.forbidding(changes._replace(given=None, updated=None)),
+        trace.forbidding(changes._replace(given=None, updated=None)),
         [*[IN_PLACE] * (1 + len(detached)), ""],
     )
     prefixes = [
@@ -61,7 +61,7 @@ def group_result_with_state(
         state: set[Piece] = set()
         for root in outcomes.children(outcomes.root)[:num_state]:
             state.update(Piece(visit.record, outcomes[visit]) for visit in outcomes.reachable_from(root))
-        _require_one_piece(outcomes, state, IdentitySet([*given, *updated]), inside.terms.title)
+        _require_one_piece(outcomes, state, IdentitySet([*given, *updated]), trace.terms.title)
         first_visits = outcomes.first_visits()
 
         def replacement(piece: Piece) -> Op | None:
@@ -80,7 +80,7 @@ def group_result_with_state(
 
         return replacement
 
-    return group_result(tree, leaving._replace(prefix=Branch(tuple(prefixes))), labels, inside.terms.title, op_of)
+    return group_result(tree, treatment._replace(prefix=Branch(tuple(prefixes))), labels, trace.terms.title, op_of)
 
 
 def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], callers: IdentitySet, title: str) -> None:

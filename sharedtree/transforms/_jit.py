@@ -27,7 +27,7 @@ from ..core._static_kinds import IdentityKey, Incomparable, copy_of
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of, used_leaves
-from ._argument_names import Chosen, Names, several
+from ._argument_names import Chosen, Names, as_sequence
 from ._caller_side import Call, Grouping, enter, leave
 from ._function_given_to_jax import Shared, shared_by
 from ._function_transform import FunctionTransform
@@ -56,7 +56,7 @@ class JittedTransform(FunctionTransform):
 
     caches_traces = True
 
-    def used(self, call: Call) -> Sequence[Any]:
+    def leaves_used(self, call: Call) -> Sequence[Any]:
         """Leaves used by the computation. JAX drops the others, so their placement has no effect on the results."""
         return used_leaves(call, self._used_flags(call, current_policy(self.policy)))
 
@@ -187,7 +187,7 @@ class JitTransform(JittedTransform):
             self.raise_vanilla_error(arguments.args, arguments.kwargs)
         return placement_treatment("in_shardings", Branch(tuple(parts)), containers=policy.containers)
 
-    def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
+    def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """Makes the treatment of `out_shardings`. Objects changed in place stay on their devices."""
         prefix = self._out_shardings
         if prefix is None or (is_sharding(prefix) and not policy.in_place):
@@ -196,8 +196,8 @@ class JitTransform(JittedTransform):
             prefix = Branch((None, prefix))
         return placement_treatment("out_shardings", prefix, containers=policy.containers)
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies `jax.jit` to the inner function, with the options translated to leaf groups."""
         options = {name: value for name, value in self.options.items() if name not in _TRANSLATED_OPTIONS}
@@ -212,8 +212,8 @@ class JitTransform(JittedTransform):
             options["in_shardings"] = tuple(
                 [self._in_shardings if is_for_all else group_labels[-1] for group_labels in labels]
             )
-        if leaving is not None or self._out_shardings is not None:
-            options["out_shardings"] = self._out_shardings if leaving is None else LeafGroups(leaving)
+        if result_labels is not None or self._out_shardings is not None:
+            options["out_shardings"] = self._out_shardings if result_labels is None else LeafGroups(result_labels)
         return self.transform(inner, **options)
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
@@ -272,8 +272,8 @@ class FilterJitTransform(JittedTransform):
             positions.discard(int(self._is_module))
         return positions
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies `jax.jit` to the inner function. `Filtered` adds whatever else Equinox does."""
         options = {name: value for name, value in self.options.items() if name != "donate"}
@@ -290,9 +290,9 @@ class FilterJitTransform(JittedTransform):
         by_position = [name for name in bound.arguments if name in kwargs and name not in bound.kwargs]
         return called_module, tuple(by_position), tuple(bound.kwargs)
 
-    def settled(self, transformed: Any) -> Any:
+    def for_later_calls(self, transformed: Any) -> Any:
         """The function of `jax.jit` itself, once Equinox is known to do no more than JAX."""
-        return transformed.settled
+        return transformed.for_later_calls
 
     def _shared_by(self, function: Callable[..., Any]) -> Shared:
         """Shares the traces of all called modules, as arguments of one function, `_called`."""
@@ -343,7 +343,7 @@ class Filtered:
             return self.jitted(*groups)
 
     @property
-    def settled(self) -> Any:
+    def for_later_calls(self) -> Any:
         """The function for later calls: JAX's, if nothing has to be done around it."""
         return self if self._may_raise is not False or self._is_quiet else self.jitted
 
@@ -389,7 +389,7 @@ class CheckpointTransform(FunctionTransform):
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Positions chosen by `static_argnums`."""
-        return {i + num_args if i < 0 else i for i in several(self.options.get("static_argnums", ()))}
+        return {i + num_args if i < 0 else i for i in as_sequence(self.options.get("static_argnums", ()))}
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
         """Groups leaves by `prevent_cse`, if it is a prefix tree of the arguments."""
@@ -416,8 +416,8 @@ class CheckpointTransform(FunctionTransform):
         )
         return Grouping(self.transform_name, lambda _: [treatment], Static(treatment.prefix))
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies `jax.checkpoint` to the inner function, with the options translated to leaf groups."""
         options = {**self.options}

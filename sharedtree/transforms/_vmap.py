@@ -25,10 +25,10 @@ from ..core._prefix_trees import Branch
 from ..core._static_kinds import Incomparable
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
-from ._argument_names import several
+from ._argument_names import as_sequence
 from ._caller_side import Call, Grouping
 from ._function_and_options import in_code
-from ._function_side import Inside
+from ._function_side import FunctionTrace
 from ._function_transform import FunctionTransform
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import SPLIT_WITH_WARNING, Treatment, is_donated, labels_in
@@ -131,7 +131,7 @@ class VmapTransform(FunctionTransform):
             _ndims if len(labels) > 1 else None,
             groups,
             # JAX reads the options anew on each call. Where the user can change them, a call in C would miss that.
-            is_of_form=not (key.is_mutable or _can_change(self.options.get(self.out_name))),
+            holds_for_like_calls=not (key.is_mutable or _can_change(self.options.get(self.out_name))),
         )
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
@@ -153,7 +153,7 @@ class VmapTransform(FunctionTransform):
     def _is_label_of_results(self, obj: Any) -> bool:
         return self.is_label(obj) and not (obj is None and self.none_is_result)
 
-    def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
+    def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """Makes the treatment of results. Objects changed in place go out along the axes along which they came in."""
         prefix = self.options.get(self.out_name, self.default_out)
         if policy.in_place:
@@ -186,14 +186,14 @@ class VmapTransform(FunctionTransform):
             return True
         return any(map(is_batched, walked(value).leaves.values()))
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies the transform to the inner function, with one axis for each leaf group."""
         options = {
             **self.options,
             self.in_name: tuple([group_labels[0] for group_labels in labels]),
-            self.out_name: LeafGroups(leaving or ()),
+            self.out_name: LeafGroups(result_labels or ()),
         }
         return self.transform(inner, **options)
 
@@ -260,20 +260,20 @@ class PmapTransform(VmapTransform):
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Positions chosen by `static_broadcasted_argnums`."""
-        return several(self.options.get("static_broadcasted_argnums", ()))
+        return as_sequence(self.options.get("static_broadcasted_argnums", ()))
 
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Positions chosen by `donate_argnums`."""
-        return {i + num_args if i < 0 else i for i in several(self.options.get("donate_argnums", ()))}
+        return {i + num_args if i < 0 else i for i in as_sequence(self.options.get("donate_argnums", ()))}
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies `jax.pmap` to the inner function, with all options translated to leaf groups."""
         options = {name: value for name, value in self.options.items() if name != "static_broadcasted_argnums"}
         options |= {
             "in_axes": (*[group_labels[0] for group_labels in labels], *[None] * num_statics),
-            "out_axes": LeafGroups(leaving or ()),
+            "out_axes": LeafGroups(result_labels or ()),
             "donate_argnums": tuple([i for i, group_labels in enumerate(labels) if is_donated(group_labels)]),
             "static_broadcasted_argnums": tuple(range(len(labels), len(labels) + num_statics)),
         }
@@ -331,11 +331,11 @@ class ShardMapTransform(VmapTransform):
             return None
         return super().prefix_of_arguments(arguments)
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies `jax.shard_map` to the inner function, without `in_specs` if JAX has to infer them."""
-        options = {**self.options, self.out_name: LeafGroups(leaving or ())}
+        options = {**self.options, self.out_name: LeafGroups(result_labels or ())}
         if labels != ((_INFERRED,),):
             options[self.in_name] = tuple([group_labels[0] for group_labels in labels])
         return self.transform(inner, **options)
@@ -380,18 +380,18 @@ class FilterVmapTransform(VmapTransform):
         """Makes the transformed function anew for each call.
 
         The axes of results are only known when the function has returned. Then the base puts them into the list
-        `call.leaving`, and JAX reads `out_axes` after that.
+        `call.result_labels`, and JAX reads `out_axes` after that.
         """
         labels = [group_labels[0] for group_labels in call.plan.labels]
         if all(label is None for label in labels) and self.options.get("axis_size") is None:
             return self.inner(policy)
         options = {name: value for name, value in self.options.items() if name not in ("in_axes", "out_axes")}
-        return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=LeafGroups(call.leaving), **options)
+        return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=LeafGroups(call.result_labels), **options)
 
-    def pack_results(self, result: Any, inside: Inside) -> Any:
+    def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
         """Groups the results. First, Python numbers with an axis outside modules become arrays, as in Equinox."""
         prefix = self.options.get(self.out_name, self.default_out)
-        return super().pack_results(self._with_arrays(prefix, result), inside)
+        return super().pack_results(self._with_arrays(prefix, result), trace)
 
     def _with_arrays(self, prefix: Any, result: Any) -> Any:
         """Replaces Python numbers by arrays, outside modules and wherever the prefix has an axis for them."""
@@ -413,14 +413,14 @@ class FilterVmapTransform(VmapTransform):
         has_axes = any(group_labels[0] is not None for group_labels in call.plan.labels)
         is_mapped = has_axes or self.options.get("axis_size") is not None
         # Equinox refuses axes of results if nothing was mapped.
-        if not is_mapped and any(label is not None for label in call.leaving):
+        if not is_mapped and any(label is not None for label in call.result_labels):
             raise ValueError(
                 "Cannot resolve batch dimension. Non-`None` `out_axes` requires either `in_axes` or `axis_size` to be "
                 "not `None`."
             )
         # Equinox moves the axes of mapped results, and so makes arrays of all of them.
         groups: list[LeafGroup] = []
-        for group, label in zip(result.parts, call.leaving, strict=True):
+        for group, label in zip(result.parts, call.result_labels, strict=True):
             is_moved = label is not None
             groups.append(LeafGroup(list(map(jnp.asarray, group.leaves)), group.selection) if is_moved else group)
         return super().leave(LeafGroups(groups), call, policy, used)
