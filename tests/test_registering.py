@@ -168,7 +168,7 @@ def test_what_is_refused_is_refused_without_an_adapter(transform):
 
 
 def test_the_adapter_in_the_docstring_of_calls_with_operands():
-    doc = st.transforms._crossing.__doc__
+    doc = st.transforms._calls_with_operands.__doc__
     names = {}
     exec(textwrap.dedent(doc[doc.index("    def ") :]), names)
     scale = lambda f, xs: jax.lax.map(f, xs)

@@ -53,7 +53,7 @@ from ._ready_made_with_operands import (
 )
 
 if _typing.TYPE_CHECKING:
-    from ._crossing import CallWithOperands as CallWithOperands
+    from ._calls_with_operands import CallWithOperands as CallWithOperands
     from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
     from ._function_side import FunctionTrace as FunctionTrace
     from .checks._explain import Explanation as Explanation, LeafReport as LeafReport, explain as explain
@@ -64,7 +64,7 @@ else:
     _LATER = {
         **dict.fromkeys(("device_put", "with_sharding_constraint"), "_device_put"),
         **dict.fromkeys(("Explanation", "LeafReport", "explain"), "checks._explain"),
-        "CallWithOperands": "_crossing",
+        "CallWithOperands": "_calls_with_operands",
         "FunctionTrace": "_function_side",
     }
     __getattr__ = _later_in(__name__, _LATER)

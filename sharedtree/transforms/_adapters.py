@@ -18,7 +18,7 @@ from ..core._printing import shown
 from ..libraries._equinox import name_of
 from ..ties._policy_and_context import Policy, PolicyHere, PolicyOption, with_options
 from ._adapter_names import NAME_OF_ADAPTER
-from ._crossing import TakingOperands
+from ._calls_with_operands import TakingOperands
 from ._function_and_options import How, TransformedModule, apply_options, is_of_equinox
 from ._option_lists import title_of
 from ._transforms_without_adapter import refusal_of

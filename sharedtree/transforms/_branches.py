@@ -28,7 +28,7 @@ from ..core._flat_dags import FlatDag
 from ..core._printing import listed
 from ..core._structure import Node, Structure
 from ._caller_side import leave
-from ._crossing import CallWithOperands, TakingOperands
+from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
 from ._function_side import FunctionTrace, packed

@@ -19,7 +19,7 @@ from ..core._prefix_trees import Branch
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import read_tree
 from ..ties._policy_and_context import Context
-from ._crossing import CallWithOperands, TakingOperands
+from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._inconsistent_sharing import raise_inconsistent
 from ._leaf_labels import Outcomes
 from ._option_lists import lists_options_of

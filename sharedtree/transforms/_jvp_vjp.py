@@ -25,7 +25,7 @@ from ..core._structure import depth_of
 from ..ties._list_ties import is_inexact
 from ._argument_names import Names
 from ._caller_side import Grouping, leave
-from ._crossing import CallWithOperands, TakingOperands
+from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import is_of_equinox
 from ._function_side import FunctionTrace, packed
 from ._grad import undifferentiated_records

@@ -29,7 +29,7 @@ from ..core._structure import LEAF, Given, Node, Op, Path, Record, Structure, Up
 from ..ties._leaf_notes import is_noted
 from ._argument_names import Names
 from ._caller_side import Call
-from ._crossing import CallWithOperands, TakingOperands, part_of
+from ._calls_with_operands import CallWithOperands, TakingOperands, part_of
 from ._function_given_to_jax import Inner
 from ._function_side import FunctionTrace, receive
 from ._joining_trees import Join, Repacking, Sides, holds_modules, join, leaves_like, repacking_for

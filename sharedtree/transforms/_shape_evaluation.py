@@ -23,7 +23,7 @@ from ..libraries._equinox import name_of
 from ..ties._policy_and_context import Policy, PolicyOption
 from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, leave
-from ._crossing import CallWithOperands, TakingOperands
+from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._jit import CheckpointTransform, FilterJitTransform, JittedTransform, JitTransform
 from ._joining_trees import holds_modules
 from ._leaf_groups import LeafGroup, whole, without_statics
