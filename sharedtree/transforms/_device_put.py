@@ -20,8 +20,7 @@ from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import read_tree
 from ..ties._policy_and_context import Context
 from ._calls_with_operands import CallWithOperands, TakingOperands
-from ._inconsistent_sharing import raise_inconsistent
-from ._leaf_labels import Outcomes
+from ._leaf_labels import Outcomes, raise_inconsistent
 from ._option_lists import lists_options_of
 from ._placements import placement_treatment
 from ._signatures import Placing

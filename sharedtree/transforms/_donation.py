@@ -19,9 +19,8 @@ from ..core._prefix_trees import Branch
 from ..core._structure import Record, edges
 from ..nn._stateful_layers import makes_state
 from ._caller_side import Call
-from ._inconsistent_sharing import find_occurrences, inconsistent_sharing_error
 from ._leaf_groups import LeafGroup
-from ._leaf_labels import DONATED, KEPT, Outcomes, Treatment, is_donated
+from ._leaf_labels import DONATED, KEPT, Outcomes, Treatment, find_occurrences, inconsistent_sharing_error, is_donated
 from ._pass_through import is_tracer
 
 

@@ -24,10 +24,9 @@ from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, call_of, enter, leave
 from ._donation import donated_records, donation_treatment, take_each_buffer_once
 from ._function_given_to_jax import Inner
-from ._function_side import FunctionTrace, Received, Terms, packed, receive
+from ._function_side import FunctionTrace, Received, Terms, group_result_with_state, packed, receive
 from ._grouping_leaves import group_result
 from ._in_place import commit_changes, rules_for_state, with_changes
-from ._in_place_by_label import group_result_with_state
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import Treatment, is_donated, labels_in
 from ._pass_through import find_unchanged, passed_through

@@ -20,9 +20,18 @@ from ..core._call_arguments import Arguments
 from ..core._flat_dags import FlatDag
 from ..core._structure import LEAF, Given, Node, Op, Path, Structure, canonical, intern
 from ..ties._leaf_notes import which_are_noted, which_are_tied_values
-from ._inconsistent_sharing import raise_inconsistent, raise_inconsistent_result
 from ._leaf_groups import LeafGroup, LeafSelection
-from ._leaf_labels import REFUSED, Outcomes, Piece, Treatment, Visit, distinct_labels, is_same_label
+from ._leaf_labels import (
+    REFUSED,
+    Outcomes,
+    Piece,
+    Treatment,
+    Visit,
+    distinct_labels,
+    is_same_label,
+    raise_inconsistent,
+    raise_inconsistent_result,
+)
 
 # ---- Arguments ----
 

@@ -25,8 +25,8 @@ from ..core._static_values import Static, key_of
 from ..core._structure import Node
 from ..core._traced_leaves_and_identity import is_traced
 from ._caller_side import Call, leave
-from ._inconsistent_sharing import raise_inconsistent
 from ._leaf_groups import LeafGroup
+from ._leaf_labels import raise_inconsistent
 from ._pass_through import ReceivedObjects
 
 IsTaken = Callable[[int], bool]
