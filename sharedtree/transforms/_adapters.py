@@ -62,6 +62,7 @@ def wrapped(
         return adapter.wrap(transform, policy, options)
 
     def preserving(*positional: Any, **more: Any) -> Any:
+        """Wraps the function that is among the arguments. Without one, returns a decorator."""
         keywords = {**options, **more}
         is_unregistered = adapter is UnregisteredTransform
         if is_unregistered and positional and not any(map(callable, (*positional, *keywords.values()))):

@@ -33,7 +33,7 @@ SINGLE_GROUP: Sequence[tuple[Any, ...]] = ((),)
 
 
 class Plan(NamedTuple):
-    """How the leaves of a structure are grouped.
+    """A grouping of the leaves of a structure.
 
     Attributes:
         structure: structure that the function's side builds, after all cuts.
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """What a transform does with arguments, as far as a plan depends on it.
+    """Treatments of arguments by a transform, and everything else on which a plan depends.
 
     Attributes:
         title: name of the transform, for errors.
@@ -240,9 +240,9 @@ def keep(structure: Structure, key: Any, value: V) -> V:
     return value
 
 
-def call_of(known: Any) -> Any:
-    """The call that a selection refers to. A call that runs in C is referred to by the parts of one."""
-    return Call(*known) if type(known) is tuple else known
+def call_of(call_or_parts: Any) -> Any:
+    """Returns the call of a selection. While a call runs in C, its selection has the arguments of `Call` instead."""
+    return Call(*call_or_parts) if type(call_or_parts) is tuple else call_or_parts
 
 
 def _new_plan(tree: FlatDag, structure: Structure, grouping: Grouping) -> Plan:

@@ -269,6 +269,7 @@ class TakingOperands:
 
         @api_boundary
         def preserving(*operands: Any, **more: Any) -> Any:
+            """Calls the adapter, or the transform itself where that raises its own error."""
             keywords = {**options, **more}
             # Takes the options of the package out of `keywords`.
             chosen_policy = with_options(keywords, policy)

@@ -44,7 +44,7 @@ from .checks._tracer_leaks import forbid_tracers
 
 
 class Terms(NamedTuple):
-    """What all traces of one function under one transform have in common.
+    """Facts that all traces of one function under one transform have in common.
 
     Attributes:
         title: name of the transform, for errors.
@@ -422,7 +422,8 @@ def group_result_with_state(
     # too. What holds others has a higher number, and brings the detached objects below it along.
     reachable = IdentitySet(tree.objects)
     conventions_of = conventions(received, changes)
-    given, updated = changes.given or IdentityDict[int](), changes.updated or IdentityDict[int]()
+    # Record of each object of the caller's that did not change, and of each that may have changed.
+    unchanged, updated = changes.given or IdentityDict[int](), changes.updated or IdentityDict[int]()
     changeable = sorted(set(updated.values()), reverse=True)
     detached = [record for record in changeable if received.objects[record] not in reachable]
     tree = walked_together(
@@ -442,22 +443,25 @@ def group_result_with_state(
     num_state = 1 + len(detached)
 
     def op_of(outcomes: Outcomes) -> Callable[[Piece], Op | None]:
+        """Returns a function from a piece to the op that stands for the caller's object. None for a new object."""
+        # The pieces below the arguments and the detached objects. The same objects in the result are packed.
         state: set[Piece] = set()
         for root in outcomes.children(outcomes.root)[:num_state]:
             state.update(Piece(visit.record, outcomes[visit]) for visit in outcomes.reachable_from(root))
-        _require_one_piece(outcomes, state, IdentitySet([*given, *updated]), trace.terms.title)
+        _require_one_piece(outcomes, state, IdentitySet([*unchanged, *updated]), trace.terms.title)
         first_visits = outcomes.first_visits()
 
         def replacement(piece: Piece) -> Op | None:
+            """Returns `Given` for an object that goes out as it came in, and `Update` for another node."""
             obj = tree.objects[piece.record]
-            record = updated.get(obj, given.get(obj))
+            record = updated.get(obj, unchanged.get(obj))
             if piece not in state or record is None:
                 return None
             # An object that goes out under another label than it came in with has to be packed, changed or not.
             is_moved = outcomes.descriptions_below(first_visits[piece]) != entry.descriptions_below(
                 entry_visits[record]
             )
-            if obj in given and not is_moved:
+            if obj in unchanged and not is_moved:
                 return Given(record)
             op = tree.records[piece.record][0]
             return Update.of(record, op, received.records[record][0]) if type(op) is Node else None

@@ -56,7 +56,8 @@ class FunctionTransform(Wrapper):
         bound_to: name of a module that is called, in the code of warnings. Empty if the function is no traced module.
         calls_natively: True if C may do later calls like the first one, without `called`. A class that overrides
             `called` has False, unless it states True: its `called` then only matters in calls that Python does.
-        finishes_natively: True if C may build the result of a call, without `leave`. Likewise for `leave`.
+        finishes_natively: True if C may build the result of a call, without `leave`. A class that overrides `leave` has
+            False, unless it states True.
     """
 
     passes_through = False
@@ -69,6 +70,7 @@ class FunctionTransform(Wrapper):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        # C does not see an overridden hook, so calls would bypass it in silence.
         for hook, attribute in (("called", "calls_natively"), ("leave", "finishes_natively")):
             # The first class in which the hook or the attribute stands, which may be a mixin.
             nearest = next(base for base in cls.__mro__ if hook in vars(base) or attribute in vars(base))
@@ -106,10 +108,12 @@ class FunctionTransform(Wrapper):
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Does a call in Python, in five steps, and teaches C to do calls like this one."""
+        # Steps 1 and 2: pack the arguments, and group their leaves.
         try:
             call = self.enter(args, kwargs, policy)
         except SharingMismatchError as error:
             self.refused(args, kwargs, error)
+        # Step 3: call the transformed function. If it traces, it builds the arguments and packs the result.
         with call:
             transformed = self.transformed_for(policy, call)
             try:
@@ -126,6 +130,7 @@ class FunctionTransform(Wrapper):
                 self.way = None
             elif way is not None and way.policy is policy:
                 way.learn(args, kwargs, self._new_form(args, kwargs, call), call, self.for_later_calls(transformed))
+            # Steps 4 and 5: gather the leaves, and build the result.
             return self.leave(result, call, policy)
 
     def _new_form(self, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> Form | None:
@@ -133,6 +138,7 @@ class FunctionTransform(Wrapper):
         grouping = call.grouping
         if grouping is None or grouping.key is None or not grouping.holds_for_like_calls:
             return None
+        # A donated buffer may be in one leaf only, which C then checks.
         donates = any(is_donated(label) for label in call.plan.labels)
         return Form(
             call.arguments.aux, self.binding(args, kwargs), grouping.key, grouping.asks, donates, new_latest(), {}
@@ -143,7 +149,7 @@ class FunctionTransform(Wrapper):
         return None
 
     def for_later_calls(self, transformed: Any) -> Any:
-        """Returns the function for later calls in C, given the transformed function of this call."""
+        """Returns the function that C calls in later calls, which may do less than the transformed one of this call."""
         return transformed
 
     def _entering_again(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
@@ -286,10 +292,10 @@ class FunctionTransform(Wrapper):
             (entries,) = commit_changes(call, self.transform_name, groups)
             return entries[-1]
         structure = groups[0].selection.structure
-        callers_object = (
-            passed_through(call, structure, used or (lambda: self.leaves_used(call))) if structure.given else None
-        )
-        return leave(groups, callers_object)
+        if not structure.given:
+            return leave(groups)
+        # Some objects of the caller's are in the result as they are.
+        return leave(groups, passed_through(call, structure, used or (lambda: self.leaves_used(call))))
 
     def leaves_used(self, call: Call) -> Sequence[Any]:
         """The leaves of the arguments on which the computation depends. By default all of them count."""
@@ -308,9 +314,9 @@ class FunctionTransform(Wrapper):
     def labels_of_results(self, policy: Policy, arguments: Arguments) -> tuple[Any, ...] | None:
         """Labels of the groups of results. None if all results form one group."""
         treatment = self.treatment_of_results(policy, arguments)
-        return None if treatment is None else tuple(self._labels_of_results(treatment))
+        return None if treatment is None else tuple(self._labels_in_treatment(treatment))
 
-    def _labels_of_results(self, treatment: Treatment) -> list[Any]:
+    def _labels_in_treatment(self, treatment: Treatment) -> list[Any]:
         """The distinct labels in the option for results, at least one.
 
         If the option contains no label (`out_axes=()`), no result has a leaf. One group is made even so, because the
@@ -394,8 +400,8 @@ class FunctionTransform(Wrapper):
         if policy.in_place:
             tree = with_changes(result, received.tree, trace.forbidding(rules), taken)
         elif policy.pass_through and self.passes_through:
-            given = find_unchanged(result, received.tree, taken, containers=policy.containers)
-            tree = trace.walked(result, rules._replace(given=given)) if given else tree
+            record_of_unchanged = find_unchanged(result, received.tree, taken, containers=policy.containers)
+            tree = trace.walked(result, rules._replace(given=record_of_unchanged)) if record_of_unchanged else tree
         return packed(tree)
 
     def _pack_by_label(self, result: Any, trace: FunctionTrace, treatment: Treatment) -> Any:
@@ -405,7 +411,7 @@ class FunctionTransform(Wrapper):
             UnfitResultError: if the option for results does not fit the result.
         """
         policy, received = trace.terms.policy, trace.received
-        labels = None if treatment.groups_by_outcome else self._labels_of_results(treatment)
+        labels = None if treatment.groups_by_outcome else self._labels_in_treatment(treatment)
         try:
             if policy.in_place:
                 changes = rules_for_state(trace.terms.rules, received.tree, self.is_taken(received), deeply=True)

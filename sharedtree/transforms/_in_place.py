@@ -382,6 +382,7 @@ def _names_in_flatten(obj: Any) -> Iterable[str]:
 
 
 def _write(obj: Any, content: Any) -> None:
+    """Puts content into an object, as `_content` returns it. Attributes that are not in the content stay."""
     if isinstance(obj, list):
         obj[:] = content
     elif isinstance(obj, collections.deque):

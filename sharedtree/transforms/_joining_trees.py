@@ -67,7 +67,7 @@ class RecordsAtPath(NamedTuple):
 
 
 class Join(NamedTuple):
-    """What two trees of one shape have in common.
+    """The records that two trees of one shape have at the same paths, and where the trees differ.
 
     Attributes:
         pairs: the distinct pairs of records at one path, in flatten order.
@@ -304,7 +304,7 @@ def _call_with(names: ArgumentNames) -> str:
 
 def _require_numbers(path: Path, op: Op, op_after: Op, sides: Sides, *, exact: bool) -> None:
     """Raises an error unless both are traced leaves or static numbers. If exact, a static number may not change."""
-    number, number_after = (each.peek() if type(each) is Static else 0 for each in (op, op_after))
+    number, number_after = (record_op.peek() if type(record_op) is Static else 0 for record_op in (op, op_after))
     is_fixed = type(op) is Node or (exact and type(op) is Static)
     if is_fixed or type(number) not in PYTHON_NUMBERS or type(number_after) not in PYTHON_NUMBERS:
         _raise_other_shape(path, describe_beside(op, op_after), describe_beside(op_after, op), sides)

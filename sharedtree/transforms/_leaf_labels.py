@@ -220,6 +220,7 @@ class Outcomes:
         }
 
     def _part_number(self, part: Any) -> int:
+        """Returns the number of a part of the prefix. A part that was not seen before gets the next one."""
         number = self._part_numbers.get(part)
         if number is not None:
             return number
@@ -236,6 +237,7 @@ class Outcomes:
         return number
 
     def _find_children(self, visit: Visit) -> list[Visit]:
+        """Finds the visits of the children of a record, each under its part of the prefix."""
         node = self.tree.node(visit.record)
         if node is None:
             return []
@@ -296,6 +298,7 @@ class Outcomes:
         return number
 
     def _outcome_of_leaf(self, visit: Visit) -> int:
+        """Number of the outcome of a leaf. Leaves whose resolved labels are the same have one number."""
         label = self._parts[visit.part]
         if not self.treatment.is_label(label):
             self._raise_unfit()

@@ -122,6 +122,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         return shared_by(function, (type(self), self.transform), options, alike=self.shares_alike)
 
     def __reduce__(self) -> Any:
+        """Pickles by name, as a function is, or by the parts."""
         # A decorated function can be found by its name, so it is pickled by name, as a function is.
         qualname = getattr(self, "__qualname__", "")
         obj: Any = sys.modules.get(self.__module__)
