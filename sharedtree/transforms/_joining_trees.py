@@ -167,7 +167,7 @@ def fit_leaves(before: FlatDag, after: FlatDag, sides: Sides, above: Path = ()) 
 
 
 class Repacking(NamedTuple):
-    """How a tree is packed instead, so that what goes in has the structure of what comes out.
+    """Another way to pack a tree, so that what goes in has the structure of what comes out.
 
     It refers to no structure, so that whoever caches it keeps none alive.
 
@@ -247,11 +247,12 @@ def join_of_branches(results: Mapping[str, FlatDag], transform: str) -> Structur
         for records, positions in ((noted, structure.noted), (tied_values, structure.tied_values)):
             records_after = {result.leaf_numbers[position] for position in positions}
             records.update(pair.before for pair in pairs_of_result if pair.after in records_after)
-    noted_positions, tied_positions = (
-        tuple([position for position, record in enumerate(common.leaf_numbers) if record in records])
-        for records in (noted, tied_values)
-    )
-    return intern(tuple(common.records), common.root, 0, None, noted_positions, tied_positions)
+
+    # A structure has the notes by the positions of leaves.
+    def positions_of(records: set[int]) -> tuple[int, ...]:
+        return tuple([position for position, record in enumerate(common.leaf_numbers) if record in records])
+
+    return intern(tuple(common.records), common.root, 0, None, positions_of(noted), positions_of(tied_values))
 
 
 def holds_modules(tree: FlatDag) -> bool:

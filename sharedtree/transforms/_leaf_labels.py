@@ -83,7 +83,7 @@ def _no_modules(outcomes: "Outcomes") -> Collection[int]:
 
 
 class Treatment(NamedTuple):
-    """What a transform does with a tree.
+    """The labels that a transform gives to the leaves of a tree.
 
     Attributes:
         name: name of the option that holds the prefix, such as `in_axes`.
@@ -208,16 +208,16 @@ class Outcomes:
         return self.leaf_outcomes[self._outcomes[visit]]
 
     def description(self, visit: Visit) -> str:
-        """What the transform does with a leaf, in words."""
+        """Describes the treatment of a leaf in words."""
         return self.treatment.describe(self.outcome_of_leaf(visit))
 
     def descriptions_below(self, visit: Visit) -> set[str]:
-        """What the transform does with the leaves below a visit, in words."""
-        return {
-            self.description(reached)
-            for reached in self.reachable_from(visit)
-            if self.tree.records[reached.record][0] is LEAF
-        }
+        """Describes the treatments of all leaves below a visit in words."""
+        descriptions: set[str] = set()
+        for reached in self.reachable_from(visit):
+            if self.tree.records[reached.record][0] is LEAF:
+                descriptions.add(self.description(reached))
+        return descriptions
 
     def _part_number(self, part: Any) -> int:
         """Returns the number of a part of the prefix. A part that was not seen before gets the next one."""
@@ -393,7 +393,7 @@ class Occurrence(NamedTuple):
 
 
 class Occurrences(NamedTuple):
-    """Where a leaf is.
+    """The paths of a leaf, and its treatments there.
 
     Attributes:
         first_ones: the first `MAX_PATHS` of each treatment, in flatten order.
