@@ -31,7 +31,7 @@ from ..ties._policy_and_context import PolicyOption, current_policy
 from ..transforms._ahead_of_time import require_made_for
 from ..transforms._caller_side import Grouping, enter, leave
 from ..transforms._function_transform import rules_of_call
-from ..transforms._jit import Filtered, JitTransform
+from ..transforms._jit import Filtered, JittedTransform, JitTransform
 from ..transforms._leaf_groups import LeafGroup, LeafGroups, LeafSelection
 from ..transforms._option_lists import OURS, lists_options_of, title_of
 from ..transforms._preserve_identities import preserve_identities
@@ -219,7 +219,7 @@ def exporting(
         policy: what counts as sharing.
         options: of the transform.
     """
-    jitted = function if isinstance(function, JitTransform) else JitTransform(jax.jit, function, policy, {})
+    jitted = function if isinstance(function, JittedTransform) else JitTransform(jax.jit, function, policy, {})
 
     @api_boundary
     def for_arguments(*args: Any, **kwargs: Any) -> Exported:

@@ -4,7 +4,7 @@ import pathlib
 import sys
 from functools import cache
 
-TRACED = "Inside.call_with"
+TRACED = "FunctionTrace.call_with"
 """Name of our method that calls the traced function. Frames further out are not part of that function."""
 
 

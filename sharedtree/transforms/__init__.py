@@ -53,9 +53,9 @@ from ._ready_made_with_operands import (
 )
 
 if _typing.TYPE_CHECKING:
-    from ._crossing import Crossing as Crossing
+    from ._calls_with_operands import CallWithOperands as CallWithOperands
     from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
-    from ._function_side import Inside as Inside
+    from ._function_side import FunctionTrace as FunctionTrace
     from .checks._explain import Explanation as Explanation, LeafReport as LeafReport, explain as explain
 else:
     from ..core._lazy_names import later_in as _later_in
@@ -64,8 +64,8 @@ else:
     _LATER = {
         **dict.fromkeys(("device_put", "with_sharding_constraint"), "_device_put"),
         **dict.fromkeys(("Explanation", "LeafReport", "explain"), "checks._explain"),
-        "Crossing": "_crossing",
-        "Inside": "_function_side",
+        "CallWithOperands": "_calls_with_operands",
+        "FunctionTrace": "_function_side",
     }
     __getattr__ = _later_in(__name__, _LATER)
 

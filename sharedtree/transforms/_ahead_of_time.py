@@ -169,6 +169,7 @@ def shapes_of(tree: FlatDag) -> Callable[[int], Any]:
     abstract_objects: dict[int, Any] = {}
 
     def abstract_object(record: int) -> Any:
+        """Builds the objects up to this record, as far as they are missing, and returns its own."""
         # Children come before their parents, so a prefix of the table is complete.
         for i in range(len(abstract_objects), record + 1):
             op, children = tree.records[i]

@@ -28,17 +28,17 @@ from ..core._flat_dags import FlatDag
 from ..core._printing import listed
 from ..core._structure import Node, Structure
 from ._caller_side import leave
-from ._crossing import Crossing, TakingOperands
+from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
-from ._function_side import Inside, packed
+from ._function_side import FunctionTrace, packed
 from ._joining_trees import Sides, holds_modules, join, join_of_branches, leaves_like
 from ._leaf_groups import LeafGroup, whole
 from ._loops import Told, as_kept, form_of, kept_objects
 
 
 def cond(
-    crossing: Crossing, pred: Any, true_fun: Any, false_fun: Any, operands: Sequence[Any] = (), **options: Any
+    crossing: CallWithOperands, pred: Any, true_fun: Any, false_fun: Any, operands: Sequence[Any] = (), **options: Any
 ) -> Any:
     """`jax.lax.cond`."""
     if not callable(true_fun) and callable(false_fun) and len(operands) == 2 and callable(operands[1]):
@@ -58,7 +58,7 @@ def cond(
     )
 
 
-def switch(crossing: Crossing, index: Any, branches: Any, operands: Sequence[Any] = (), **options: Any) -> Any:
+def switch(crossing: CallWithOperands, index: Any, branches: Any, operands: Sequence[Any] = (), **options: Any) -> Any:
     """`jax.lax.switch`."""
     functions = tuple(branches) if isinstance(branches, Iterable) else ()
     if not functions or (operands and options):
@@ -97,7 +97,7 @@ class Meeting:
         self.changed: set[int] = set()
         self.returned: dict[int, Structure] = {}
 
-    def fit(self, inside: Inside, result: FlatDag) -> LeafGroup:
+    def fit(self, inside: FunctionTrace, result: FlatDag) -> LeafGroup:
         """What a branch returns, in the group in which the others do.
 
         Raises:
@@ -147,7 +147,7 @@ jtu.register_pytree_with_keys(
 
 
 def _joined(
-    crossing: Crossing,
+    crossing: CallWithOperands,
     branches: Mapping[str, Any],
     operands: Sequence[Any],
     options: dict[str, Any],
@@ -163,7 +163,7 @@ def _joined(
     inner = [crossing.function(function, _branch, adds=False) for function in functions]
     num_functions = len(IdentitySet(inner))
     known = _meetings(crossing, inner)
-    form = form_of(crossing.call)
+    form = form_of(crossing.packed)
     meeting = known.get(form) or Meeting(num_functions)
     while True:
         try:
@@ -184,7 +184,7 @@ def _joined(
 
 
 def _next(
-    crossing: Crossing,
+    crossing: CallWithOperands,
     meeting: Meeting,
     branches: Mapping[str, Any],
     inner: Sequence[Inner],
@@ -212,9 +212,9 @@ def _next(
     return Meeting(meeting.num_functions, expected, again=True, apart=meeting.apart)
 
 
-def _forbid_references(crossing: Crossing) -> None:
+def _forbid_references(crossing: CallWithOperands) -> None:
     """Raises if an operand holds a `jax.Ref`: in place all operands come out of a branch, and no reference can."""
-    at = crossing.call.tree.paths_to(lambda leaf: isinstance(leaf, jax.Ref))
+    at = crossing.packed.tree.paths_to(lambda leaf: isinstance(leaf, jax.Ref))
     if at:
         raise ValueError(
             f"A `jax.Ref` is at {listed(at)}. In place, all operands come out of the branches of `{crossing.title}`, "
@@ -223,10 +223,10 @@ def _forbid_references(crossing: Crossing) -> None:
         )
 
 
-def _meetings(crossing: Crossing, inner: Sequence[Inner]) -> "weakref.WeakValueDictionary[Any, Meeting]":
+def _meetings(crossing: CallWithOperands, inner: Sequence[Inner]) -> "weakref.WeakValueDictionary[Any, Meeting]":
     """The meetings of these branches over operands of this structure, by the types of the leaves."""
     learned = inner[0].terms.learned
-    key = [*inner, crossing.call.tree.structure]
+    key = [*inner, crossing.packed.tree.structure]
     found = learned.get(key)
     if found is None:
         found = weakref.WeakValueDictionary[Any, Meeting]()
@@ -234,7 +234,7 @@ def _meetings(crossing: Crossing, inner: Sequence[Inner]) -> "weakref.WeakValueD
     return found
 
 
-def _branch(inside: Inside, first: Attending) -> Any:
+def _branch(inside: FunctionTrace, first: Attending) -> Any:
     meeting = first.meeting
     result = inside.call(first.group, again=meeting.again)
     if not inside.terms.policy.in_place:
@@ -250,9 +250,9 @@ def _branch(inside: Inside, first: Attending) -> Any:
     return meeting.fit(inside, tree)
 
 
-def _written(crossing: Crossing, result: LeafGroup, changed: set[int]) -> LeafGroup:
+def _written(crossing: CallWithOperands, result: LeafGroup, changed: set[int]) -> LeafGroup:
     """What came out of a branch, with the operands' objects named; those that some branch changes are to be written."""
-    structure, call = result.selection.structure, crossing.call.tree
+    structure, call = result.selection.structure, crossing.packed.tree
     after = FlatDag.without_objects(structure).child(0)
     found = join(call, after, Sides(crossing.title, "when a branch begins", "when it ends"))
     numbers = {j: i for i, j in reversed(found.pairs) if type(call.records[i][0]) is Node}
@@ -261,7 +261,7 @@ def _written(crossing: Crossing, result: LeafGroup, changed: set[int]) -> LeafGr
     told = Told(every, frozenset(changed), frozenset())
     of_caller = [numbers.get(number, -1) for number in range(len(structure.records))]
     return whole(
-        result.leaves, as_kept(structure, of_caller, told, crossing.call.tree.records, in_place=True, noted=noted)
+        result.leaves, as_kept(structure, of_caller, told, crossing.packed.tree.records, in_place=True, noted=noted)
     )
 
 

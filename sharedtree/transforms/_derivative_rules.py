@@ -31,7 +31,7 @@ from ._argument_names import Names
 from ._caller_side import Call, leave
 from ._function_and_options import How, in_code
 from ._function_given_to_jax import Inner
-from ._function_side import Inside
+from ._function_side import FunctionTrace
 from ._function_transform import FunctionTransform
 from ._joining_trees import Sides, holds_modules, join
 from ._leaf_groups import LeafGroup, whole
@@ -172,7 +172,11 @@ class RuleTransform(FunctionTransform):
         return self.with_more(policy, function, args, None)
 
     def with_more(
-        self, policy: Policy, rule: Callable[..., Any], args: Sequence[Any], finish: Callable[[Inside, Any], Any] | None
+        self,
+        policy: Policy,
+        rule: Callable[..., Any],
+        args: Sequence[Any],
+        finish: Callable[[FunctionTrace, Any], Any] | None,
     ) -> Any:
         """What becomes of the function, or of a rule that returns its result and something beside it.
 
@@ -277,7 +281,7 @@ class RuleTransform(FunctionTransform):
 
     def run(
         self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, returns_pair: bool = False
-    ) -> tuple[Inside, Any]:
+    ) -> tuple[FunctionTrace, Any]:
         """Calls a function with what was received.
 
         Args:
@@ -287,7 +291,7 @@ class RuleTransform(FunctionTransform):
             returns_pair: whether it returns a pair, of which callers get the first only.
         """
         received = self.received(args)
-        inside = Inside(self.terms(policy), function)
+        inside = FunctionTrace(self.terms(policy), function)
         own = received.arguments
         return inside, inside.call_with(received, own.args, own.kwargs, returns_pair=returns_pair)
 

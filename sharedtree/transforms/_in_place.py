@@ -24,8 +24,9 @@ from ..core._static_kinds import Incomparable, objects_with_identity, with_new_p
 from ..core._static_values import Static, key_of
 from ..core._structure import Node
 from ..core._traced_leaves_and_identity import is_traced
-from ._caller_side import Call
-from ._inconsistent_sharing import raise_inconsistent
+from ._caller_side import Call, leave
+from ._leaf_groups import LeafGroup
+from ._leaf_labels import raise_inconsistent
 from ._pass_through import ReceivedObjects
 
 IsTaken = Callable[[int], bool]
@@ -120,6 +121,26 @@ def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
 
 
 # ---- On the caller's side: writing back ----
+
+
+def commit_changes(call: Call, transform: str, *trees: Sequence[LeafGroup]) -> list[Any]:
+    """Builds what a transform returned, and writes the changes in it into the caller's objects, all or nothing.
+
+    Args:
+        call: the call.
+        transform: name of the transform, for errors.
+        trees: the trees, each as all of its leaf groups.
+
+    Returns:
+        The trees. A changed object in them is the caller's.
+
+    Raises:
+        InconsistentSharingError: if an object was split, and more than one piece of it was changed.
+    """
+    changes = Changes(call, transform)
+    built = [leave(groups, call.objects.__getitem__, changes.update) for groups in trees]
+    changes.commit()
+    return built
 
 
 class Changes:
@@ -361,6 +382,7 @@ def _names_in_flatten(obj: Any) -> Iterable[str]:
 
 
 def _write(obj: Any, content: Any) -> None:
+    """Puts content into an object, as `_content` returns it. Attributes that are not in the content stay."""
     if isinstance(obj, list):
         obj[:] = content
     elif isinstance(obj, collections.deque):

@@ -25,10 +25,10 @@ from ..core._structure import depth_of
 from ..ties._list_ties import is_inexact
 from ._argument_names import Names
 from ._caller_side import Grouping, leave
-from ._crossing import Crossing, TakingOperands
+from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import is_of_equinox
-from ._function_side import Inside, packed
-from ._grad import handed_beside
+from ._function_side import FunctionTrace, packed
+from ._grad import undifferentiated_records
 from ._joining_trees import Repacking, holds_modules
 from ._leaf_groups import LeafGroup, LeafSelection, tree_like_arguments
 from ._leaf_labels import Treatment
@@ -133,7 +133,7 @@ class Trace:
 
     def __init__(
         self,
-        crossing: Crossing,
+        crossing: CallWithOperands,
         function: Callable[..., Any],
         primals: Sequence[Any],
         others: Mapping[str, Any] | None = None,
@@ -150,7 +150,7 @@ class Trace:
         self.unseen, self.seen = crossing.enter_grouped(
             function, arguments, self._grouping(arguments, adds_up=adds_up, takes_structs=takes_structs)
         )
-        of_nothing = not crossing.policy.containers and _is_for_jax(crossing.call.tree)
+        of_nothing = not crossing.policy.containers and _is_for_jax(crossing.packed.tree)
         self.is_bare = of_nothing and not crossing.rules.filtered
         self.primals = tuple(primals) if self.is_bare else (self.seen,)
         self.of_result: LeafSelection | None = None
@@ -167,7 +167,7 @@ class Trace:
 
         def treatments(tree: FlatDag) -> Sequence[Treatment]:
             outside = () if rules.filtered else tree.outside
-            beside = handed_beside(tree, rules)
+            beside = undifferentiated_records(tree, rules)
             structs = {n for n in beside if isinstance(tree.leaves[n], jax.ShapeDtypeStruct)}
             if not adds_up:  # a reference has a tangent
                 beside = structs
@@ -190,7 +190,7 @@ class Trace:
         """What the transform calls, with and without auxiliary data of the user's: (seen of the result, beside it)."""
         crossing = self.crossing
         if self.is_bare:
-            report_tied_values(crossing.call.tree, crossing.names, crossing.title, crossing.policy)
+            report_tied_values(crossing.packed.tree, crossing.names, crossing.title, crossing.policy)
         result = self._inner(*primals) if self.is_bare else self._inner(self.unseen, *primals)
         if type(result) is tuple and len(result) == 2 and type(result[0]) is LeafGroup:
             self.of_result = result[0].selection
@@ -199,7 +199,7 @@ class Trace:
     def trace_numbers(self, tangents: Sequence[Any]) -> None:
         """Lets the transform see the static Python numbers of the primals that have a tangent, as vanilla JAX does."""
         crossing = self.crossing
-        tree = crossing.call.tree
+        tree = crossing.packed.tree
         tags = Tags()
         _, others, root = walk(tuple(tangents), tags, crossing.rules)
         numbers = {
@@ -210,8 +210,8 @@ class Trace:
         promoted = frozenset([n for n in numbers if type(op := tree.records[n][0]) is Static and _is_float(op.peek())])
         if promoted:
             children = [below for _, below in tree.records]
-            crossing.lower(Repacking(range(len(children)), children, promoted))
-            self.unseen, self.seen = crossing.call.groups
+            crossing.repack(Repacking(range(len(children)), children, promoted))
+            self.unseen, self.seen = crossing.packed.groups
             self.primals = (self.seen,)
 
     def leave(self, seen: Any, beside: Any) -> tuple[Any, ...]:
@@ -247,13 +247,13 @@ class Trace:
         return tangents[0] if self.has_aux else tangents
 
 
-def _value(inside: Inside, *operands: Any) -> Any:
+def _value(inside: FunctionTrace, *operands: Any) -> Any:
     result, is_bare = _called(inside, operands)
     tree = inside.walked(result)
     return (result, None) if is_bare and _is_for_jax(tree) else _split(tree, tree)
 
 
-def _pair(inside: Inside, *operands: Any) -> Any:
+def _pair(inside: FunctionTrace, *operands: Any) -> Any:
     result, is_bare = _called(inside, operands)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         return result  # which JAX refuses
@@ -266,7 +266,7 @@ def _is_for_jax(tree: FlatDag) -> bool:
     return not holds_modules(tree) and depth_of(tree.records) <= _MOST_LEVELS
 
 
-def _called(inside: Inside, operands: Sequence[Any]) -> tuple[Any, bool]:
+def _called(inside: FunctionTrace, operands: Sequence[Any]) -> tuple[Any, bool]:
     if operands and type(operands[0]) is LeafGroup:
         return inside.call(*operands), False
     return inside.function(*operands), True
@@ -284,16 +284,18 @@ def _split(tree: FlatDag, value: FlatDag) -> tuple[LeafGroup, LeafGroup]:
     return one, other
 
 
-def vjp(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any) -> Any:
+def vjp(
+    crossing: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any
+) -> Any:
     """`jax.vjp` and `equinox.filter_vjp`."""
     trace = Trace(crossing, fun, primals, has_aux=has_aux, adds_up=True)
-    seen, pullback, beside = crossing.applied(jax.vjp, trace, *trace.primals, has_aux=True, **options)
+    seen, pullback, beside = crossing.apply_other(jax.vjp, trace, *trace.primals, has_aux=True, **options)
     value, *aux = trace.leave(seen, beside)
     return value, trace.linear_map(pullback, adds_up=True), *aux
 
 
 def linearize(
-    crossing: Crossing, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any
+    crossing: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any
 ) -> Any:
     """`jax.linearize`."""
     trace = Trace(crossing, fun, primals, has_aux=has_aux)
@@ -302,7 +304,7 @@ def linearize(
     return value, trace.linear_map(pushforward, adds_up=False), *aux
 
 
-def linear_transpose(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), **options: Any) -> Any:
+def linear_transpose(crossing: CallWithOperands, fun: Any, primals: Sequence[Any] = (), **options: Any) -> Any:
     """`jax.linear_transpose`; what is not differentiated of the result is left out."""
     trace = Trace(crossing, fun, primals, takes_structs=True)
     each = zip(trace.unseen.paths, trace.unseen.leaves, strict=True)
@@ -322,7 +324,7 @@ def linear_transpose(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), 
     return trace.linear_map(crossing.apply(seen_only, *trace.primals, **options), adds_up=True)
 
 
-def jvp(crossing: Crossing, fun: Any, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
+def jvp(crossing: CallWithOperands, fun: Any, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
     """`jax.jvp`."""
     if not isinstance(primals, (tuple, list)) or type(primals) is not type(tangents):
         return crossing.transform(fun, primals, tangents)  # says best what is wrong
@@ -332,7 +334,7 @@ def jvp(crossing: Crossing, fun: Any, primals: Any, tangents: Any, has_aux: bool
             trace.trace_numbers(tangents)
         given = trace.tangents(tangents)
     except SharingMismatchError:
-        if not holds_modules(crossing.call.tree):
+        if not holds_modules(crossing.packed.tree):
             crossing.transform(fun, primals, tangents, has_aux=has_aux)  # says best what is wrong
         raise
     seen, made, beside = crossing.apply(trace, trace.primals, given, has_aux=True)
@@ -340,7 +342,7 @@ def jvp(crossing: Crossing, fun: Any, primals: Any, tangents: Any, has_aux: bool
     return value, trace.out_tangents(made), *aux
 
 
-def filter_jvp(crossing: Crossing, fn: Any, primals: Any, tangents: Any, **others: Any) -> Any:
+def filter_jvp(crossing: CallWithOperands, fn: Any, primals: Any, tangents: Any, **others: Any) -> Any:
     """`equinox.filter_jvp`. It has no auxiliary data; whatever is not differentiated has the tangent None."""
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise TypeError(
@@ -351,7 +353,7 @@ def filter_jvp(crossing: Crossing, fn: Any, primals: Any, tangents: Any, **other
     trace.trace_numbers(tangents)
     (given,) = trace.tangents(tangents)
     given = (_filled(trace.seen, given),)
-    seen, made, beside = crossing.applied(jax.jvp, trace, trace.primals, given, has_aux=True)
+    seen, made, beside = crossing.apply_other(jax.jvp, trace, trace.primals, given, has_aux=True)
     return trace.leave(seen, beside)[0], trace.out_tangents(made)
 
 

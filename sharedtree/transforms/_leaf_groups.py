@@ -269,8 +269,8 @@ def tangents_of(group: LeafGroup, *, is_gradient: bool = True) -> Any:
     """
     structure = group.structure
     outside = FlatDag.of(structure).outside
-    tangents = [
-        None if number not in outside and getattr(leaf, "dtype", None) == jax.dtypes.float0 else leaf
-        for number, leaf in zip(structure.leaf_numbers, group.leaves, strict=True)
-    ]
+    tangents: list[Any] = []
+    for record, leaf in zip(structure.leaf_numbers, group.leaves, strict=True):
+        has_no_tangent = record not in outside and getattr(leaf, "dtype", None) == jax.dtypes.float0
+        tangents.append(None if has_no_tangent else leaf)
     return tree_like_arguments((LeafGroup(tangents, group.selection),), is_gradient=is_gradient)

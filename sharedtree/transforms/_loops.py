@@ -29,9 +29,9 @@ from ..core._structure import LEAF, Given, Node, Op, Path, Record, Structure, Up
 from ..ties._leaf_notes import is_noted
 from ._argument_names import Names
 from ._caller_side import Call
-from ._crossing import Crossing, TakingOperands, part_of
+from ._calls_with_operands import CallWithOperands, TakingOperands, part_of
 from ._function_given_to_jax import Inner
-from ._function_side import Inside, receive
+from ._function_side import FunctionTrace, receive
 from ._joining_trees import Join, Repacking, Sides, holds_modules, join, leaves_like, repacking_for
 from ._leaf_groups import LeafGroup, whole
 from ._pass_through import ReceivedObjects
@@ -77,7 +77,7 @@ class Told(NamedTuple):
 NOTHING = Told(frozenset(), frozenset(), frozenset())
 
 
-def scan(crossing: Crossing, f: Any, init: Any, xs: Any = None, **options: Any) -> Any:
+def scan(crossing: CallWithOperands, f: Any, init: Any, xs: Any = None, **options: Any) -> Any:
     """`jax.lax.scan`."""
     crossing.enter(f, {"init": init, "xs": xs}, {"init": "carried", "xs": "scanned"})
     iteration = crossing.function(f, _iteration)
@@ -90,7 +90,7 @@ def scan(crossing: Crossing, f: Any, init: Any, xs: Any = None, **options: Any) 
     return crossing.leave(_as_told(crossing, carry, told, 0), ys, with_state=(1,))
 
 
-def _iteration(inside: Inside, carry: LeafGroup, xs: LeafGroup) -> Any:
+def _iteration(inside: FunctionTrace, carry: LeafGroup, xs: LeafGroup) -> Any:
     result = inside.call(carry, xs)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         tree = inside.walked(result)
@@ -104,7 +104,7 @@ def _iteration(inside: Inside, carry: LeafGroup, xs: LeafGroup) -> Any:
     return _like_carry(inside, carried, 0, carry), inside.pack_with_state(emitted, 1)
 
 
-def while_loop(crossing: Crossing, cond_fun: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
+def while_loop(crossing: CallWithOperands, cond_fun: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
     """`jax.lax.while_loop`."""
     crossing.enter(body_fun, {"init_val": init_val})
     condition = crossing.function(cond_fun, _condition, keeps=False)
@@ -118,7 +118,7 @@ def while_loop(crossing: Crossing, cond_fun: Any, body_fun: Any, init_val: Any, 
     return crossing.leave(_as_told(crossing, carry, told, 0))
 
 
-def _condition(inside: Inside, carry: LeafGroup) -> Any:
+def _condition(inside: FunctionTrace, carry: LeafGroup) -> Any:
     received = receive((carry,))  # what it changes goes nowhere
     result = inside.call_with(received, received.arguments.args, {})
     tree = inside.walked(result)
@@ -131,11 +131,11 @@ def _condition(inside: Inside, carry: LeafGroup) -> Any:
     return result
 
 
-def _iteration_of_carry(inside: Inside, carry: LeafGroup) -> Any:
+def _iteration_of_carry(inside: FunctionTrace, carry: LeafGroup) -> Any:
     return _like_carry(inside, inside.call(carry), 0, carry)
 
 
-def fori_loop(crossing: Crossing, lower: Any, upper: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
+def fori_loop(crossing: CallWithOperands, lower: Any, upper: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
     """`jax.lax.fori_loop`."""
     crossing.enter(body_fun, {"init_val": init_val})
     iteration = crossing.function(body_fun, _iteration_with_index, num_before=1)
@@ -148,21 +148,21 @@ def fori_loop(crossing: Crossing, lower: Any, upper: Any, body_fun: Any, init_va
     return crossing.leave(_as_told(crossing, carry, told, 0))
 
 
-def _iteration_with_index(inside: Inside, i: Any, carry: LeafGroup) -> Any:
+def _iteration_with_index(inside: FunctionTrace, i: Any, carry: LeafGroup) -> Any:
     return _like_carry(inside, inside.call(carry, before=(i,)), 0, carry)
 
 
-def map_over(crossing: Crossing, f: Any, xs: Any, **options: Any) -> Any:
+def map_over(crossing: CallWithOperands, f: Any, xs: Any, **options: Any) -> Any:
     """`jax.lax.map`."""
     (group,) = crossing.enter(f, {"xs": xs})
     return crossing.leave(crossing.apply(crossing.function(f, _each), group, **options), with_state=(0,))
 
 
-def _each(inside: Inside, x: LeafGroup) -> Any:
+def _each(inside: FunctionTrace, x: LeafGroup) -> Any:
     return inside.pack_with_state(inside.call(x), 0)
 
 
-def associative_scan(crossing: Crossing, fn: Any, elems: Any, **options: Any) -> Any:
+def associative_scan(crossing: CallWithOperands, fn: Any, elems: Any, **options: Any) -> Any:
     """`jax.lax.associative_scan`."""
     crossing.enter(fn, {"elems": elems})
     combination = crossing.function(fn, _combination)
@@ -175,11 +175,11 @@ def associative_scan(crossing: Crossing, fn: Any, elems: Any, **options: Any) ->
     return crossing.leave(_as_told(crossing, result, told, 0))
 
 
-def _combination(inside: Inside, a: LeafGroup, b: LeafGroup) -> Any:
+def _combination(inside: FunctionTrace, a: LeafGroup, b: LeafGroup) -> Any:
     return _like_carry(inside, inside.call_apart(a, b), 0, a)
 
 
-def _like_carry(inside: Inside, result: Any, position: int, carry: LeafGroup) -> LeafGroup:
+def _like_carry(inside: FunctionTrace, result: Any, position: int, carry: LeafGroup) -> LeafGroup:
     """What is carried on, in the group in which it was received.
 
     Args:
@@ -214,7 +214,7 @@ def _like_carry(inside: Inside, result: Any, position: int, carry: LeafGroup) ->
         kept, changed = kept_objects(received, before, after, found, above, containers=terms.policy.containers)
     call = inside.received.call
     if call is not None:
-        call.told = Told(kept, changed, noted).then(call.told)
+        call.findings = Told(kept, changed, noted).then(call.findings)
     return LeafGroup(leaves, carry.selection)
 
 
@@ -271,13 +271,15 @@ def _raise_not_in_place(path: Path, why: str) -> NoReturn:
     )
 
 
-def _as_told(crossing: Crossing, carry: LeafGroup, told: Told, position: int) -> LeafGroup:
+def _as_told(crossing: CallWithOperands, carry: LeafGroup, told: Told, position: int) -> LeafGroup:
     """The carry as the last iteration left it: the caller's objects where they came back, written if they changed."""
     part, numbers = part_of(carry.selection.structure, position)
     noted = frozenset([record for record, number in enumerate(numbers) if number in told.noted])
     return whole(
         carry.leaves,
-        as_kept(part, numbers, told, crossing.call.tree.records, in_place=bool(crossing.policy.in_place), noted=noted),
+        as_kept(
+            part, numbers, told, crossing.packed.tree.records, in_place=bool(crossing.policy.in_place), noted=noted
+        ),
     )
 
 
@@ -313,12 +315,12 @@ def as_kept(
 
 
 def _until_it_fits(
-    crossing: Crossing, iteration: Inner, run: Callable[..., Any], vanilla: Callable[[], Any]
+    crossing: CallWithOperands, iteration: Inner, run: Callable[..., Any], vanilla: Callable[[], Any]
 ) -> tuple[Any, Told]:
     """Runs a loop, with its operands grouped anew as often as a trace asks for it; and what is known of the carry."""
     terms = iteration.terms
     while True:
-        call = crossing.call
+        call = crossing.packed
         structures = (call.tree.structure,)
         known = terms.learned.get(structures)
         # A function can do something else with arrays of other shapes and types.
@@ -339,13 +341,13 @@ def _until_it_fits(
                 learned = error.how
                 terms.learned.add(structures, {**(known or {}), form_of(call): learned})
             else:
-                if call.told is not None and call.told != NOTHING:
-                    learned = call.told
+                if call.findings is not None and call.findings != NOTHING:
+                    learned = call.findings
                     terms.learned.add(structures, {**(known or {}), form_of(call): learned})
-                elif call.told is None and jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+                elif call.findings is None and jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
                     learned = NOTHING._replace(kept=frozenset(range(len(call.tree.records))))  # there was no iteration
                 return result, learned or NOTHING
-        crossing.lower(learned)
+        crossing.repack(learned)
 
 
 def _name_parameter(error: TypeError, iteration: Inner) -> None:

@@ -23,8 +23,8 @@ from ..libraries._equinox import name_of
 from ..ties._policy_and_context import Policy, PolicyOption
 from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, leave
-from ._crossing import Crossing, TakingOperands
-from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
+from ._calls_with_operands import CallWithOperands, TakingOperands
+from ._jit import CheckpointTransform, FilterJitTransform, JittedTransform, JitTransform
 from ._joining_trees import holds_modules
 from ._leaf_groups import LeafGroup, whole, without_statics
 from .checks._lost_changes import only_traced
@@ -34,9 +34,9 @@ _VanillaJitted = type(VANILLA_JIT(lambda: None))
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
-def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
+def eval_shape(crossing: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
     """`jax.eval_shape`, which asks `jax.jit`: of a function that is jitted already, with its own options."""
-    if isinstance(fun, JitTransform):
+    if isinstance(fun, JittedTransform):
         return fun.eval_shape(*args, **kwargs)
     if not callable(fun):
         return crossing.transform(fun, *args, **kwargs)  # says best what is wrong
@@ -57,7 +57,9 @@ def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str
         ) from error
 
 
-def filter_eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
+def filter_eval_shape(
+    crossing: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS
+) -> Any:
     """`equinox.filter_eval_shape`. A module that is the function is traced, too, as under `equinox.filter_jit`."""
     jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _without_changes(crossing.policy), {})
     try:

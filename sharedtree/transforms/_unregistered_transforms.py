@@ -31,7 +31,7 @@ from ..core._structure import Given, Node, Structure, Update, intern
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, enter, keep, leave
-from ._function_side import Inside, Received, packed, receive
+from ._function_side import FunctionTrace, Received, packed, receive
 from ._function_transform import FunctionTransform
 from ._in_place import Changes, conventions, rules_for_state, walked_together
 from ._leaf_groups import LeafGroup, LeafSelection, whole
@@ -119,7 +119,7 @@ class OpaqueTransform(FunctionTransform):
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Calls the user's function with modules in the place of groups, and returns groups in the place of modules."""
-        inside = Inside(self.terms(policy), function)
+        inside = FunctionTrace(self.terms(policy), function)
         received = self._receive(args, kwargs, policy)
         result = inside.call_with(received, received.arguments.args, received.arguments.kwargs)
         inside.check_walked(inside.walked(inside.with_state(result)), is_with_state=bool(policy.in_place))
@@ -164,7 +164,7 @@ class OpaqueTransform(FunctionTransform):
         return unpack(run.structure, run.leaves)
 
 
-def _split_with_changes(outermost: "_Outermost", inside: Inside, received: Received) -> "_WithChanges":
+def _split_with_changes(outermost: "_Outermost", inside: FunctionTrace, received: Received) -> "_WithChanges":
     """Splits what a function changed in place, and what it returned, into groups.
 
     Returns:

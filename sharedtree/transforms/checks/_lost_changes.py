@@ -208,6 +208,7 @@ class FunctionBeingTraced:
         self._noting = noting_gradients()
 
     def __enter__(self) -> Self:
+        """Begins the trace: notes which functions around it keep a list of losses."""
         outer_frame = _active.frames[-1]
         if self._in_place is None:
             # The outermost function without an explicit `in_place` starts a list. Functions inside add to it.

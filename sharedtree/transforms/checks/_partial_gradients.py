@@ -28,8 +28,7 @@ from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 from .._caller_side import Call
 from .._grouping_leaves import Cut, outermost_modules
-from .._inconsistent_sharing import MAX_PATHS
-from .._leaf_labels import Outcomes, Visit
+from .._leaf_labels import MAX_PATHS, Outcomes, Visit
 
 
 class Gradient(NamedTuple):

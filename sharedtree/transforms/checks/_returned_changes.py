@@ -409,6 +409,7 @@ def _match(
 
     # Bipartite matching by augmenting paths.
     def find_copy(module: int, tried: set[int]) -> bool:
+        """Finds a copy for a module, and returns True if there is one. Other modules may change theirs for it."""
         for copy in candidates.unmatched(module, module_of_copy):
             if changes_in_copy(module, copy):
                 module_of_copy[copy] = module
