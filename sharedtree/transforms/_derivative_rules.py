@@ -1,13 +1,13 @@
-"""`jax.custom_vjp`, `jax.custom_jvp`, `jax.custom_gradient`: functions with rules for their derivatives.
+"""`jax.custom_vjp`, `jax.custom_jvp`, `jax.custom_gradient`, `custom_vmap`: functions with rules for their derivatives.
 
-The function and its rules take and return modules, with ties. What they hand to each other through JAX are groups:
+The function and its rules take and return modules with their ties. JAX sees leaf groups in place of these:
 
     f(Pair(w, w), x)                  JAX sees    f(LeafGroup([w, x]))
     fwd(Pair(w, w), x) → y, Net(a)                fwd(LeafGroup([w, x])) → y, LeafGroup([a])
     bwd(Net(a), dy) → Pair(d, e), dx              bwd(LeafGroup([a]), dy) → (LeafGroup([d + e, dx]),)
 
-A rule may be called long after the call that it belongs to, and by another one's derivative. So the vanilla object is
-made anew for each call, and its rules know the structures of that call, but hold none of its arrays.
+JAX may call a rule long after the call to which it belongs, and while it differentiates another rule. So each call
+makes a vanilla object of its own. Its rules know the structures of this call and hold none of its arrays.
 """
 
 import copy
@@ -36,51 +36,58 @@ from ._function_transform import FunctionTransform
 from ._joining_trees import Sides, holds_modules, join
 from ._leaf_groups import LeafGroup, whole
 from ._option_lists import public_name
-from ._tangents import Fit, as_tuple, fitted
+from ._tangents import Fit, as_tuple, fit_to_leaves
 from .checks._ties_lost_in_calls import report_lost_ties, ties_lost_between
 
 
 class RuleTransform(FunctionTransform):
-    """A function with rules, with identities preserved. The rules come later, by methods."""
+    """A function with rules, with identities preserved. Its methods, such as `defvjp`, set the rules later.
+
+    A subclass implements `with_rules` for one transform.
+    """
 
     takes_rules = True
     rules_given: Any = None
-    """As the transform's own methods take them; None until they are there."""
+    """The arguments of the method that set the rules. None until it is called."""
     unknown_methods: frozenset[str] = frozenset()
-    """Methods of the transform of which nobody knows what they hand to rules."""
+    """Names of methods that set rules of a kind unknown to this package."""
 
     writes = False
 
+    # Set by `_for_one_call` and `with_rules` on the copy that belongs to one call: the operands with the types of their
+    # leaves, the function that JAX sees, and the structure of its result.
     _operands: FlatDag
     _primal: Inner | None = None
     _returned: Structure | None
 
+    # The object that the user has ------------------------------------------------------------------------------------
+
     def _made_alike(self) -> How | None:
-        """Nothing: two objects of one function may have two rules."""
+        # Two objects of one function may have different rules, so they have no traces in common.
         return None
 
     def check_options(self) -> None:
-        """Applies the transform, which also refuses to be called without rules as it always does."""
+        """Applies the transform, which refuses wrong options. Called without rules, it raises JAX's own error."""
         self._vanilla = self.transform(self.function, **self.options)
-        # Under `jax_custom_vjp3` JAX 0.10 makes an object of another class, which calls them by another name.
+        # Under `jax_custom_vjp3`, JAX 0.10 returns an object of another class with another name for these.
         static = getattr(self._vanilla, "nondiff_argnums", None) or getattr(self._vanilla, "static_argnums", ())
         self._static = tuple(sorted(static))
 
     def __getattr__(self, name: str) -> Any:
-        """What sets rules of another kind on the function itself, as that of `jax.custom_batching.custom_vmap` does."""
+        """Returns a method of the vanilla object that begins with `def`. Its rules are not translated."""
         if not name.startswith("def") or "_vanilla" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        found = getattr(self._vanilla, name)
+        method = getattr(self._vanilla, name)
         if name in self.unknown_methods:
             raise self.unknown_rules(f"the rules that `{name}` sets")
-        return found
+        return method
 
     def unknown_rules(self, rules: str, option: str = "") -> TypeError:
-        """The error for rules that are handed, or return, something else than those that this class knows.
+        """Makes the error for rules with other arguments or results than this class translates.
 
         Args:
-            rules: which rules, in words.
-            option: of the transform, as code that follows the function; empty if a method sets them.
+            rules: the rules, in words.
+            option: the option that asks for such rules, as code after the function. Empty if a method sets them.
         """
         vanilla = public_name(self.transform) or "jax.custom_vjp"
         return TypeError(
@@ -92,27 +99,30 @@ class RuleTransform(FunctionTransform):
         )
 
     def __reduce__(self) -> Any:
-        """As the base, with the rules."""
-        made = super().__reduce__()
-        return made if isinstance(made, str) else (*made, self._own_rules())
+        """Pickles the rules too, as state."""
+        reduced = super().__reduce__()
+        return reduced if isinstance(reduced, str) else (*reduced, self._state_of_rules())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """As the base, with the rules."""
-        made = super().__deepcopy__(memo)
-        if made is not self:
-            memo[id(self)] = made  # a rule may hold this, which the caller keeps alive
-            made.__dict__.update(copy.deepcopy(self._own_rules(), memo))
-        return made
+        """Copies the rules too."""
+        duplicate = super().__deepcopy__(memo)
+        if duplicate is not self:
+            # A rule may refer to this object. The caller keeps it alive, so its `id` is valid.
+            memo[id(self)] = duplicate
+            duplicate.__dict__.update(copy.deepcopy(self._state_of_rules(), memo))
+        return duplicate
 
-    def _own_rules(self) -> dict[str, Any]:
-        return {name: rule for name, rule in self.__dict__.items() if name == "rules_given"}
+    def _state_of_rules(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name == "rules_given"}
 
-    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Those that are not differentiated, which JAX does not trace."""
-        return self._static
+    # One call -------------------------------------------------------------------------------------------------------
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """As the base, under rules."""
+        """Calls a vanilla object that is made for this call.
+
+        Raises:
+            ValueError: if the policy is in place. Rules do not say how the changes of a function are differentiated.
+        """
         if self.rules_given is None:
             return self._vanilla(*args, **kwargs)
         if policy.in_place:
@@ -124,189 +134,245 @@ class RuleTransform(FunctionTransform):
             )
         args, kwargs = self._by_position(tuple(args), kwargs)
         with self.enter(args, kwargs, policy) as call:
-            one = self._for_one_call(call)
-            return leave((one.with_rules(policy, self.function)(*call.groups, *self.statics_of(call)),))
-
-    def statics_of(self, call: Call) -> Sequence[Any]:
-        """The arguments that are not differentiated, as JAX gets them."""
-        return call.statics
-
-    def _for_one_call(self, call: Call) -> Self:
-        """This, for the rules of one call to refer to."""
-        one = self._without_function()
-        types = [_type_of(leaf) for leaf in call.tree.leaves.values()]
-        one._operands = FlatDag.of_leaves(call.tree.structure, types)  # pyright: ignore[reportArgumentType]
-        one._returned = None
-        return one
+            transform_of_call = self._for_one_call(call)
+            vanilla = transform_of_call.with_rules(policy, self.function)
+            return leave((vanilla(*call.groups, *self.statics_of(call)),))
 
     def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments by position, with defaults, as JAX gives them to the rules; as they are without a signature."""
+        """Turns keyword arguments and defaults into positional arguments, as JAX does for rules.
+
+        If the function has no signature, the arguments stay as they are.
+        """
         try:
             bound = inspect.signature(self.function).bind(*args, **kwargs)
         except (TypeError, ValueError) as error:
             if str(error).startswith("missing"):
-                self._vanilla(*args, **kwargs)  # says best what is wrong
+                # JAX itself says best what is wrong.
+                self._vanilla(*args, **kwargs)
             return args, kwargs
         bound.apply_defaults()
         if kwargs.keys() & bound.kwargs.keys():
-            self._vanilla(*args, **kwargs)  # as above
+            # Keyword-only arguments are JAX's to refuse, too.
+            self._vanilla(*args, **kwargs)
             return args, kwargs
         return bound.args, {}
 
-    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The vanilla object for one call, on groups."""
-        raise NotImplementedError
+    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Returns the positions in `nondiff_argnums`. JAX does not trace these arguments."""
+        return self._static
+
+    def statics_of(self, call: Call) -> Sequence[Any]:
+        """Returns the arguments in `nondiff_argnums` as JAX gets them."""
+        return call.statics
 
     @property
-    def _after_hand(self) -> tuple[int, ...]:
+    def _positions_of_statics(self) -> tuple[int, ...]:
+        """Positions of the static arguments for JAX, after the one leaf group of all other arguments."""
         return tuple(range(1, 1 + len(self._static)))
 
-    # What becomes of each function --------------------------------------------------------------------------------
+    def _for_one_call(self, call: Call) -> Self:
+        """Returns a copy of this object for the rules of one call to refer to. It holds no array of the call."""
+        copy_for_call = self._without_function()
+        types = [_type_of(leaf) for leaf in call.tree.leaves.values()]
+        copy_for_call._operands = FlatDag.of_leaves(call.tree.structure, types)  # pyright: ignore[reportArgumentType]
+        copy_for_call._returned = None
+        return copy_for_call
 
-    def inner_of(self, policy: Policy, how: Callable[..., Any], function: Callable[..., Any]) -> Inner:
-        """What JAX sees of the function or a rule: calls `how(policy, function, *args)`."""
-        return Inner(function, lambda: function, lambda own, args, kwargs: how(policy, own, *args, **kwargs))
+    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes the vanilla object for one call. It takes leaf groups, and so do its rules."""
+        raise NotImplementedError
 
-    def primal(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
-        """The function itself."""
-        return self.with_more(policy, function, args, None)
+    # What JAX calls: the function and the rules, on leaf groups -------------------------------------------------------
 
-    def with_more(
-        self, policy: Policy, rule: Callable[..., Any], args: Sequence[Any], finish: Callable[[Inside, Any], Any] | None
-    ) -> Any:
-        """What becomes of the function, or of a rule that returns its result and something beside it.
+    def inner_of(self, policy: Policy, call_rule: Callable[..., Any], function: Callable[..., Any]) -> Inner:
+        """Makes the function for JAX to call in place of the user's function or rule.
 
         Args:
-            policy: what counts as sharing.
-            rule: the function or the rule.
-            args: groups, and what is static.
-            finish: (the trace, what is beside the result) → what JAX gets of that; None if it is the function. If a
-                rule returns no pair, JAX gets that, for it says best what is wrong.
+            policy: what carries identity.
+            call_rule: (policy, function, *leaf groups) → the result for JAX. A method such as `primal`.
+            function: the user's function or rule.
         """
-        inside, result = self.run(policy, rule, args, returns_pair=finish is not None)
-        beside = None
-        if finish is not None:
+        return Inner(
+            function,
+            lambda: function,
+            lambda current, args, kwargs: call_rule(policy, current, *args, **kwargs),
+        )
+
+    def primal(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls the function itself, and packs its result."""
+        return self.packed_result(policy, function, args, None)
+
+    def packed_result(
+        self,
+        policy: Policy,
+        rule: Callable[..., Any],
+        args: Sequence[Any],
+        pack_second: Callable[[Inside, Any], Any] | None,
+    ) -> Any:
+        """Calls the function, or a rule that returns a pair of the function's result and something else.
+
+        Args:
+            policy: what carries identity.
+            rule: the function or the rule.
+            args: leaf groups, and static arguments.
+            pack_second: (trace, second of the pair) → what JAX gets for it. None for the function itself.
+
+        Returns:
+            The packed result, or a pair. If a rule returns no pair, its result unchanged: JAX says best what is wrong.
+
+        Raises:
+            SharingMismatchError: if the result of a rule has another structure than that of the function.
+        """
+        inside, result = self.run(policy, rule, args, returns_pair=pack_second is not None)
+        second = None
+        if pack_second is not None:
             if not isinstance(result, (tuple, list)) or len(result) != 2:
                 return result
-            result, beside = result
+            result, second = result
         tree = inside.walked(result)
         inside.check_walked(tree)
         packed = inside.pack(result)
-        if finish is None:
+        if pack_second is None:
             self._returned = packed.structure
             return packed
-        return self._as_returned(packed, rule), finish(inside, beside)
+        return self._like_result_of_function(packed, rule), pack_second(inside, second)
 
-    def _as_returned(self, packed: LeafGroup, rule: Callable[..., Any]) -> LeafGroup:
-        """The packed result of a rule, in the shape of that of the function.
+    def _like_result_of_function(self, packed: LeafGroup, rule: Callable[..., Any]) -> LeafGroup:
+        """Returns the packed result of a rule with the very structure of the function's result.
 
         Raises:
             SharingMismatchError: if they differ in shape, static values or ties.
         """
         returned = self._returned
+        # JAX may run a rule without the function. Then there is nothing to compare.
         if returned is None or returned is packed.structure:
             return packed
-        one, two = (f"in what `{name}` returns" for name in (name_of(self, self), name_of(rule, rule)))
-        before = FlatDag.of(returned, [None] * len(returned.records))
-        after = FlatDag.of(packed.structure, [None] * len(packed.structure.records))
-        above = (_Result(),)
-        join(before, after, Sides(self.transform_name, one, two), above, exact=True)
-        join(after, before, Sides(self.transform_name, two, one), above, exact=True)
+        of_function, of_rule = (f"in what `{name}` returns" for name in (name_of(self, self), name_of(rule, rule)))
+        tree_of_function = FlatDag.of(returned, [None] * len(returned.records))
+        tree_of_rule = FlatDag.of(packed.structure, [None] * len(packed.structure.records))
+        path = (_Result(),)
+        # A join forgives ties that only its second tree has, so each is the second one once.
+        join(tree_of_function, tree_of_rule, Sides(self.transform_name, of_function, of_rule), path, exact=True)
+        join(tree_of_rule, tree_of_function, Sides(self.transform_name, of_rule, of_function), path, exact=True)
         return whole(packed.leaves, returned)
-
-    def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
-        """What a rule gives for the operands, in the group in which they came.
-
-        Raises:
-            SharingMismatchError: if they are not as many, differ in shape, or one object is at two paths of a tie.
-        """
-        operands = as_tuple(self._operands)
-        num_operands = len(operands.records[operands.root][1])
-        with noting_whole() as found:
-            # The cotangents that come in are ours: of a tie, each is whole, and so it stays if it is handed on.
-            received = walked(Arguments(Names(rule).of(len(args)), args, {}), self.rules(policy))
-            cotangents = received.child(len(args) - 1)  # what comes before are residuals
-            leaves = [received.leaves[number] for number in cotangents.leaf_numbers]
-            note_tied(cotangents, leaves)
-            given = rule(*args)
-        given = self.as_several(given, num_operands)
-        if not isinstance(given, (tuple, list)) or len(given) != num_operands:
-            self._refuse_as_jax(rule, given)
-            what = f"{len(given)} values" if isinstance(given, (tuple, list)) else f"a `{type(given).__name__}`"
-            raise SharingMismatchError(
-                f"`{name_of(rule, rule)}` returned {what} for the {num_operands} operands of `{name_of(self, self)}` "
-                "that are differentiated. It returns a tuple with one cotangent for each, None where that is zero:\n"
-                "    return (cotangent, None)"
-            )
-        fit = self.fit(policy, whole=found, adds_up=True)
-        try:
-            leaves = list(fitted(operands, tuple(given), "cotangents", fit).values())
-        except SharingMismatchError:
-            self._refuse_as_jax(rule, given)
-            raise
-        if any(np.shape(leaf) != np.shape(own) for leaf, own in zip(leaves, operands.leaves.values(), strict=True)):
-            self._refuse_as_jax(rule, given)
-        # What the rule made of a tied cotangent path by path is added up, and may be the whole at each of them.
-        lost = ties_lost_between(cotangents, walked(tuple(given), self.rules(policy)), policy)
-        report_lost_ties((), lost, policy, Names(rule))
-        return (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
-
-    def _refuse_as_jax(self, rule: Callable[..., Any], given: Any) -> None:
-        """Raises what JAX says of cotangents that do not fit, where there is nothing that it does not know."""
-        if self._primal is None or holds_modules(self._operands):
-            return
-        # JAX traces the function anew, or even calls it (`jax_custom_vjp3`), so it gets one that only looks like it.
-        ruled = VANILLA_CUSTOM_VJP(returning(self._primal.function, 0.0))
-        ruled.defvjp(lambda *args: (0.0, None), returning(rule, given))
-        own = unpack(self._operands.structure, list(self._operands.leaves.values()))
-        operands = [arg for name, arg in zip(own.names, own.args, strict=True) if name is not None]
-        jax.eval_shape(lambda *args: jax.vjp(ruled, *args)[1](0.0), *operands)
-
-    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
-        """As the base, without asking the transform, which has no rules."""
-        raise error
-
-    def as_several(self, given: Any, num_operands: int) -> Any:
-        """What a rule returned, if it may return the cotangent of a single operand itself."""
-        return given
-
-    def fit(self, policy: Policy, *, whole: Any = None, adds_up: bool = False) -> Fit:
-        """How tangents that a rule gave are taken, or cotangents, with those arrays of them that are whole."""
-        rules = self.rules(policy)._replace(convention="jax")
-        return Fit(self.transform_name, rules, adds_up, may_lack=True, is_of_rule=True, whole=whole)
 
     def run(
         self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, returns_pair: bool = False
     ) -> tuple[Inside, Any]:
-        """Calls a function with what was received.
+        """Calls the user's function or rule with arguments built from leaf groups. Returns the trace and the result.
 
         Args:
-            policy: what counts as sharing.
-            function: the function or a rule.
-            args: groups, and what is static.
-            returns_pair: whether it returns a pair, of which callers get the first only.
+            policy: what carries identity.
+            function: the function or the rule.
+            args: leaf groups, and static arguments.
+            returns_pair: True if only the first of the two values returned reaches the caller.
         """
         received = self.received(args)
         inside = Inside(self.terms(policy), function)
-        own = received.arguments
-        return inside, inside.call_with(received, own.args, own.kwargs, returns_pair=returns_pair)
+        arguments = received.arguments
+        return inside, inside.call_with(received, arguments.args, arguments.kwargs, returns_pair=returns_pair)
+
+    # Cotangents -----------------------------------------------------------------------------------------------------
+
+    def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
+        """Calls a rule for cotangents, and fits its result to the leaf group of the operands.
+
+        Args:
+            policy: what carries identity.
+            rule: (*residuals, cotangent of the result) → cotangents of the operands.
+            args: arguments of the rule, as modules.
+
+        Raises:
+            SharingMismatchError: if there are not as many cotangents as operands, if one differs from its operand in
+                shape, or if one object is at two paths of a tie.
+        """
+        operands = as_tuple(self._operands)
+        num_operands = len(operands.records[operands.root][1])
+        # 1. Call the rule. Within, differentiation of ours notes the arrays that are whole sums over their paths.
+        with noting_whole() as whole_sums:
+            received = walked(Arguments(Names(rule).of(len(args)), args, {}), self.rules(policy))
+            # The arguments before the last one are residuals.
+            cotangents = received.child(len(args) - 1)
+            leaves = [received.leaves[number] for number in cotangents.leaf_numbers]
+            # For a tied leaf, the incoming cotangent is whole, and so it is if the rule passes it on.
+            note_tied(cotangents, leaves)
+            result = rule(*args)
+        # 2. Refuse a wrong number of cotangents.
+        result = self.as_several(result, num_operands)
+        if not isinstance(result, (tuple, list)) or len(result) != num_operands:
+            self._refuse_as_jax(rule, result)
+            is_sequence = isinstance(result, (tuple, list))
+            description = f"{len(result)} values" if is_sequence else f"a `{type(result).__name__}`"
+            raise SharingMismatchError(
+                f"`{name_of(rule, rule)}` returned {description} for the {num_operands} operands of "
+                f"`{name_of(self, self)}` that are differentiated. It returns a tuple with one cotangent for each, "
+                "None where that is zero:\n"
+                "    return (cotangent, None)"
+            )
+        # 3. Add up the cotangents of each leaf.
+        fit = self.fit(policy, whole=whole_sums, adds_up=True)
+        try:
+            leaves = list(fit_to_leaves(operands, tuple(result), "cotangents", fit).values())
+        except SharingMismatchError:
+            self._refuse_as_jax(rule, result)
+            raise
+        pairs = zip(leaves, operands.leaves.values(), strict=True)
+        if any(np.shape(leaf) != np.shape(operand) for leaf, operand in pairs):
+            self._refuse_as_jax(rule, result)
+        # 4. Warn of lost ties. A rule may take the whole cotangent of a tied leaf and compute with it path by path.
+        # These arrays were added up above, though each of them may be the whole.
+        lost = ties_lost_between(cotangents, walked(tuple(result), self.rules(policy)), policy)
+        report_lost_ties((), lost, policy, Names(rule))
+        return (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
+
+    def as_several(self, result: Any, num_operands: int) -> Any:
+        """Returns the result of a rule as a tuple, where JAX allows the cotangent of a single operand by itself."""
+        return result
+
+    def fit(self, policy: Policy, *, whole: Any = None, adds_up: bool = False) -> Fit:
+        """Says how the tangents or cotangents that a rule returned are fitted.
+
+        Args:
+            policy: what carries identity.
+            whole: arrays known to be the whole sum over their paths.
+            adds_up: True for cotangents.
+        """
+        rules = self.rules(policy)._replace(convention="jax")
+        return Fit(self.transform_name, rules, adds_up, may_lack=True, is_of_rule=True, whole=whole)
+
+    def _refuse_as_jax(self, rule: Callable[..., Any], result: Any) -> None:
+        """Raises JAX's own error for cotangents that do not fit. Returns if there are modules, unknown to JAX."""
+        if self._primal is None or holds_modules(self._operands):
+            return
+        # JAX traces the function anew, or even calls it (`jax_custom_vjp3`), so it gets one that only looks like it.
+        vanilla = VANILLA_CUSTOM_VJP(returning(self._primal.function, 0.0))
+        vanilla.defvjp(lambda *args: (0.0, None), returning(rule, result))
+        arguments = unpack(self._operands.structure, list(self._operands.leaves.values()))
+        operands = [arg for name, arg in zip(arguments.names, arguments.args, strict=True) if name is not None]
+        jax.eval_shape(lambda *args: jax.vjp(vanilla, *args)[1](0.0), *operands)
+
+    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
+        """Raises the error. The base asks the transform first, but here it has no rules to answer with."""
+        raise error
 
 
 def returning(function: Callable[..., Any], value: Any) -> Inner:
-    """A function that looks like another one, and returns a value whatever it is called with."""
+    """Makes a function with the name and signature of another one. It returns a value whatever its arguments are."""
     return Inner(function, lambda: function, lambda *_: value)
 
 
 class _Result:
+    """The first key of paths in errors about a result."""
+
     def __str__(self) -> str:
         return "result"
 
 
 def _type_of(leaf: Any) -> Any:
-    """What is kept of an operand. What is no array is a number, or JAX will refuse it."""
+    """Returns the shape and dtype of an array. Other leaves stay: they are numbers, or JAX will refuse them."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
 
 
 def tree_of(group: LeafGroup) -> Any:
-    """What a group was made from, put together."""
+    """Builds the tree that a leaf group was packed from."""
     return unpack(group.structure, group.leaves)
