@@ -187,8 +187,7 @@ def _fault(record: Record, value_record: Record, value: Any, leaf: Any, fit: Fit
         is_of_no_concern = fit.is_of_rule and (op is not LEAF or is_array)
         # A float equal to the static one may be meant as its tangent, and would be lost without an error. A cotangent
         # would not: static values of a result depend on nothing.
-        is_static_value = type(op) is Static and op == value_op
-        rides_along = is_static_value and (fit.adds_up or type(op.peek()) not in (float, complex))
+        rides_along = type(op) is Static and op == value_op and (fit.adds_up or type(op.peek()) not in (float, complex))
         fits = value is None or is_of_no_concern or _is_float0(value) or rides_along
         expected = "None, for it is not differentiated"
     actual = "None" if value is None else _in_words(value_op, op, len(value_children))
