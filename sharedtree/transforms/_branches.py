@@ -3,9 +3,9 @@
 The results of all branches must have one structure, but no branch knows what the others return. JAX traces each branch
 by itself. It caches the traces by function and operands, and does not call a branch again that it has traced.
 
-So the branches agree through an object that travels with their operands, an `Agreement`. In the first call, each branch
+So the branches agree through an object beside their operands, an `Agreement`. In the first call, each branch
 records there the structure of its result. If the structures differ, they are joined (`_joining_trees`), and all
-branches are traced once more with a new agreement, which says what to return. Later calls use the same agreement. It
+branches are traced once more with a new agreement. It says what to return. Later calls use the same agreement. It
 lives as long as JAX's caches hold the traces.
 
                  true_fun                       false_fun
@@ -86,7 +86,7 @@ class Agreement:
         is_separate: True if the result shares no object with the operands, since the branches disagree on that.
 
     Attributes:
-        changed: records of the operands that some branch changes in place.
+        changed: records of the operands changed in place by some branch.
         returned: the structure of each function's result, by the `id` of the function's terms.
     """
 
@@ -106,7 +106,7 @@ class Agreement:
         self.returned: dict[int, Structure] = {}
 
     def fit(self, inside: Inside, result: FlatDag) -> LeafGroup:
-        """Packs the result of a branch into the leaf group that the other branches return.
+        """Packs the result of a branch into the leaf group of the other branches.
 
         Raises:
             NotAlikeError: if the branches have to pack their results in another way.
@@ -292,8 +292,8 @@ def _refer_to_callers_objects(crossing: Crossing, result: LeafGroup, changed: se
 
     Args:
         crossing: the call of the transform.
-        result: the pair of operands and result that came out of the branch.
-        changed: records of the operands that some branch changes. Their contents will be written back.
+        result: the pair of operands and result returned by the branch.
+        changed: records of the operands changed by some branch. Their contents will be written back.
     """
     structure, tree = result.selection.structure, crossing.call.tree
     operands_out = FlatDag.without_objects(structure).child(0)

@@ -155,9 +155,9 @@ class CarryObjects(NamedTuple):
     """Objects of the carry at the end of an iteration, as numbers of records of the call.
 
     Attributes:
-        kept: the objects that came back in their places.
-        changed: the kept ones whose content is no longer what was received.
-        untied: leaves that the user untied on purpose.
+        kept: objects returned in their places.
+        changed: kept objects with other content than before.
+        untied: leaves untied by the user on purpose.
     """
 
     kept: frozenset[int]
@@ -178,7 +178,7 @@ class CarryError(Exception):
     """The carry has to be packed in another way. Raised by a trace for the adapter, which catches it.
 
     Attributes:
-        terms: terms of the function that was traced. They tell which of several nested loops has to be repacked.
+        terms: terms of the traced function. Of several nested loops, they name the one to repack.
         repacking: how to pack the operands.
     """
 
@@ -189,7 +189,7 @@ class CarryError(Exception):
 
 
 class VanillaError(Exception):
-    """The carry does not fit and holds no module, so that JAX's own error says best what is wrong."""
+    """The carry does not fit and holds no module. JAX's own error says best what is wrong."""
 
     def __init__(self, error: SharingMismatchError) -> None:
         super().__init__(str(error))
@@ -250,9 +250,9 @@ def find_kept_objects(
     """Finds the objects that came back in their places, and those of them that were changed.
 
     Args:
-        received: everything that the function received, with its present content.
-        part_in: the part of it that is compared, such as the carry.
-        part_out: the tree that the function returned for this part.
+        received: all arguments of the function, with their present content.
+        part_in: the part of `received` to compare, such as the carry.
+        part_out: the tree returned for this part.
         joined: the join of the two.
         path_to_part: path to both, for errors.
         containers: True if mutable containers outside modules carry identity.
@@ -317,12 +317,12 @@ def _run_until_carry_fits(
 
     Args:
         crossing: the call of the transform.
-        iteration: the function that JAX traces for each iteration.
+        iteration: the function for JAX to trace.
         run: (leaf groups of the operands) → what the transform returns.
         run_vanilla: calls the transform with the user's own function and operands, for its errors.
 
     Returns:
-        What the transform returned, and the objects of the carry.
+        The result of the transform, and the objects of the carry.
     """
     terms = iteration.terms
     while True:
@@ -381,8 +381,8 @@ def _with_callers_objects(crossing: Crossing, carry: LeafGroup, objects: CarryOb
 
     Args:
         crossing: the call of the transform.
-        carry: the leaf group that the transform returned.
-        objects: what the traces have shown of the caller's objects.
+        carry: the leaf group returned by the transform.
+        objects: the caller's objects at the end of an iteration, as the traces have shown them.
         position: position of the carry among the operands.
     """
     part, numbers = part_of(carry.selection.structure, position)
@@ -406,9 +406,9 @@ def refer_to_kept(
     """Returns a structure in which the objects that came back refer to the caller's objects.
 
     Args:
-        part: structure of the tree that came out.
+        part: structure of the returned tree.
         numbers: for each record of `part`, its number among the caller's records; -1 if it has none.
-        objects: the objects that came back and those of them that were changed.
+        objects: the objects that came back, and the changed ones among them.
         received: the caller's records.
         in_place: True if changes are written back. If False, all objects are new.
         untied: records of `part` whose leaves the user untied on purpose.
