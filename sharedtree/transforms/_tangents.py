@@ -44,7 +44,7 @@ class Fit(NamedTuple):
         may_lack: True if None stands for zero, also in place of a whole subtree.
         is_of_rule: True if a rule returned the tree. Then its static values do not count, nor what it has for leaves
             that are not differentiated. Where several values are added up, they are converted to the leaf's dtype.
-        whole: the objects known to be the whole sum over their paths. None if one object at several paths needs no
+        whole_sums: the objects known to be the whole sum over their paths. None if one object at several paths needs no
             such knowledge.
     """
 
@@ -53,7 +53,7 @@ class Fit(NamedTuple):
     adds_up: bool
     may_lack: bool
     is_of_rule: bool = False
-    whole: Container[Any] | None = None
+    whole_sums: Container[Any] | None = None
 
 
 class ValueAtPath(NamedTuple):
@@ -99,19 +99,19 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
         assert not isinstance(pair, Mismatch)
         number = pair.left
         value: Any = tags.objects[pair.right]
-        # None for a whole subtree: zero at each of its paths.
+        # None for a whole subtree: zero for each record in there.
         if value is None and fit.may_lack:
-            for below, path in edges(records, [(pair.path, number)]):
-                values_of.setdefault(below, []).append(ValueAtPath(None, path))
+            for descendant, path in edges(records, [(pair.path, number)]):
+                values_of.setdefault(descendant, []).append(ValueAtPath(None, path))
             continue
         # An array for a whole subtree: JAX takes it from rules as the value of each leaf in there.
         is_prefix = (
             type(value_records[pair.right][0]) is not Node and type(records[number][0]) is Node and _is_array(value)
         )
         if fit.is_of_rule and is_prefix:
-            for below, count in num_paths(records, number).items():
+            for leaf_number, count in num_paths(records, number).items():
                 sum_of_paths = value if value is None or count == 1 else count * value
-                values_of.setdefault(below, []).append(ValueAtPath(sum_of_paths, pair.path))
+                values_of.setdefault(leaf_number, []).append(ValueAtPath(sum_of_paths, pair.path))
             continue
         leaf = _OUTSIDE if number in outside else tree.leaves.get(number)
         fault = _fault(records[number], value_records[pair.right], value, leaf, fit)
@@ -128,12 +128,12 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
             )
         values_of.setdefault(number, []).append(ValueAtPath(value, pair.path))
         matched.append(pair)
-    if fit.whole is not None:
+    if fit.whole_sums is not None:
         # Values at several paths: either the whole sum, or a share at each path.
         doubtful = [
             i
             for i, pair in enumerate(matched)
-            if is_inexact(tree.leaves.get(pair.left, 0)) and tags.objects[pair.right] not in fit.whole
+            if is_inexact(tree.leaves.get(pair.left, 0)) and tags.objects[pair.right] not in fit.whole_sums
         ]
         _require_one_path(doubtful, matched, tree, value_records, name, fit)
     return {
@@ -153,11 +153,11 @@ def _is_array(value: Any) -> bool:
 
 def num_paths(records: Sequence[Record], root: int) -> dict[int, int]:
     """Counts the paths from a record to each leaf below it. Cost: linear in the records."""
-    _, below = canonical(root, lambda number: records[number])
-    counts = dict.fromkeys(below, 0)
+    _, numbers = canonical(root, lambda number: records[number])
+    counts = dict.fromkeys(numbers, 0)
     counts[root] = 1
-    # `below` has children before their parents, so in reverse a record's count is complete when its turn comes.
-    for number in reversed(below):
+    # `numbers` has children before their parents. In reverse, the count of a record is complete when its turn comes.
+    for number in reversed(numbers):
         for child in records[number][1]:
             counts[child] += counts[number]
     return {number: count for number, count in counts.items() if records[number][0] is LEAF}
