@@ -1,14 +1,17 @@
-"""Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file a family.
+"""Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file for each family.
 
-Functions and the arguments of their calls come in. What the transform returns goes out, with its ties, and so do errors
-and warnings about what would be lost (`checks/`). A call is one graph (`_caller_side`). Its leaves are grouped
-(`_leaf_groups`, `_grouping_leaves`) by what the transform does with each (`_leaf_labels`). Nothing here keeps the
-arguments of a call alive.
+- A call is one graph (`_caller_side`). Its leaves are grouped (`_leaf_groups`, `_grouping_leaves`) by the treatment
+  that the transform has for each (`_leaf_labels`).
+- The transform gets the leaf groups, and calls a function that builds the user's arguments of them (`_function_side`).
+- The results of the user's function are packed there, and built again on the caller's side.
+- Errors and warnings about lost ties and lost changes are in `checks/`.
+
+Nothing here keeps the arguments of a call alive.
 """
 
 import typing as _typing
 
-# Now, while `jax.jit` is what JAX has by that name: a program may put ours there before it wraps a transform.
+# Imported first, while `jax.jit` is JAX's own. A program may replace it before it wraps a transform.
 from . import _adapter_names as _adapter_names
 from ._preserve_identities import preserve_identities as preserve_identities, register_transform as register_transform
 from ._ready_made_control_flow import (
@@ -60,7 +63,7 @@ if _typing.TYPE_CHECKING:
 else:
     from ..core._lazy_names import later_in as _later_in
 
-    # They need what is imported with the first transform that is wrapped.
+    # Imported on first use, since they import the adapters, as the first wrapped transform does.
     _LATER = {
         **dict.fromkeys(("device_put", "with_sharding_constraint"), "_device_put"),
         **dict.fromkeys(("Explanation", "LeafReport", "explain"), "checks._explain"),
