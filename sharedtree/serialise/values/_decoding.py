@@ -36,15 +36,15 @@ from ._all_kinds_of_nodes import (
     BUILDERS,
     MAX_PRINTED,
     TYPED,
-    compared_of,
-    first_touched,
+    walked_children_in_comparison,
+    first_unsafe_walk,
     key_sizes,
     keys_of,
-    nested_too_deeply,
+    first_beyond_bounds,
     num_keys,
     steps,
 )
-from ._changed_classes import Renames, maker_for, new_name, of_another_kind, renames_in, require_sound_renames
+from ._changed_classes import Renames, maker_for, new_name, changed_kind_error, renames_in, require_sound_renames
 from ._encoding import like_in, names_in
 from ._kinds_of_values import name_of_method
 from ._left_out_values import Key, left_out_of
@@ -83,7 +83,7 @@ def decode(
     makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
     fields = [entry.fields for entry in manifest.types]
     classes = [values["class", entry.name] for entry in manifest.types]
-    touched = first_touched(manifest.nodes, classes)
+    touched = first_unsafe_walk(manifest.nodes, classes)
     if touched is not None:
         raise FormatError(
             f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX, or a `Module`, "
@@ -116,7 +116,7 @@ def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
         return maker_for(entry, cls, renames)
     if kind_of(cls) != entry.kind:
         what = "an enum" if entry.kind == "enum" else "a registered pytree node"
-        raise of_another_kind(entry.name, cls, what)
+        raise changed_kind_error(entry.name, cls, what)
     return cls
 
 
@@ -156,8 +156,8 @@ class Plan:
             self._resolved = {**self._resolved, **self._put_back(lacking, like, label)}
         if like is not None:
             classes = [self._resolved["class", entry.name] for entry in self._manifest.types]
-            deep = nested_too_deeply(self._manifest.nodes, compared_of(classes))
-            deep = nested_too_deeply(self._manifest.nodes, keys_of, MAX_PRINTED) if deep is None else deep
+            deep = first_beyond_bounds(self._manifest.nodes, walked_children_in_comparison(classes))
+            deep = first_beyond_bounds(self._manifest.nodes, keys_of, MAX_PRINTED) if deep is None else deep
             if deep is not None:
                 raise malformed(f"node {deep} holds one thing too often to be compared with a template")
             structs = {entry.tensor: struct_of(entry) for entry in entries}

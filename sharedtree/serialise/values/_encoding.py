@@ -19,10 +19,10 @@ from ..trust._buildable_classes import kind_of
 from ._all_kinds_of_nodes import (
     TAKERS,
     extend_digests,
-    first_touched,
+    first_unsafe_walk,
     key_sizes,
     nan_among_keys,
-    nested_too_deeply,
+    first_beyond_bounds,
     steps,
 )
 from ._atoms import ENCODERS, LEFT_OUT
@@ -30,7 +30,7 @@ from ._instances import Instances
 from ._kinds_of_instances import take_enum, take_registered
 from ._kinds_of_jax_values import take_other
 from ._kinds_of_values import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
-from ._left_out_values import Key, LeaveOut, put_back
+from ._left_out_values import Key, LeaveOut, values_left_out
 from ._manifest import FORMAT
 from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry
 from ._paths import path_to
@@ -130,11 +130,11 @@ def names_in(tree: Any) -> dict[str, Any]:
 
 
 def like_in(template: Any, manifest: Manifest, new_step: Any) -> Mapping[Key, Any]:
-    """What a template has in the places of what was left out of a file; `new_step` is as for `put_back`."""
+    """What a template has in the places of what was left out of a file; `new_step` is as for `values_left_out`."""
     walk = _Walk()
     walk.opened = {}
     whole = walk.written(walk.run(template))
-    return put_back(manifest, whole, functools.partial(walk.open_node, whole), new_step)
+    return values_left_out(manifest, whole, functools.partial(walk.open_node, whole), new_step)
 
 
 class _Frame:
@@ -216,11 +216,11 @@ class _Walk:
         if self.problems:
             return self.problems
         if self.left_out.objects:
-            faults = self.left_out.faults(self.written(len(self.nodes) - 1), self._memo)
-            if faults:
-                return faults
+            find_problems = self.left_out.find_problems(self.written(len(self.nodes) - 1), self._memo)
+            if find_problems:
+                return find_problems
         classes = [self.named[entry["name"]] for entry in self.types]
-        deep = nested_too_deeply(self.nodes)
+        deep = first_beyond_bounds(self.nodes)
         if deep is not None:
             kind = self.nodes[deep][0]
             what = f"a `{kind}` nested so deeply, or shared so often, that Python could not free it or hash it"
@@ -230,7 +230,7 @@ class _Walk:
             what = f"a `{self.nodes[unequal][0]}` with a NaN as a key, or in one, which is equal to nothing"
             where = path_to(self.written(len(self.nodes) - 1), unequal)
             return [Problem(where, what, "Take another key, `None` say, or hold pairs in a list.")]
-        touched = first_touched(self.nodes, classes)
+        touched = first_unsafe_walk(self.nodes, classes)
         if touched is not None:
             node = self.nodes[touched]
             holder = self.types[node[1]]["name"] if node[0] == "registered" else node[0]

@@ -1,7 +1,7 @@
-"""Rows of instances of classes: rebuilt field by field, by the functions that were registered, or found by name.
+"""Kinds of node for instances of classes: rebuilt field by field, by an unflatten function, or found by name (enums).
 
-No attribute is asked of an object that a file describes, for its class may answer with a call of what the file put
-there.
+Nothing here gets an attribute of an object that a file describes. Its class may have a `__getattr__` that calls what
+the file put into the instance.
 """
 
 import enum
@@ -45,6 +45,7 @@ def _build_object(parts: Parts, node: Node) -> Any:
 
 
 def _build_wrapper(parts: Parts, node: Node) -> Any:
+    """Builds an Equinox module, and copies name, documentation and annotations from the field that it wraps."""
     obj = _build_object(parts, node)
     require(kind_of(type(obj)) == "module", "its class is no Equinox module")
     copy_wrapped_attributes(obj, parts.child(node[2][parts.fields[node[1]].index(node[3])]))
@@ -65,20 +66,25 @@ def _class_name(manifest: Manifest, node: Node) -> str:
 
 
 def take_registered(obj: Any, type_index: int) -> Apart:
-    """An instance of a class that was registered with JAX or with `register_node`."""
+    """Takes an instance of a class that was registered with JAX or with `register_node` apart.
+
+    Raises:
+        RefusalError: if its flatten function raises, or gives auxiliary data that no file may have.
+    """
     if type(obj) is Dag:
         return _take_dag(obj, type_index)
     node_type = node_type_of(obj)
     assert node_type is not None
     try:
-        parts, aux = node_type.take_apart(obj)
+        child_objects, aux = node_type.take_apart(obj)  # children, auxiliary data
         keys = [str(key) for key in node_type.keys_of(obj)]
     except Exception as error:  # noqa: BLE001 -- the class's own code may raise anything
         raise RefusalError(
             f"a `{type(obj).__qualname__}` whose flatten function raises {type(error).__name__}: {error}",
             "Leave it out, or bring it into a state in which JAX can flatten it.",
         ) from error
-    if aux is obj:  # no cycle that could be broken: for JAX it is one constant
+    # To JAX the object is one constant, so this is no cycle that its user could break.
+    if aux is obj:
         raise RefusalError(
             f"a `{type(obj).__qualname__}` that is its own auxiliary data, of which nothing can be written",
             "Let its flatten function give plain values, from which its unflatten function makes it anew.",
@@ -88,78 +94,98 @@ def take_registered(obj: Any, type_index: int) -> Apart:
         raise RefusalError(
             f"a `{type(obj).__qualname__}` with {fault}, which no file may have", "Set it anew after loading."
         )
-    # Keys that do not match the children, or make no paths. Texts with an address or surrogates are no good in a file.
-    is_sound = len(keys) == len(parts) and are_steps(keys)
+    # Positions take the place of keys that do not match the children or make no paths, and of keys with an address or
+    # with surrogates, which no file can hold.
+    is_sound = len(keys) == len(child_objects) and are_steps(keys)
     if not is_sound or any(" at 0x" in key or type(encode_str(key)) is list for key in keys):
-        keys = [f"[{i}]" for i in range(len(parts))]
-    return Apart([*parts, aux], [*keys, "<aux>"], lambda done: ["registered", type_index, done[-1], done[:-1], keys])
+        keys = [f"[{i}]" for i in range(len(child_objects))]
+    return Apart(
+        [*child_objects, aux],
+        [*keys, "<aux>"],
+        lambda written: ["registered", type_index, written[-1], written[:-1], keys],
+    )
 
 
 def _take_dag(dag: Dag[Any], type_index: int) -> Apart:
-    """A Dag as its model, if that is still what the Dag holds: it may have been changed since."""
+    """Takes a `Dag` apart into its model.
+
+    Raises:
+        RefusalError: if packing the model does not give the leaves and the structure of the `Dag`. The model may have
+            been changed since, or `jax.tree.map` put other values in the places of the arrays.
+    """
     leaves, structure = dag._flatten()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     try:
-        now, same = Dag(dag.tree)._flatten()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        is_whole = same is structure and all(a is b for a, b in zip(now, leaves, strict=True))
+        model_leaves, model_structure = Dag(dag.tree)._flatten()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        pairs = zip(model_leaves, leaves, strict=True)
+        is_unchanged = model_structure is structure and all(a is b for a, b in pairs)
     except Exception:  # noqa: BLE001 -- the unflatten functions of any class may raise anything
-        is_whole = False
-    if not is_whole:
+        is_unchanged = False
+    if not is_unchanged:
         raise RefusalError(
             "a `Dag` that holds something else than its model has: the model was changed, or numbers or placeholders "
             "are in the places of arrays",
             "Save its model, `dag.tree`, or its leaves, `jax.tree.leaves(dag)`.",
         )
-    return Apart((dag.tree,), (".tree",), lambda done: ["registered", type_index, None, done, [".tree"]])
+    return Apart((dag.tree,), (".tree",), lambda written: ["registered", type_index, None, written, [".tree"]])
 
 
 def are_steps(steps: Any) -> bool:
-    """Whether these are texts that paths can be made of, each of which leads to one child."""
+    """Returns True for a list of different texts, each of which can be a step of a path."""
     if type(steps) is not list or not all(type(step) is str for step in steps):
         return False
     return len(set(steps)) == len(steps) and all(1 < len(step) <= MAX_STEP and step[0] in ".[" for step in steps)
 
 
 def _build_registered(parts: Parts, node: Node) -> Any:
-    cls, aux, own = parts.makers[node[1]], parts.child(node[2]), parts.children(node[3])
+    """Builds an instance by the unflatten function of its class, and flattens it to check that nothing was dropped."""
+    cls, aux, child_objects = parts.makers[node[1]], parts.child(node[2]), parts.children(node[3])
     if cls is Dag:
-        require(aux is None and len(own) == 1, "a `Dag` has one model, and nothing else")
-        return Dag._of_file(own[0])  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    known, given = node_types_by_class.get(cls), _counts(own, aux)
+        require(aux is None and len(child_objects) == 1, "a `Dag` has one model, and nothing else")
+        return Dag._of_file(child_objects[0])  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    node_type, counts_in_file = node_types_by_class.get(cls), _count_parts(child_objects, aux)
     fault = fault_of_aux(cls, aux)
     require(fault is None, f"it has {fault}")
-    fixed = registered_counts(cls)
-    if fixed is not None and fixed != given:
-        raise _other_counts(cls, given, fixed)
+    # Dataclasses that are registered with lists of their fields have fixed counts.
+    fixed_counts = registered_counts(cls)
+    if fixed_counts is not None and fixed_counts != counts_in_file:
+        raise _wrong_counts(cls, counts_in_file, fixed_counts)
     try:
-        if known is not None:
-            made = known.put_together(aux, own)
-            again: Any = known.take_apart(made)
+        if node_type is not None:
+            obj = node_type.put_together(aux, child_objects)
+            flattened: Any = node_type.take_apart(obj)
         else:
-            made = rebuild_registered(cls, aux, own)
-            again = jtu.default_registry.flatten_one_level(made)
+            obj = rebuild_registered(cls, aux, child_objects)
+            flattened = jtu.default_registry.flatten_one_level(obj)
     except Exception as error:
         raise StructureMismatchError(
             f"The unflatten function of `{cls.__qualname__}` raised {type(error).__name__} on what the file holds: "
             f"{printable(str(error)[:200])}. Load it with the version of the class that wrote it."
         ) from error
-    # How many an unflatten function takes only it knows, and those that zip with names drop what is too many.
-    counts = None if again is None else _counts(*again)
-    if counts != given:
-        raise _other_counts(cls, given, counts or (0, None))
-    return made
+    # Only the unflatten function knows how many children it takes. One that zips them with names drops the excess.
+    counts = None if flattened is None else _count_parts(*flattened)
+    if counts != counts_in_file:
+        raise _wrong_counts(cls, counts_in_file, counts or (0, None))
+    return obj
 
 
-def _counts(own: Sequence[Any], aux: Any) -> tuple[int, int | None]:
-    """How many children there are, and static values, if aux data is a plain collection of them."""
-    return len(own), len(aux) if type(aux) in (tuple, list, dict) else None
+def _count_parts(child_objects: Sequence[Any], aux: Any) -> tuple[int, int | None]:
+    """Returns the number of children and the number of static values. None if aux is no plain collection of values."""
+    return len(child_objects), len(aux) if type(aux) in (tuple, list, dict) else None
 
 
-def _other_counts(cls: type, given: tuple[int, int | None], own: tuple[int, int | None]) -> StructureMismatchError:
-    told = [f"{n} children and {'other aux data' if m is None else f'{m} static values'}" for n, m in (given, own)]
+def _wrong_counts(
+    cls: type, counts_in_file: tuple[int, int | None], counts_of_class: tuple[int, int | None]
+) -> StructureMismatchError:
+    """Returns the error for a node with other numbers of children or static values than its class has."""
+    in_file, of_class = _counts_text(*counts_in_file), _counts_text(*counts_of_class)
     return StructureMismatchError(
-        f"The file has {told[0]} for a `{cls.__qualname__}`, and that has {told[1]}. Load it with the version of the "
+        f"The file has {in_file} for a `{cls.__qualname__}`, and that has {of_class}. Load it with the version of the "
         "class that wrote it."
     )
+
+
+def _counts_text(num_children: int, num_static: int | None) -> str:
+    return f"{num_children} children and {'other aux data' if num_static is None else f'{num_static} static values'}"
 
 
 def _steps_of_registered(_: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
@@ -171,7 +197,11 @@ def _steps_of_registered(_: Manifest, node: Node) -> Iterator[tuple[Child, str]]
 
 
 def take_enum(obj: Any, type_index: int) -> Apart:
-    """A member of an enum, by its name; of flags that have none, by its value."""
+    """Takes a member of an enum apart, into its name. A combination of flags without a name is written by its value.
+
+    Raises:
+        RefusalError: if the object is no member of its class.
+    """
     cls, name, value = type(obj), obj._name_, obj._value_  # noqa: SLF001 -- `name` may be a member's name
     if name is not None and cls.__members__.get(name) is obj:
         member = encode_str(name)
@@ -183,36 +213,39 @@ def take_enum(obj: Any, type_index: int) -> Apart:
 
 
 MAX_COMBINATIONS, MAX_FLAG_BITS = 1024, 256
-"""How many combinations of flags files may add to a class in a process, and how long one may be."""
+"""Most combinations of flags that files may add to a class in one process, and most bits of one combination."""
 
 _combinations: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
+"""Class of flags → number of combinations that files have added to it."""
 
 
 def _build_enum(parts: Parts, node: Node) -> Any:
-    cls, member = parts.makers[node[1]], parts.child(node[2])
-    if type(member) is str:
-        found = cls.__members__.get(member)
-        if found is None:
+    """Finds the member of an enum by its name, or a combination of flags by its value."""
+    cls, name_or_value = parts.makers[node[1]], parts.child(node[2])
+    if type(name_or_value) is str:
+        member = cls.__members__.get(name_or_value)
+        if member is None:
             raise StructureMismatchError(
-                f"`{cls.__qualname__}` has no member `{printable(member[:80])}`. Add it again, as an alias if it was "
-                "renamed."
+                f"`{cls.__qualname__}` has no member `{printable(name_or_value[:80])}`. Add it again, as an alias if "
+                "it was renamed."
             )
-        return found
+        return member
     require(issubclass(cls, enum.Flag), "it is no member")
-    members: Any = cls._value2member_map_  # noqa: SLF001 -- `cls(member)` is a call of the user's class
-    found = members.get(member)
-    if found is None:
+    members: Any = cls._value2member_map_  # noqa: SLF001 -- `cls(value)` is a call of the user's class
+    member = members.get(name_or_value)
+    if member is None:
         require(_combinations.get(cls, 0) < MAX_COMBINATIONS, "its class has had too many combinations from files")
-        require(member.bit_length() <= MAX_FLAG_BITS, "it has too many bits")
-        before = len(members)
-        found = enum.Flag._missing_.__func__(cls, member)  # pyright: ignore  # noqa: SLF001 -- likewise
-        # The class keeps each for ever, since one is compared with another by identity.
-        _combinations[cls] = _combinations.get(cls, 0) + len(members) - before
-    require(isinstance(found, cls), "it is no member")
-    return found
+        require(name_or_value.bit_length() <= MAX_FLAG_BITS, "it has too many bits")
+        num_members = len(members)
+        member = enum.Flag._missing_.__func__(cls, name_or_value)  # pyright: ignore  # noqa: SLF001 -- see above
+        # The class keeps every combination for ever, because members are compared by identity.
+        _combinations[cls] = _combinations.get(cls, 0) + len(members) - num_members
+    require(isinstance(member, cls), "it is no member")
+    return member
 
 
 def _enum_text(manifest: Manifest, node: Node) -> str | None:
+    """Prints a member of an enum as `Class.NAME` or `Class(value)`."""
     name, member = _class_name(manifest, node), node[2]
     if type(member) is int:
         return None

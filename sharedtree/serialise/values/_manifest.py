@@ -14,11 +14,11 @@ from ..arrays._dtypes import FLOAT0, dtype_named
 from ..arrays._placing import ArrayEntry
 from ..container._header import malformed, parse_manifest_json
 from ..trust._public_names import CHILD, MAIN, is_well_formed
-from ._all_kinds_of_nodes import KINDS, children_of, nan_among_keys, nested_too_deeply
+from ._all_kinds_of_nodes import KINDS, children_of, nan_among_keys, first_beyond_bounds
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
 from ._kinds_of_instances import are_steps
 from ._kinds_of_values import name_of_method
-from ._left_out_values import misplaced
+from ._left_out_values import first_incomplete
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 
 FORMAT = 1
@@ -36,7 +36,7 @@ def parse_manifest(text: str) -> Manifest:
     Cost: a few looks at each node. Takes up to 64 times the memory of the text, if the text is made for that.
     """
     whole = _Reader().read(parse_manifest_json(text))
-    bad = nested_too_deeply(whole.nodes)
+    bad = first_beyond_bounds(whole.nodes)
     if bad is not None:
         raise malformed(f"node {bad}, a `{whole.nodes[bad][0]}`, is nested too deeply, or holds one thing too often")
     bad = nan_among_keys(whole.nodes)
@@ -111,7 +111,7 @@ class _Reader:
             self.number += 1
         if not self._is_child(root) or (type(root) is list and root[0] == LEFT_OUT):
             raise malformed("`root` is neither a node nor a value")
-        if self.left_out and misplaced(self.nodes) is not None:
+        if self.left_out and first_incomplete(self.nodes) is not None:
             raise malformed("it lacks values where none can be left out")
         if len(self.used) != len(self.arrays):
             raise malformed("an array belongs to no node")
