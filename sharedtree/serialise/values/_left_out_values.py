@@ -20,7 +20,7 @@ from ._all_kinds_of_nodes import children_of, operands, steps
 from ._atoms import LEFT_OUT
 from ._nodes import Child, Manifest, Node
 from ._paths import carries_identity, path_to
-from ._written_by_name import Problem, reached
+from ._written_by_name import Problem, Reached, search
 
 HOLDERS = frozenset({"object", "wrapper", "registered", "list", "tuple", "dict", "OrderedDict", "defaultdict", "deque"})
 """The kinds of node from which a value may be left out."""
@@ -91,7 +91,7 @@ class LeaveOut:
             reason = f"a `{manifest.nodes[incomplete][0]}`, which cannot do without what is left out of it"
             problems.append(Problem(path_to(manifest, incomplete), reason, "Leave out all of it, or nothing."))
         for obj, path in IdentityDict(zip(self.objects, self.paths, strict=True)).items():
-            saved = [numbers[part] for part in reached([(obj, -1, "")]) if part in numbers]
+            saved = [numbers[part] for part in search([Reached(obj, -1, "")]) if part in numbers]
             shared = next((n for n in saved if carries_identity(manifest, manifest.nodes[n])), None)
             if shared is not None:
                 saved_path = path_to(manifest, shared)
