@@ -32,13 +32,11 @@ For a class or a function: `"old.mod:Old"` → `"new.mod:New"`, or the new class
 
 
 def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequence[Any]], Any]:
-    """Returns a function that makes an instance from the values that a file has for it.
-
-    The values are those of the entry's `fields`, then those of `extra`.
+    """Returns a function that makes an instance from its values in a file: the `fields`, then the `extra` attributes.
 
     Raises:
-        StructureMismatchError: if the class has changed in a way that needs a decision of the user.
-        FormatError: if the file sets an attribute that no file may set.
+        StructureMismatchError: if the class has changed, and the user must decide about some field.
+        FormatError: if the file sets an attribute, but no file may do so.
     """
     if kind_of(cls) not in FIELD_KINDS:
         raise changed_kind_error(entry.name, cls, f"a {entry.kind}")
@@ -296,9 +294,10 @@ class _ClassChange:
 
 
 def renames_in(manifest: Manifest, renames: Renames) -> Renames:
-    """Returns the renames with the names that a file has for the classes of the program that wrote it.
+    """Adds to the renames the file's names for classes of `__main__`.
 
-    In that program the classes were in `__main__`. The file has the name by which others import the program.
+    The program by which the file was written had these classes in `__main__`. In the file, they are in the module by
+    whose name other programs import it.
     """
     if manifest.main is None:
         return renames

@@ -73,15 +73,15 @@ def decode(
     """Builds the DAG that a manifest describes. One node becomes one object.
 
     Args:
-        manifest: a manifest that follows the grammar.
+        manifest: a parsed manifest.
         array_of: index of an entry in `arrays` → its array; for PRNG keys, the raw data. It is called once for each
             entry, in the order of the nodes.
-        trust: names that the file may have. Default: those that every file may have.
+        trust: names allowed in the file. Default: the names allowed in every file.
         renames: the option of `load`.
         resolved: the objects of all names. Default: they are looked up.
 
     Raises:
-        UntrustedTypeError: if the file has names that are not trusted. All of them are listed, and nothing was built.
+        UntrustedTypeError: if some names are not trusted. All of them are listed, and nothing was built.
         StructureMismatchError: if a name leads nowhere, a class has changed, or devices are missing.
         FormatError: if an object cannot be built from its node.
     """
@@ -143,7 +143,7 @@ class Plan:
     Args:
         manifest: the file's manifest.
         label: name of the file in errors.
-        trust: names that the file may have.
+        trust: names allowed in the file.
         like, select, sharding, strict, renames: options of `load`.
 
     Attributes:

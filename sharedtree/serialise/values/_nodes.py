@@ -39,14 +39,14 @@ key of its dict or set has parts.
 
 
 class TypeEntry(NamedTuple):
-    """One entry of `types`: a class, and the attributes that all instances of this entry have.
+    """One entry of `types`: a class, and the attributes of its instances.
 
     Attributes:
         name: `module:qualname` of the class.
         kind: how its instances are rebuilt, such as `module`, `dataclass` or `enum`.
-        fields: declared fields, in the order in which nodes list their values.
-        missing: declared fields that are not set in these instances.
-        extra: attributes that are no declared fields. Their values follow those of the fields.
+        fields: declared fields, in the order of the values in nodes.
+        missing: declared fields without a value in these instances.
+        extra: attributes without a declared field. Their values follow the values of the fields.
         version: `__sharedtree_version__` of the class when the file was written.
     """
 
@@ -69,7 +69,7 @@ class Manifest(NamedTuple):
         root: the whole tree.
         atoms: texts of an atom → its value, for atoms that name no class or function.
         names: a pair (`class`, `function` or `method`, name) for each name that the file uses.
-        main: the module that was the running program when the file was written. None if no name is in it.
+        main: module of the program by which the file was written. None if no name is in this module.
     """
 
     library: str
@@ -119,11 +119,11 @@ class Apart(NamedTuple):
     """An object, taken apart into its children.
 
     Attributes:
-        children: the objects that it holds. Those that JAX traces come first and in JAX's order, so that the first
-            path to a shared object is the one that `jax.tree_util` prints first.
+        children: the objects in it. Traced ones come first and in JAX's order, so the first path to a shared object is
+            also the first in `jax.tree_util`.
         keys: the step of a path to each child.
         build: makes the node from the children as they are written.
-        hashed: keys of a mapping or members of a set, for which hash collisions are counted.
+        hashed: keys of a mapping or members of a set. Their hash collisions are counted.
     """
 
     children: Sequence[Any]
@@ -133,7 +133,7 @@ class Apart(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """One kind of node: its grammar, and the functions that take its objects apart, build them and print them.
+    """One kind of node: its grammar, and functions to take objects apart, to build them and to print them.
 
     Attributes:
         name: the first entry of its nodes.
@@ -144,11 +144,11 @@ class Kind(NamedTuple):
             arguments. Default: calls the first of `types` with the values of the operands.
         steps: yields the children of a node with their steps. Default: as the operands declare.
         text: describes a node in a few words. Default: the name of the kind.
-        inline: prints a node on one line, or returns None if it does not fit or holds something that can be tied. Two
-            texts are the brackets around the children.
-        keyed: number of the operand that has the members of a set, or the keys of a mapping. The values of a mapping
+        inline: prints a node on one line, or returns None if it does not fit or could contain a tie. Two texts are the
+            brackets around the children.
+        keyed: number of the operand with the members of a set, or with the keys of a mapping. The values of a mapping
             are the next operand. Operands are counted from 1.
-        paired: number of another operand that must be as long as the next one.
+        paired: number of another operand with as many entries as the next one.
         is_deep: True if nesting needs no bound, because Python frees such objects without recursion.
         has_identity: True if two occurrences of a node are a tie.
     """
@@ -174,15 +174,15 @@ class Kind(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Parts:
-    """Everything that a row's `build` can use: values of atoms, classes, and the objects that were built before.
+    """Input of a row's `build`: values of atoms, classes, and the objects of earlier nodes.
 
     Attributes:
         values: texts of an atom → its value.
-        makers: for each type of the manifest, the function that makes an instance from the values of its fields. For
-            registered classes and enums, the class itself.
+        makers: for each type of the manifest, a function from the values of its fields to an instance. For registered
+            classes and enums, the class itself.
         fields: for each type of the manifest, the names of its fields.
-        collisions: counts hash collisions among the keys of all nodes that were built.
-        table: the objects of the nodes that were built, by number.
+        collisions: counter of hash collisions among the keys of all nodes so far.
+        table: the objects of the nodes so far, by number.
     """
 
     values: dict[tuple[str, ...], Any]

@@ -316,10 +316,12 @@ class _Comparer:
                 yield self._difference(pair.at, *texts)
             return
         # Instances of `sharedtree.Module` have kinds of attributes: parameter, state, and others.
-        kinds = [side_kinds for side_kinds in (kinds_in(file_aux), kinds_in(template_aux)) if side_kinds is not None]
+        kinds_of_sides = kinds_in(file_aux), kinds_in(template_aux)
+        kinds = [side_kinds for side_kinds in kinds_of_sides if side_kinds is not None]
         if len(kinds) == 2 and kinds[0] is not kinds[1]:
             for name in min(kinds[0].children, kinds[1].children, key=len):
-                texts = [_KIND_NAMES.get(side_kinds.by_name.get(name, STATIC), "") for side_kinds in kinds]
+                kind_names = [side_kinds.by_name.get(name, STATIC) for side_kinds in kinds]
+                texts = [_KIND_NAMES.get(kind, "") for kind in kind_names]
                 if texts[0] != texts[1] and all(texts):
                     yield self._difference(self._paths.below(pair.at, f".{name}"), *texts)
         file_statics, template_statics = self.file.statics(pair.left), self.template.statics(pair.right)

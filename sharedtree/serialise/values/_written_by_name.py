@@ -176,11 +176,11 @@ class SearchResult(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """An object that a search has reached.
+    """An object, reached by a search.
 
     Attributes:
         part: the object.
-        holder: position of the object that holds it, in the list of those that were reached. -1 for the first.
+        holder: position of its holder in the list of reached objects. -1 for the first object.
         step: description of the place in the holder, for people.
     """
 
@@ -190,12 +190,10 @@ class Reached(NamedTuple):
 
 
 def held_array(obj: Any) -> SearchResult | None:
-    """Searches an object, which is no array itself, for the nearest array that it holds.
-
-    No code of a class is called except flatten functions.
+    """Searches an object for the nearest array in it. Of its classes, only flatten functions are called.
 
     Returns:
-        None if all that the object holds was searched, and no array was among it.
+        None if everything in the object was searched and no array was found.
     """
     reached = [Reached(obj, -1, "")]
     for part in search(reached):
