@@ -1,7 +1,7 @@
 """The table of all kinds of node, and functions that read it: children, steps, text, and bounds of any node.
 
-To add a kind, add one row to the file with similar kinds, such as `_kinds_of_values.py`, and count `FORMAT` up. Nothing
-else in the package changes. A test compares the table with the one in `docs/format_manifest.md`.
+To add a kind, add one row to `_kinds_of_values.py`, and count `FORMAT` up. Nothing else in the package changes. A test
+compares the table with the one in `docs/format_manifest.md`.
 
 **Walked children.** Some children are hashed, described by a treedef, or passed to an unflatten function as auxiliary
 data. Objects of Flax NNX and `Module`s must not be among these. A variable of NNX answers to every name in its
@@ -25,13 +25,11 @@ from typing import Any
 
 from ...core._library_rows import LIBRARIES
 from ...tree._dag import Dag
-from . import _kinds_of_instances, _kinds_of_jax_values, _kinds_of_values
 from ._atoms import atom_text, is_nan
+from ._kinds_of_values import ROWS
 from ._nodes import MAX_STEP, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts
 
-_ROWS = (*_kinds_of_values.KINDS, *_kinds_of_instances.KINDS, *_kinds_of_jax_values.KINDS)
-
-KINDS: dict[str, Kind] = {kind.name: kind for kind in _ROWS}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in ROWS}
 """Name of a kind → its row."""
 
 MAX_NESTED = 1_000
@@ -77,30 +75,30 @@ def _default_build(cls: type) -> Callable[[Parts, Node], Any]:
     return lambda parts, node: cls(*parts.children(node[1:]))
 
 
-TAKERS = {cls: kind.take or _default_take(kind) for kind in _ROWS for cls in kind.types}
+TAKERS = {cls: kind.take or _default_take(kind) for kind in ROWS for cls in kind.types}
 """Class → function that takes its instances apart."""
 
-_BUILDABLE = [kind for kind in _ROWS if kind.build or kind.types]
+_BUILDABLE = [kind for kind in ROWS if kind.build or kind.types]
 BUILDERS = {kind.name: kind.build or _default_build(kind.types[0]) for kind in _BUILDABLE}
 """Kind → function that builds the object of a node. Arrays are not here: whoever reads the file has them."""
 
-TYPED = frozenset([kind.name for kind in _ROWS if kind.operands[:1] == (TYPE,)])
+TYPED = frozenset([kind.name for kind in ROWS if kind.operands[:1] == (TYPE,)])
 """The kinds whose first operand is an index into `types`."""
 
 # Numbers of operands begin at 1, as the kind is the first entry of a node.
-_OPERANDS = {kind.name: tuple(enumerate(kind.operands, 1)) for kind in _ROWS}
+_OPERANDS = {kind.name: tuple(enumerate(kind.operands, 1)) for kind in ROWS}
 _WALKED_OPERANDS = {
     name: tuple([(i, operand) for i, operand in operands if operand.is_walked]) for name, operands in _OPERANDS.items()
 }
 # Kinds whose keys or members Python hashes. The keywords of a partial are keys as well, but only texts.
-_KEYED = [(kind.name, kind.keyed, kind.operands) for kind in _ROWS if kind.keyed]
+_KEYED = [(kind.name, kind.keyed, kind.operands) for kind in ROWS if kind.keyed]
 _HASHED_OPERAND = {name: keyed for name, keyed, operands in _KEYED if operands[keyed - 1].is_walked}
 # In paths, the keys and values of a mapping come first, then its other operands, such as a default factory.
 _OPERANDS_IN_PATH_ORDER = {
     name: sorted(operands, key=lambda operand: operand[0] < _HASHED_OPERAND.get(name, 0))
     for name, operands in _OPERANDS.items()
 }
-_DEEP = frozenset([kind.name for kind in _ROWS if kind.is_deep])
+_DEEP = frozenset([kind.name for kind in ROWS if kind.is_deep])
 
 # ---- Children, steps and texts of a node ----
 

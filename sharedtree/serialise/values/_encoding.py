@@ -28,9 +28,16 @@ from ._all_kinds_of_nodes import (
 )
 from ._atoms import ENCODERS, LEFT_OUT
 from ._instances import Instances
-from ._kinds_of_instances import take_enum, take_registered
-from ._kinds_of_jax_values import take_other
-from ._kinds_of_values import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
+from ._kinds_of_values import (
+    BoundMethod,
+    CompiledFunction,
+    function_of,
+    name_of_method,
+    take_bound_method,
+    take_enum,
+    take_other,
+    take_registered,
+)
 from ._left_out_values import Key, LeaveOut, values_left_out
 from ._manifest import FORMAT
 from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry
@@ -131,11 +138,11 @@ def names_in(tree: Any) -> dict[str, Any]:
     walk = _Walk()
     walk.run(tree)
     owners = [entry["name"] for entry in walk.types]
-    methods = {
-        name: function_of(obj)
-        for node, obj in zip(walk.nodes, walk.objects, strict=True)
-        if (name := name_of_method(owners, walk.nodes, node)) is not None
-    }
+    methods: dict[str, Any] = {}
+    for node, obj in zip(walk.nodes, walk.objects, strict=True):
+        name = name_of_method(owners, walk.nodes, node)
+        if name is not None:
+            methods[name] = function_of(obj)
     return {**walk.named, **methods}
 
 

@@ -13,19 +13,19 @@ import functools
 import keyword
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...core._class_attributes import ABSENT, dict_descriptor, inherited, is_asked_of_all
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
 from ...core._library_rows import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
 from ...core._printing import printable
+from ...libraries._equinox import WRAPPER_ATTRIBUTES
 from ..trust._allow_list import PACKAGES
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
 from ..trust._public_names import NAMING
 from ..trust._resolved_names import renames_as_code
 from ._nodes import Apart, step_of
-from ._wrapped_attributes import WRITTEN_ATTRIBUTES, find_wrapped_field
 from ._written_by_name import Named
 
 _PLAIN = AttributeRules()
@@ -251,6 +251,7 @@ def maker(
     attributes_of, slots = layout.attributes_of, layout.slots
 
     def make(items: Iterable[tuple[str, Any]]) -> Any:
+        """Makes an instance of any class: also namedtuples, classes with slots, and classes with rules of a library."""
         if layout.kind == "namedtuple":
             values = dict(items)
             missing = next((name for name in layout.fields if name not in values), None)
@@ -282,3 +283,76 @@ def maker(
     # Most classes are plain, and a large model has many instances, so these have a shorter function.
     is_plain = layout.kind in ("module", "dataclass") and attributes_of is not None and not slots
     return make_plain if is_plain else make
+
+
+# --- attributes that an Equinox module copies from the function that it wraps -----------------------------------------
+#
+# `equinox.module_update_wrapper` copies name, documentation and annotations. Annotations may be texts, and other
+# programs evaluate such texts to get the types. So a file never contains annotations. It names the field from whose
+# value a reader copies them again, if they are still equal to those of that value.
+
+WRITTEN_ATTRIBUTES = frozenset(WRAPPER_ATTRIBUTES) - {"__annotations__"}
+"""The copied attributes that a file may hold. Annotations are not among them."""
+
+
+class WrappedField(NamedTuple):
+    """A field of a module, and the names of the attributes that a reader copies from its value.
+
+    Attributes:
+        field: None if the module wraps none of its fields.
+    """
+
+    field: str | None
+    copied: tuple[str, ...]
+
+
+_NOT_WRAPPED = WrappedField(None, ())
+
+
+def find_wrapped_field(fields: Sequence[str], attributes: dict[str, Any]) -> WrappedField:
+    """Finds the field that a module wraps, by comparing the module's attributes with those of each field's value.
+
+    The module may have been renamed since it was wrapped. Then its new name differs and is written. Annotations are
+    never written, so those of the field must equal those of the module.
+    """
+    best = _NOT_WRAPPED
+    if "__module__" not in attributes:
+        return best
+    module_attributes = {name: attributes[name] for name in WRAPPER_ATTRIBUTES if name in attributes}
+    for field in fields:
+        copies = copied_attributes(attributes[field]) if field in attributes else {}
+        equal = [name for name in module_attributes if name in copies and copies[name] == module_attributes[name]]
+        has_all_annotations = "__annotations__" in equal or len(equal) == len(module_attributes)
+        is_wrapped = copies.keys() <= module_attributes.keys() and has_all_annotations
+        # Several fields may hold functions. The one with the most equal attributes is the wrapped one.
+        if is_wrapped and len(equal) > len(best.copied):
+            best = WrappedField(field, tuple(equal))
+    return best
+
+
+def copy_wrapped_attributes(obj: Any, wrapped: Any) -> None:
+    """Copies the attributes that `equinox.module_update_wrapper` copies. Attributes that the module has are kept."""
+    module_attributes = dict_descriptor(type(obj)).__get__(obj)
+    copies = copied_attributes(wrapped)
+    module_attributes.update({name: value for name, value in copies.items() if name not in module_attributes})
+
+
+def copied_attributes(wrapped: Any) -> dict[str, Any]:
+    """Returns the attributes that a module copies from the object that it wraps.
+
+    If a file can contain instances of the object's class, or if it is a partial, the attributes are read from
+    dictionaries. So no property and no `__getattr__` runs, nor anything that the file put there.
+    """
+    cls = type(wrapped)
+    if kind_of(cls) is None and not issubclass(cls, functools.partial):
+        attributes = {name: getattr(wrapped, name, ABSENT) for name in WRAPPER_ATTRIBUTES}
+        return {name: value for name, value in attributes.items() if value is not ABSENT}
+    # Later dictionaries win, so bases come first, then subclasses, then the instance.
+    bases = reversed(type.__getattribute__(cls, "__mro__"))
+    dictionaries = [type.__getattribute__(base, "__dict__") for base in bases]
+    descriptors = [names["__dict__"] for names in dictionaries if "__dict__" in names]
+    instance_dicts = [without_missing(descriptor.__get__(wrapped)) for descriptor in descriptors]
+    attributes: dict[str, Any] = {}
+    for names in (*dictionaries, *instance_dicts[-1:]):
+        attributes |= {name: names[name] for name in WRAPPER_ATTRIBUTES if name in names}
+    return {name: value for name, value in attributes.items() if value is None or type(value) in (str, dict)}

@@ -15,8 +15,7 @@ from ..container._header import malformed, parse_manifest_json
 from ..trust._public_names import CHILD, MAIN, is_well_formed
 from ._all_kinds_of_nodes import KINDS, children_of, first_beyond_bounds, nan_among_keys
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
-from ._kinds_of_instances import are_steps
-from ._kinds_of_values import name_of_method
+from ._kinds_of_values import are_steps, name_of_method
 from ._left_out_values import first_incomplete
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 
@@ -73,12 +72,12 @@ class _Parser:
     Attributes:
         atoms: texts of an atom → its value.
         names: names of classes, functions and methods, each with its use. The values are None.
-        used_arrays: indices of the arrays that some node has.
-        checked_dtypes: names of dtypes that were looked up.
+        used_arrays: indices of arrays with a node.
+        checked_dtypes: names of valid dtypes.
         owners: name of each of `types`.
-        nodes: all nodes. Those before `number` are checked.
+        nodes: all nodes. The first `number` of them are checked.
         has_left_out: True if a value was left out of the file.
-        number: number of the node that is being checked.
+        number: number of the node to check next.
     """
 
     def __init__(self) -> None:
@@ -220,6 +219,7 @@ class _Parser:
         return child is None or cls is bool or cls is str
 
     def _is_atom(self, atom: list[Any]) -> bool:
+        """Returns True for an atom of the format, and collects its value or name."""
         if not atom or not all(type(text) is str for text in atom):
             return False
         key = tuple(atom)
