@@ -27,7 +27,7 @@ from ...core._library_rows import LIBRARIES
 from ...tree._dag import Dag
 from ._atoms import atom_text, is_nan
 from ._kinds_of_values import ROWS
-from ._nodes import MAX_STEP, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts
+from ._nodes import MAX_STEP, TYPE, Child, Decomposition, Kind, Manifest, Node, Operand, Parts
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in ROWS}
 """Name of a kind → its row."""
@@ -50,23 +50,23 @@ MAX_PRINTED = 1_000
 # ---- Functions and sets that follow from the rows ----
 
 
-def _default_take(kind: Kind) -> Callable[[Any], Apart]:
+def _default_take(kind: Kind) -> Callable[[Any], Decomposition]:
     """Returns the `take` of a kind that has none: gets the attributes that the steps name, or iterates, or both."""
     name, steps = kind.name, [operand.step for operand in kind.operands if operand.type == "child"]
     attributes, has_items = [step[1:] for step in steps], len(steps) < len(kind.operands)
 
     # Tuples and lists have items and no attributes, and there are many of them.
-    def take_items(obj: Any) -> Apart:
-        return Apart(tuple(obj), [f"[{i}]" for i in range(len(obj))], lambda written: [name, written])
+    def take_items(obj: Any) -> Decomposition:
+        return Decomposition(tuple(obj), [f"[{i}]" for i in range(len(obj))], lambda written: [name, written])
 
-    def take(obj: Any) -> Apart:
+    def take(obj: Any) -> Decomposition:
         values, items = [getattr(obj, attribute) for attribute in attributes], tuple(obj) if has_items else ()
         count = len(values)
 
         def build(written: list[Any]) -> Node:
             return [name, *written[:count], written[count:]] if has_items else [name, *written]
 
-        return Apart((*values, *items), [*steps, *[f"[{i}]" for i in range(len(items))]], build)
+        return Decomposition((*values, *items), [*steps, *[f"[{i}]" for i in range(len(items))]], build)
 
     return take_items if has_items and not steps else take
 

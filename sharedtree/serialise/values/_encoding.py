@@ -40,7 +40,7 @@ from ._kinds_of_values import (
 )
 from ._left_out_values import Key, LeaveOut, values_left_out
 from ._manifest import FORMAT
-from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry
+from ._nodes import MAX_NAME, Collisions, Decomposition, Manifest, Node, TypeEntry
 from ._paths import path_to
 from ._written_by_name import Named, Problem, problem_at, unserialisable
 
@@ -176,7 +176,7 @@ class _Frame:
 
     __slots__ = ("build", "children", "obj", "steps", "written")
 
-    def __init__(self, obj: Any, decomposition: Apart) -> None:
+    def __init__(self, obj: Any, decomposition: Decomposition) -> None:
         self.obj = obj
         self.children, self.steps, self.build = decomposition[:3]
         self.written: list[Any] = []
@@ -379,7 +379,7 @@ class _Walk:
             self.problems.append(problem_at(self.path(), [frame.obj for frame in self._frames], obj, error))
             return None
         # An array has its node already, and a name is an atom.
-        if type(decomposition) is not Apart:
+        if type(decomposition) is not Decomposition:
             return decomposition
         self._node_numbers[obj] = _UNFINISHED
         self._frames.append(_Frame(obj, decomposition))
@@ -389,7 +389,7 @@ class _Walk:
         """Takes an object apart that is no plain atom. Arrays, classes and functions are written at once.
 
         Returns:
-            An `Apart`, the number of an array's node, or an atom.
+            A `Decomposition`, the number of an array's node, or an atom.
 
         Raises:
             RefusalError: if the object cannot be written.
@@ -431,7 +431,7 @@ class _Walk:
         jax_or_numpy_value = take_other(obj)
         return self._named.atom_of_function(obj) if jax_or_numpy_value is None else jax_or_numpy_value
 
-    def _sort_members(self, members: Any, decomposition: Apart) -> Apart:
+    def _sort_members(self, members: Any, decomposition: Decomposition) -> Decomposition:
         """Sorts the children of a set into an order that is the same in every process."""
         order = self._member_order
         # Sets of atoms are sorted by their texts when the node is built.

@@ -25,7 +25,7 @@ from ..trust._allow_list import PACKAGES
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
 from ..trust._public_names import NAMING
 from ..trust._resolved_names import renames_as_code
-from ._nodes import Apart, step_of
+from ._nodes import Decomposition, step_of
 from ._written_by_name import Named
 
 _PLAIN = AttributeRules()
@@ -163,7 +163,7 @@ class Instances:
         self._named = named
         self._written_types: dict[Any, _WrittenType] = {}
 
-    def take_apart(self, obj: Any, cls: Any) -> Apart:
+    def take_apart(self, obj: Any, cls: Any) -> Decomposition:
         """Takes an instance of a class apart, attribute by attribute.
 
         Raises:
@@ -190,10 +190,10 @@ class Instances:
         number, names, steps, positions = written_type
         children = [attributes[name] for name in names]
         if positions is not None:
-            return Apart(children, steps, lambda written: ["object", number, [written[i] for i in positions]])
+            return Decomposition(children, steps, lambda written: ["object", number, [written[i] for i in positions]])
         if wrapped is not None:
-            return Apart(children, steps, lambda written: ["wrapper", number, written, wrapped])
-        return Apart(children, steps, lambda written: ["object", number, written])
+            return Decomposition(children, steps, lambda written: ["wrapper", number, written, wrapped])
+        return Decomposition(children, steps, lambda written: ["object", number, written])
 
     def _add_type(self, cls: type, layout: Layout, attributes: dict[str, Any], copied: tuple[str, ...]) -> _WrittenType:
         """Adds the type of an instance.

@@ -46,8 +46,8 @@ from ._nodes import (
     SIZES,
     TEXT,
     TYPE,
-    Apart,
     Child,
+    Decomposition,
     Kind,
     Manifest,
     Node,
@@ -75,16 +75,16 @@ def key_text(key: Any) -> str:
 # --- sets and mappings ------------------------------------------------------------------------------------------------
 
 
-def _take_set(kind: str) -> Callable[[Any], Apart]:
+def _take_set(kind: str) -> Callable[[Any], Decomposition]:
     """Returns the function that takes a set or a frozenset apart."""
 
     def build(written: list[Any]) -> Node:
         # The order of strings in a Python set differs from process to process.
         return [kind, sorted(written, key=json.dumps)]
 
-    def take(obj: Any) -> Apart:
+    def take(obj: Any) -> Decomposition:
         members = tuple(obj)
-        return Apart(members, [f"{{{i}}}" for i in range(len(members))], build, members)
+        return Decomposition(members, [f"{{{i}}}" for i in range(len(members))], build, members)
 
     return take
 
@@ -110,14 +110,14 @@ def _flatten_order(keys: list[Any]) -> Sequence[int]:
         return range(len(keys))
 
 
-def _take_mapping(kind: str) -> Callable[[Any], Apart]:
+def _take_mapping(kind: str) -> Callable[[Any], Decomposition]:
     """Returns the function that takes a dict, an `OrderedDict` or a `defaultdict` apart.
 
     The children are the values in the order of JAX, then the keys in insertion order, then the default factory. In the
     node, keys and values are both in insertion order.
     """
 
-    def take(obj: Any) -> Apart:
+    def take(obj: Any) -> Decomposition:
         """Takes one mapping apart."""
         keys, values = list(obj), list(obj.values())
         count = len(keys)
@@ -141,7 +141,7 @@ def _take_mapping(kind: str) -> Callable[[Any], Apart]:
                 )
             return [kind, *written_factory, written[count : 2 * count], written_values]
 
-        return Apart([*[values[i] for i in order], *keys, *factory], steps, build, keys)
+        return Decomposition([*[values[i] for i in order], *keys, *factory], steps, build, keys)
 
     return take
 
@@ -180,9 +180,9 @@ def _build_deque(parts: Parts, node: Node) -> Any:
     return collections.deque(items, maxlen)
 
 
-def _take_path(obj: pathlib.PurePath) -> Apart:
+def _take_path(obj: pathlib.PurePath) -> Decomposition:
     kind = type(obj).__name__
-    return Apart((str(obj),), ("",), lambda written: ["path", kind, written[0]])
+    return Decomposition((str(obj),), ("",), lambda written: ["path", kind, written[0]])
 
 
 def _build_path(parts: Parts, node: Node) -> Any:
@@ -205,8 +205,8 @@ _PATHS: dict[str, tuple[type, type]] = {
 """Name in a file → the class, and the pure class that takes its place on another system."""
 
 
-def _take_bytearray(obj: bytearray) -> Apart:
-    return Apart((), (), lambda _: ["bytearray", encode_bytes(obj)[1]])
+def _take_bytearray(obj: bytearray) -> Decomposition:
+    return Decomposition((), (), lambda _: ["bytearray", encode_bytes(obj)[1]])
 
 
 def _start_stop_step_kind(cls: type, *forms: str) -> Kind:
@@ -226,14 +226,14 @@ def _is_partial_attribute(name: Any) -> bool:
     return name in _UPDATED or (type(name) is str and not name.startswith("__") and not is_asked_of_all(name))
 
 
-def _take_partial(obj: Any) -> Apart:
+def _take_partial(obj: Any) -> Decomposition:
     attributes = {name: value for name, value in obj.__dict__.items() if name != "__annotations__"}
     if not all(map(_is_partial_attribute, attributes)):
         raise RefusalError("a partial with an attribute that stands in for a method", "Delete the attribute.")
     return _take_call_parts("partial", obj, obj.func, attributes or None)
 
 
-def _take_jax_partial(obj: Any) -> Apart:
+def _take_jax_partial(obj: Any) -> Decomposition:
     function = obj.func
     # `jax.tree_util.Partial` wraps a `functools.partial` in this private class, so that it can be hashed.
     if type(function).__name__ == "_HashableCallableShim":
@@ -241,7 +241,7 @@ def _take_jax_partial(obj: Any) -> Apart:
     return _take_call_parts("Partial", obj, function)
 
 
-def _take_call_parts(kind: str, obj: Any, function: Any, *attributes: Any) -> Apart:
+def _take_call_parts(kind: str, obj: Any, function: Any, *attributes: Any) -> Decomposition:
     """Takes a partial apart into arguments, values of keywords, names of keywords, and function, in this order.
 
     Args:
@@ -261,7 +261,7 @@ def _take_call_parts(kind: str, obj: Any, function: Any, *attributes: Any) -> Ap
         arguments, values, names_written = written[:count], written[count:values_end], written[values_end:names_end]
         return [kind, written[names_end], arguments, names_written, values, *written[names_end + 1 :]]
 
-    return Apart([*obj.args, *obj.keywords.values(), *names, function, *attributes], steps, build)
+    return Decomposition([*obj.args, *obj.keywords.values(), *names, function, *attributes], steps, build)
 
 
 def _call_parts(parts: Parts, node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -339,7 +339,7 @@ def _method_name(function: Any, owner: Any) -> str | None:
     return name if isinstance(name, str) and name.isidentifier() and _find_method(owner, name) is function else None
 
 
-def _take_method(obj: types.MethodType) -> Apart:
+def _take_method(obj: types.MethodType) -> Decomposition:
     """Takes an ordinary bound method apart. Raises `RefusalError` if its name does not lead back to it."""
     name, owner = _method_name(obj.__func__, obj.__self__), obj.__self__
     if name is None:
@@ -351,17 +351,17 @@ def _take_method(obj: types.MethodType) -> Apart:
         raise RefusalError(
             f"a bound method of a `{type(owner).__qualname__}`, which is no pytree node", "Save the object itself."
         )
-    return Apart((owner,), (".__self__",), lambda written: ["method", written[0], name])
+    return Decomposition((owner,), (".__self__",), lambda written: ["method", written[0], name])
 
 
-def take_bound_method(obj: Any) -> Apart | None:
+def take_bound_method(obj: Any) -> Decomposition | None:
     """Takes a bound method of an Equinox module apart. Returns None if the module's class does not have the method."""
     parts = object.__getattribute__(obj, "__dict__")
     owner, function = parts.get("__self__"), parts.get("__func__")
     name = _method_name(function, owner)
     if name is None or isinstance(owner, type):
         return None
-    return Apart((owner,), (".__self__",), lambda written: ["bound", written[0], name])
+    return Decomposition((owner,), (".__self__",), lambda written: ["bound", written[0], name])
 
 
 def function_of(method: Any) -> Any:
@@ -444,7 +444,7 @@ def _class_name(manifest: Manifest, node: Node) -> str:
 # --- instances of registered classes ----------------------------------------------------------------------------------
 
 
-def take_registered(obj: Any, type_index: int) -> Apart:
+def take_registered(obj: Any, type_index: int) -> Decomposition:
     """Takes an instance of a class that was registered with JAX or with `register_node` apart.
 
     Raises:
@@ -478,14 +478,14 @@ def take_registered(obj: Any, type_index: int) -> Apart:
     is_sound = len(keys) == len(child_objects) and are_steps(keys)
     if not is_sound or any(" at 0x" in key or type(encode_str(key)) is list for key in keys):
         keys = [f"[{i}]" for i in range(len(child_objects))]
-    return Apart(
+    return Decomposition(
         [*child_objects, aux],
         [*keys, "<aux>"],
         lambda written: ["registered", type_index, written[-1], written[:-1], keys],
     )
 
 
-def _take_dag(dag: Dag[Any], type_index: int) -> Apart:
+def _take_dag(dag: Dag[Any], type_index: int) -> Decomposition:
     """Takes a `Dag` apart into its model.
 
     Raises:
@@ -505,7 +505,7 @@ def _take_dag(dag: Dag[Any], type_index: int) -> Apart:
             "are in the places of arrays",
             "Save its model, `dag.tree`, or its leaves, `jax.tree.leaves(dag)`.",
         )
-    return Apart((dag.tree,), (".tree",), lambda written: ["registered", type_index, None, written, [".tree"]])
+    return Decomposition((dag.tree,), (".tree",), lambda written: ["registered", type_index, None, written, [".tree"]])
 
 
 def are_steps(steps: Any) -> bool:
@@ -575,7 +575,7 @@ def _steps_of_registered(_: Manifest, node: Node) -> Iterator[tuple[Child, str]]
 # --- enums ------------------------------------------------------------------------------------------------------------
 
 
-def take_enum(obj: Any, type_index: int) -> Apart:
+def take_enum(obj: Any, type_index: int) -> Decomposition:
     """Takes a member of an enum apart, into its name. A combination of flags without a name is written by its value.
 
     Raises:
@@ -588,7 +588,7 @@ def take_enum(obj: Any, type_index: int) -> Apart:
         member = encode_int(value)
     else:
         raise RefusalError(f"a `{cls.__qualname__}` that is no member of its class", "Use one of its members.")
-    return Apart((), (), lambda _: ["enum", type_index, member])
+    return Decomposition((), (), lambda _: ["enum", type_index, member])
 
 
 MAX_COMBINATIONS, MAX_FLAG_BITS = 1024, 256
@@ -641,7 +641,7 @@ def entry_text(entry: ArrayEntry) -> str:
     return f"{array_text(entry)}{' weak' if entry.weak else ''}{' NumPy' if entry.kind == 'numpy' else ''}"
 
 
-def _take_struct(obj: jax.ShapeDtypeStruct) -> Apart:
+def _take_struct(obj: jax.ShapeDtypeStruct) -> Decomposition:
     """Takes a `ShapeDtypeStruct` apart. Symbolic sizes and structs of references are refused."""
     if not all(type(size) is int for size in obj.shape) or getattr(obj, "is_ref", False):
         raise RefusalError(
@@ -649,7 +649,7 @@ def _take_struct(obj: jax.ShapeDtypeStruct) -> Apart:
         )
     sizes, weak = list(obj.shape), bool(obj.weak_type)
     child_objects = obj.dtype, obj.sharding
-    return Apart(
+    return Decomposition(
         child_objects, (".dtype", ".sharding"), lambda written: ["struct", sizes, written[0], weak, written[1]]
     )
 
@@ -667,7 +667,7 @@ class Leaf:
 _LEAF = Leaf()
 
 
-def _take_treedef(obj: Any) -> Apart:
+def _take_treedef(obj: Any) -> Decomposition:
     """Takes a treedef apart, into a tree of placeholders whose treedef it is."""
     try:
         tree = jtu.tree_unflatten(obj, [_LEAF] * obj.num_leaves)
@@ -678,13 +678,13 @@ def _take_treedef(obj: Any) -> Apart:
         ) from error
     if not is_equal:
         raise RefusalError("a treedef that does not come back from the object that it describes", "Leave it out.")
-    return Apart((tree,), ("",), lambda written: ["treedef", written[0]])
+    return Decomposition((tree,), ("",), lambda written: ["treedef", written[0]])
 
 
 # --- NumPy scalars, meshes --------------------------------------------------------------------------------------------
 
 
-def take_other(obj: Any) -> Apart | list[str] | None:
+def take_other(obj: Any) -> Decomposition | list[str] | None:
     """Writes values that are not recognised by their exact class: NumPy scalars and dtypes, and dtypes of PRNG keys.
 
     Returns:
@@ -708,13 +708,13 @@ def take_other(obj: Any) -> Apart | list[str] | None:
         raise RefusalError("a `jax.Ref`, which is memory and not a value", fix)
     # The cheap test comes first: most objects that get here are functions and unknown instances.
     impl = key_implementation(obj) if hasattr(obj, "_impl") else None
-    return None if impl is None else Apart((), (), lambda _: ["key_dtype", impl])
+    return None if impl is None else Decomposition((), (), lambda _: ["key_dtype", impl])
 
 
-def _take_mesh(kind: str) -> Callable[[Any], Apart]:
+def _take_mesh(kind: str) -> Callable[[Any], Decomposition]:
     """Returns the function that takes a `Mesh` or an `AbstractMesh` apart. Only a `Mesh` has the ids of devices."""
 
-    def take(obj: Any) -> Apart:
+    def take(obj: Any) -> Decomposition:
         # The names of the axes are children, because they can be any hashable value.
         ids = [device.id for device in obj.devices.flat] if kind == "mesh" else []
         sizes, types = [int(size) for size in obj.axis_sizes], [axis_type.name for axis_type in obj.axis_types]
@@ -723,7 +723,7 @@ def _take_mesh(kind: str) -> Callable[[Any], Apart]:
         def build(written: list[Any]) -> Node:
             return [kind, sizes, written[:count], *([written[count:]] if kind == "mesh" else []), types]
 
-        return Apart((*obj.axis_names, *ids), [""] * (count + len(ids)), build)
+        return Decomposition((*obj.axis_names, *ids), [""] * (count + len(ids)), build)
 
     return take
 
@@ -766,7 +766,7 @@ def _build_abstract_mesh(parts: Parts, node: Node) -> AbstractMesh:
 # --- shardings --------------------------------------------------------------------------------------------------------
 
 
-def _take_spec(obj: Any) -> Apart:
+def _take_spec(obj: Any) -> Decomposition:
     """Takes a `PartitionSpec` apart, into its entries and its two sets of reduced and unreduced axes."""
     sets = [getattr(obj, name, None) or None for name in ("unreduced", "reduced")]
     kind = getattr(obj, "unreduced_kind", None)
@@ -779,7 +779,7 @@ def _take_spec(obj: Any) -> Apart:
     entries = tuple(obj) if entries is None else entries
     count = len(entries)
     keys = (*[f"[{i}]" for i in range(count)], ".unreduced", ".reduced")
-    return Apart((*entries, *sets), keys, lambda written: ["spec", written[:count], *written[count:]])
+    return Decomposition((*entries, *sets), keys, lambda written: ["spec", written[:count], *written[count:]])
 
 
 def _build_spec(parts: Parts, node: Node) -> PartitionSpec:
@@ -802,10 +802,12 @@ def _memory_kind(sharding: Any, device: Any) -> str | None:
     return kind
 
 
-def _take_named_sharding(obj: Any) -> Apart:
+def _take_named_sharding(obj: Any) -> Decomposition:
     device = obj.mesh.devices.flat[0] if isinstance(obj.mesh, Mesh) else None
     child_objects = obj.mesh, obj.spec, _memory_kind(obj, device)
-    return Apart(child_objects, (".mesh", ".spec", ".memory_kind"), lambda written: ["named_sharding", *written])
+    return Decomposition(
+        child_objects, (".mesh", ".spec", ".memory_kind"), lambda written: ["named_sharding", *written]
+    )
 
 
 def _build_named_sharding(parts: Parts, node: Node) -> NamedSharding:

@@ -115,7 +115,7 @@ def children(*forms: str, is_walked: bool = False) -> Operand:
 TEXT, TYPE, SIZES = Operand("text"), Operand("type"), Operand("sizes")
 
 
-class Apart(NamedTuple):
+class Decomposition(NamedTuple):
     """An object, taken apart into its children.
 
     Attributes:
@@ -156,7 +156,7 @@ class Kind(NamedTuple):
     name: str
     operands: tuple[Operand, ...] = ()
     types: tuple[type, ...] = ()
-    take: Callable[[Any], Apart] | None = None
+    take: Callable[[Any], Decomposition] | None = None
     build: "Callable[[Parts, Node], Any] | None" = None
     steps: Callable[[Manifest, Node], Iterator[tuple[Child, str]]] | None = None
     text: Callable[[Manifest, Node], str] | None = None
