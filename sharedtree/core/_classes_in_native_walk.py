@@ -21,9 +21,8 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.core import Tracer
 
-from ._by_identity import IdentityDict, WeakIdentityDict
+from ._by_identity import IdentityDict, Interned, WeakIdentityDict
 from ._call_arguments import Arguments
-from ._interned_objects import Interned
 from ._jax_internals import REGISTRY, ConcreteArray
 from ._library_rows import NativeLayout, markers, native_layout_of
 from ._native_or_python import native

@@ -27,9 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ._by_identity import IdentityDict, IdentitySet, WeakIdentityDict
+from ._by_identity import IdentityDict, IdentitySet, Interned, WeakIdentityDict
 from ._class_attributes import dataclass_fields
-from ._interned_objects import Interned
 from ._library_rows import compares_by_parts, parts_of_frozen
 from ._plain_containers import is_namedtuple
 

@@ -21,8 +21,7 @@ import types
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from ._by_identity import IdentityDict
-from ._interned_objects import Interned
+from ._by_identity import IdentityDict, Interned
 from ._printing import shown
 from ._static_kinds import (
     BY_VALUE,

@@ -18,7 +18,7 @@ previous tree ended, and a number below that start refers to an object in an ear
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ._interned_objects import Interned
+from ._by_identity import Interned
 from ._node_types import maker_of, node_type_of_class
 from ._plain_containers import NodeType
 from ._static_kinds import IdentityKey
