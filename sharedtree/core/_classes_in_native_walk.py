@@ -28,8 +28,17 @@ from ._library_rows import NativeLayout, markers, native_layout_of
 from ._native_or_python import native
 from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, registration_callbacks
 from ._plain_containers import Inherited, NodeType, is_namedtuple
-from ._static_kinds import IdentityKey, Stability, cannot_change, is_known_by_address, objects_with_identity
-from ._static_values import Static, StaticMemo, key_of, new_static_memo
+from ._static_values import (
+    IdentityKey,
+    Stability,
+    Static,
+    StaticMemo,
+    cannot_change,
+    is_known_by_address,
+    key_of,
+    new_static_memo,
+    objects_with_identity,
+)
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_identity, is_traced
 

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from ._by_identity import Interned
 from ._node_types import maker_of, node_type_of_class
 from ._plain_containers import NodeType
-from ._static_kinds import IdentityKey
-from ._static_values import Static
+from ._static_values import IdentityKey, Static
 
 Path = tuple[Any, ...]
 """Key entries from the root down, as in JAX's key paths."""

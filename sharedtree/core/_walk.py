@@ -16,8 +16,7 @@ from ._by_identity import IdentityDict
 from ._errors import CycleError, DepthError, StaticComparisonError
 from ._node_types import is_value_of_variable, node_type_of
 from ._plain_containers import Inherited, NodeType, has_unordered_keys
-from ._static_kinds import Incomparable
-from ._static_values import Static, StaticMemo, new_static_memo, with_originals
+from ._static_values import Incomparable, Static, StaticMemo, new_static_memo, with_originals
 from ._structure import LEAF, Given, Node, Op, Path, Record, Update
 from ._traced_leaves_and_identity import carries_identity, is_traced
 

@@ -21,8 +21,7 @@ from ..core._node_types import node_type_of, require_registered
 from ..core._pack_and_unpack import Tags, walk
 from ..core._printing import listed
 from ..core._sharing import Mismatch, RecordPair, pairs
-from ..core._static_kinds import Incomparable
-from ..core._static_values import Static
+from ..core._static_values import Incomparable, Static
 from ..core._structure import LEAF, Node, Op, with_several_edges
 from ..core._traced_leaves_and_identity import carries_identity
 from ..ties._leaf_notes import hand_on, is_tied_value, note, note_tied_values

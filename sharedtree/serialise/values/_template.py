@@ -33,8 +33,7 @@ from ...core._pack_and_unpack import Tags, pack
 from ...core._plain_containers import is_namedtuple
 from ...core._printing import printable, public_name
 from ...core._sharing import name_of
-from ...core._static_kinds import copy_of
-from ...core._static_values import Static
+from ...core._static_values import Static, copy_of
 from ...core._structure import LEAF, Node, Op
 from ...core._traced_leaves_and_identity import carries_identity
 from ...libraries._sharedtree_module_kinds import kinds_in
