@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._by_identity import IdentitySet
-from ._flat_dags import FlatDag
-from ._structure import Structure, with_several_edges
+from ._structure import FlatDag, Structure, with_several_edges
 from ._traced_leaves_and_identity import carries_identity
 
 

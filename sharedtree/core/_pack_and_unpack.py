@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _walk
-from ._flat_dags import FlatDag
 from ._native_walk import native, natively
-from ._structure import Record, Structure, intern
+from ._structure import FlatDag, Record, Structure, intern
 from ._walk import DEFAULT_RULES, Rules as Rules
 
 if TYPE_CHECKING or native is None:

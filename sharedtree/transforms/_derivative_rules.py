@@ -20,9 +20,8 @@ import numpy as np
 
 from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._pack_and_unpack import unpack, walked
-from ..core._structure import Structure
+from ..core._structure import FlatDag, Structure
 from ..libraries._equinox import name_of
 from ..ties._leaf_notes import note_tied, noting_whole
 from ..ties._policy_and_context import Policy

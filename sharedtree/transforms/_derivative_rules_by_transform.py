@@ -10,10 +10,10 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._pack_and_unpack import Tags, pack
 from ..core._prefix_trees import Label, labels
 from ..core._printing import listed
+from ..core._structure import FlatDag
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ._adapter_names import VANILLA_CUSTOM_JVP, VANILLA_CUSTOM_VJP

@@ -18,11 +18,10 @@ import jax
 from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments, LeafPath
 from ..core._errors import Definition, deferring_warnings, give_warnings
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import current_traces
 from ..core._pack_and_unpack import Rules, build, walked
 from ..core._static_values import Static
-from ..core._structure import Node, Op, Structure, intern, statics_of
+from ..core._structure import FlatDag, Node, Op, Structure, intern, statics_of
 from ..ties._leaf_notes import hand_on, note_one_around
 from ..ties._policy_and_context import Policy, with_in_place
 from ._argument_names import Names

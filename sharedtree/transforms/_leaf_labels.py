@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, raise_unfit
 from ..core._static_values import Static
-from ..core._structure import LEAF
+from ..core._structure import LEAF, FlatDag
 
 NO_OUTCOME = 0
 """The outcome of an object that holds no traced leaf."""

@@ -28,12 +28,11 @@ from jax.core import Tracer
 
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._errors import report_untied
-from ...core._flat_dags import FlatDag
 from ...core._locks import Lock
 from ...core._printing import listed
 from ...core._sharing import Agree, Rooted
 from ...core._static_values import Static
-from ...core._structure import LEAF, Node, Path, Structure, canonical
+from ...core._structure import LEAF, FlatDag, Node, Path, Structure, canonical
 from ...core._traced_leaves_and_identity import carries_identity
 from ...ties._leaf_notes import note
 from ...ties._policy_and_context import Policy
