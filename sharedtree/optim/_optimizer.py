@@ -16,12 +16,12 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._by_identity import WeakIdentityDict
-from ..core._distinct_leaves import distinct
 from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import node_type_of, require_registered
 from ..core._printing import listed, shown
 from ..core._recursion_limit import keeps_limit
+from ..core._sharing import distinct
 from ..core._structure import Path
 from ..libraries._optax import has_labels, with_labels
 from ..ties._list_ties import is_inexact

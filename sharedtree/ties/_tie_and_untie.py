@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..core._by_identity import IdentityDict
-from ..core._distinct_leaves import another
 from ..core._errors import SharingMismatchError
 from ..core._node_types import is_value_of_variable
 from ..core._pack_and_unpack import build
-from ..core._sharing import matching, merged
+from ..core._sharing import another, matching, merged
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical
 from ..core._traced_leaves_and_identity import carries_identity

@@ -6,11 +6,11 @@ from typing import Any, Generic, TypeVar
 
 from jax import tree_util as jtu
 
-from ..core._distinct_leaves import distinct
 from ..core._hidden_arrays import require_all_seen
 from ..core._locks import Lock
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import unpack
+from ..core._sharing import distinct
 from ..core._structure import Structure, leaf_paths, with_paths
 from ..ties._leaf_notes import recall, remember
 from ..ties._policy_and_context import pack_alone

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..core._distinct_leaves import with_identity
 from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import unpack
 from ..core._printing import shown
-from ..core._sharing import Mismatch, pairs
+from ..core._sharing import Mismatch, pairs, with_identity
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Path, Structure
 from ..core._traced_leaves_and_identity import PYTHON_NUMBERS, carries_identity

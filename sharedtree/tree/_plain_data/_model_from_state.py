@@ -15,8 +15,8 @@ from jax import tree_util as jtu
 
 from ...core._by_identity import IdentityDict
 from ...core._comparison import Pair, Paths, Ties, differences_from
-from ...core._distinct_leaves import another
 from ...core._node_types import require_registered
+from ...core._sharing import another
 from ...core._static_values import Static
 from ...core._traced_leaves_and_identity import carries_identity
 from ...ties._leaf_notes import hand_on
