@@ -24,10 +24,24 @@ from jax.core import Tracer
 from ._by_identity import IdentityDict, Interned, WeakIdentityDict
 from ._call_arguments import Arguments
 from ._jax_internals import REGISTRY, ConcreteArray
-from ._library_rows import NativeLayout, markers, native_layout_of
 from ._native_or_python import native
-from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, registration_callbacks
-from ._plain_containers import Inherited, NodeType, is_namedtuple
+from ._node_types import (
+    NUMPY_NUMBERS,
+    TRACED_NUMBERS,
+    Inherited,
+    NativeLayout,
+    NodeType,
+    carries_identity,
+    is_namedtuple,
+    is_registered,
+    is_traced,
+    is_value_of_variable,
+    markers,
+    native_layout_of,
+    node_type_of,
+    node_type_of_class,
+    registration_callbacks,
+)
 from ._static_values import (
     IdentityKey,
     Stability,
@@ -40,7 +54,6 @@ from ._static_values import (
     objects_with_identity,
 )
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
-from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_identity, is_traced
 
 Description = tuple[Any, ...]
 """The arguments of `new_kind` in `_native.c`."""

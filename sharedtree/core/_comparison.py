@@ -18,9 +18,9 @@ through as often.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from ._node_types import carries_identity
 from ._printing import printable, shown
 from ._sharing import UnionFind
-from ._traced_leaves_and_identity import carries_identity
 
 MAX_PATH_CHARACTERS = 400
 """How much of a path is printed."""

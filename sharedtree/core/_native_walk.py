@@ -24,8 +24,8 @@ from jax import tree_util as jtu
 
 from . import _classes_in_native_walk, _native_or_python, _walk
 from ._by_identity import IdentitySet
-from ._library_rows import LIBRARIES
 from ._locks import Lock
+from ._node_types import LIBRARIES
 from ._structure import Path, Structure, edges, intern, statics_of
 from ._walk import Reading, Rules
 

@@ -31,10 +31,10 @@ from jax import tree_util as jtu
 
 from ._by_identity import IdentitySet
 from ._errors import SharingMismatchError
+from ._node_types import carries_identity
 from ._printing import MOST_PATHS, listed, shown
 from ._static_values import Static
 from ._structure import LEAF, FlatDag, Node, Op, Path, Record, Structure, canonical, with_several_edges
-from ._traced_leaves_and_identity import carries_identity
 
 
 class Rooted(Protocol):

@@ -44,8 +44,7 @@ from jax.core import Tracer
 
 from ._by_identity import IdentityDict, IdentitySet, Interned, WeakIdentityDict
 from ._class_attributes import dataclass_fields
-from ._library_rows import compares_by_parts, parts_of_frozen
-from ._plain_containers import is_namedtuple
+from ._node_types import compares_by_parts, is_namedtuple, parts_of_frozen
 from ._printing import shown
 
 

@@ -28,8 +28,7 @@ from jax import tree_util as jtu
 
 from ._by_identity import Interned
 from ._call_arguments import LeafPath
-from ._node_types import maker_of, node_type_of_class
-from ._plain_containers import NodeType, Role
+from ._node_types import NodeType, Role, maker_of, node_type_of_class
 from ._static_values import IdentityKey, Static
 
 Path = tuple[Any, ...]

@@ -14,11 +14,17 @@ from jax import tree_util as jtu
 
 from ._by_identity import IdentityDict
 from ._errors import CycleError, DepthError, StaticComparisonError
-from ._node_types import is_value_of_variable, node_type_of
-from ._plain_containers import Inherited, NodeType, has_unordered_keys
+from ._node_types import (
+    Inherited,
+    NodeType,
+    carries_identity,
+    has_unordered_keys,
+    is_traced,
+    is_value_of_variable,
+    node_type_of,
+)
 from ._static_values import Incomparable, Static, StaticMemo, new_static_memo, with_originals
 from ._structure import LEAF, Given, Node, Op, Path, Record, Update
-from ._traced_leaves_and_identity import carries_identity, is_traced
 
 MAX_DEPTH = 100_000
 """The walk needs no limit. This one stops a class whose flatten function makes new children without end."""

@@ -10,11 +10,11 @@ from jax import tree_util as jtu
 
 from ..core._comparison import described
 from ..core._errors import SharingMismatchError
+from ..core._node_types import carries_identity
 from ..core._printing import shown
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static, shown_beside
 from ..core._structure import LEAF, FlatDag, Node, Path
-from ..core._traced_leaves_and_identity import carries_identity
 from ._ties_that_are_missing import kind_of
 
 _MAX_ALIKE, _MAX_FIELDS, _MAX_COMPARED = 4, 3, 1000

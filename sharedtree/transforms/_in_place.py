@@ -16,12 +16,10 @@ from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
 from ..core._native_walk import native, write_natively
-from ..core._node_types import node_type_of
+from ..core._node_types import Inherited, is_traced, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
-from ..core._plain_containers import Inherited
 from ..core._static_values import Incomparable, Static, key_of, objects_with_identity, with_new_parts
 from ..core._structure import FlatDag, Node
-from ..core._traced_leaves_and_identity import is_traced
 from ._caller_side import Call
 from ._inconsistent_sharing import raise_inconsistent
 from ._pass_through import ReceivedObjects

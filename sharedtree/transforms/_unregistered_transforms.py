@@ -20,9 +20,8 @@ from jax import tree_util as jtu
 from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments
 from ..core._errors import SharingMismatchError
-from ..core._node_types import is_module, node_type_of
+from ..core._node_types import Inherited, is_module, node_type_of
 from ..core._pack_and_unpack import unpack, walked
-from ..core._plain_containers import Inherited
 from ..core._prefix_trees import Branch
 from ..core._sharing import distinct
 from ..core._static_values import Static

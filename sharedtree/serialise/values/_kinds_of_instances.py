@@ -13,8 +13,7 @@ from jax import tree_util as jtu
 
 from ...core._errors import StructureMismatchError
 from ...core._jax_internals import rebuild_registered, registered_counts
-from ...core._library_rows import RefusalError, fault_of_aux
-from ...core._node_types import node_type_of, node_types_by_class
+from ...core._node_types import RefusalError, fault_of_aux, node_type_of, node_types_by_class
 from ...core._printing import printable
 from ...tree._dag import Dag
 from ..trust._buildable_classes import kind_of

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Singl
 
 from ...core._comparison import array_text
 from ...core._errors import FormatError, StructureMismatchError
-from ...core._library_rows import RefusalError
+from ...core._node_types import RefusalError
 from ..arrays._placing import ArrayEntry, key_dtype, key_implementation
 from ._atoms import encode_numpy, short
 from ._nodes import SIZES, TEXT, Apart, Kind, Manifest, Node, Operand, Parts, child, children

@@ -13,7 +13,7 @@ from jax import tree_util as jtu
 
 from ...core._class_attributes import is_asked_of_all
 from ...core._errors import StructureMismatchError
-from ...core._library_rows import RefusalError
+from ...core._node_types import RefusalError
 from ..trust._buildable_classes import kind_of
 from ._atoms import atom_text, encode_bytes, read_base64, short
 from ._nodes import TEXT, Apart, Child, Kind, Manifest, Node, Operand, Parts, child, children, require

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core._class_attributes import ABSENT, dict_descriptor
-from ...core._library_rows import without_missing
+from ...core._node_types import without_missing
 from ...libraries._equinox import WRAPPER_ATTRIBUTES
 from ..trust._buildable_classes import kind_of
 

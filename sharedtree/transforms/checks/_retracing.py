@@ -19,10 +19,10 @@ from ...core._class_attributes import dataclass_fields
 from ...core._comparison import described
 from ...core._errors import Definition, RetraceWarning, warn_about
 from ...core._locks import Lock
+from ...core._node_types import PYTHON_NUMBERS
 from ...core._printing import shown
 from ...core._static_values import Incomparable, Static
 from ...core._structure import FlatDag, Node, Op, Path, Record
-from ...core._traced_leaves_and_identity import PYTHON_NUMBERS
 from .._argument_names import Names
 
 _MAX_VALUES = 3
