@@ -12,7 +12,7 @@ from hypothesis import given
 
 import sharedtree as st
 from sharedtree.core import _classes_in_native_walk
-from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _nnx_layouts
 from tests.serialise.process import run

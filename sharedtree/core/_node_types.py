@@ -1,6 +1,6 @@
 """Node types: how the instances of a class come apart and are put together, and which of their leaves are traced.
 
-    node_type_of({"b": w, "a": v})     a dict: children [v, w], auxiliary data ("a", "b"), keys DictKey("a"), DictKey("b")
+    node_type_of({"b": w, "a": v})     children [v, w], auxiliary data ("a", "b"), keys DictKey("a"), DictKey("b")
     node_type_of(eqx_module)           by the row of Equinox: field by field
     node_type_of(partial)              by JAX's registry
     node_type_of(1)                    None: a leaf

@@ -174,7 +174,7 @@ class Structure:
     #
     # No part of the content:
     #
-    # `pins` are objects that must live as long as the structure, for keys that lead to it (see `_native_walk`).
+    # `pins` are objects that must live as long as the structure, for keys that lead to it (see `_pack_and_unpack`).
     # `plans` say how transforms group its leaves; each has what the transform does for a key. `program` is the records
     # as the native `build` runs them, None until the first build.
 

@@ -24,8 +24,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Self, TypeVar
 
 from ..core._errors import ContextMismatchError
-from ..core._native_walk import native
-from ..core._pack_and_unpack import Rules, Tags, pack, unpack, walked
+from ..core._pack_and_unpack import Rules, Tags, native, pack, unpack, walked
 from ..core._structure import FlatDag, Structure
 
 ResultType = TypeVar("ResultType")

@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
-from ..core._native_walk import native, write_natively
 from ..core._node_types import Inherited, is_traced, node_type_of
-from ..core._pack_and_unpack import Rules, Tags, walk
+from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
 from ..core._static_values import Incomparable, Static, key_of, objects_with_identity, with_new_parts
 from ..core._structure import FlatDag, Node
 from ._caller_side import Call

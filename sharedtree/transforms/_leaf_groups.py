@@ -22,8 +22,7 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, LeafPath
 from ..core._jax_internals import TRACE, ConcreteArray
-from ..core._native_walk import native
-from ..core._pack_and_unpack import build, unpack
+from ..core._pack_and_unpack import build, native, unpack
 from ..core._sharing import distinct, with_identity
 from ..core._static_values import Static
 from ..core._structure import FlatDag, Given, Record, Structure, Update, leaf_paths, with_paths
