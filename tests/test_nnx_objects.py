@@ -412,7 +412,7 @@ model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
 leaves, structure = st.tree.flatten(model)
 assert st.tree.structure(st.tree.unflatten(structure, leaves)) is structure
 from sharedtree.core import _classes_in_native_walk, _native_or_python
-assert (nnx.Linear in _classes_in_native_walk._layouts_in_use) is (_native_or_python.native is not None)
+assert (nnx.Linear in _classes_in_native_walk._layouts_in_use) is (_native_or_python.native_module is not None)
 """
 
 

@@ -24,7 +24,7 @@ from jax.core import Tracer
 from ._by_identity import IdentityDict, Interned, WeakIdentityDict
 from ._call_arguments import Arguments
 from ._jax_internals import REGISTRY, ConcreteArray
-from ._native_or_python import native
+from ._native_or_python import native_module as native
 from ._node_types import (
     NUMPY_NUMBERS,
     TRACED_NUMBERS,

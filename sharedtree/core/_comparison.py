@@ -48,12 +48,12 @@ class Pair(NamedTuple):
     inherited: Any = None
 
 
-def differences_from(root: Pair, meet: Callable[[Pair], Iterable[Pair | D]]) -> Iterator[D]:
+def differences_from(root: Pair, compare: Callable[[Pair], Iterable[Pair | D]]) -> Iterator[D]:
     """Compares two trees depth first, without recursion.
 
     Args:
         root: the two roots.
-        meet: compares one pair. Yields its differences, and the pairs below it to compare next.
+        compare: compares one pair. Yields its differences, and the pairs below it to compare next.
 
     Yields:
         The differences.
@@ -61,7 +61,7 @@ def differences_from(root: Pair, meet: Callable[[Pair], Iterable[Pair | D]]) -> 
     stack = [root]
     while stack:
         pairs_below: list[Pair] = []
-        for item in meet(stack.pop()):
+        for item in compare(stack.pop()):
             if isinstance(item, Pair):
                 pairs_below.append(item)
             else:

@@ -51,7 +51,8 @@ _entries: dict[bytes, weakref.ref[Structure]] = {}
 
 _native_or_python.start(lambda: _classes_in_native_walk.start(_entries))
 
-native: Any = _native_or_python.native
+native: Any = _native_or_python.native_module
+"""The native module if the native walk is in use; None if trees are walked in Python."""
 
 _lock = Lock()
 # Tuples that are replaced as a whole, so that no thread sees half a change. The latest structure is the last.
@@ -139,19 +140,19 @@ def build(
     records: Sequence[Record] | Structure,
     leaves: Sequence[Any],
     table: list[Any],
-    given: Callable[[int], Any] | None = None,
-    update: Callable[[int, Any], Any] | None = None,
+    caller_object: Callable[[int], Any] | None = None,
+    updated_object: Callable[[int, Any], Any] | None = None,
 ) -> None:
     """Runs down the records, appending one object a record to `table`. See `_walk.build`.
 
     The native walk compiles a structure once and builds it many times. Bare records are built in Python.
     """
     if not isinstance(records, Structure):
-        _walk.build(records, leaves, table, given, update)
+        _walk.build(records, leaves, table, caller_object, updated_object)
     elif native is None:
-        _walk.build(records.records, leaves, table, given, update)
+        _walk.build(records.records, leaves, table, caller_object, updated_object)
     else:
-        native.build(records, leaves, table, given, update)
+        native.build(records, leaves, table, caller_object, updated_object)
 
 
 # --- packing ----------------------------------------------------------------------------------------------------------
@@ -254,10 +255,10 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
     with _lock:
         if len(_entries) >= MAX_KEYS:
             structures = [reference() for reference in list(_entries.values())]
-            for other_structure in structures:
-                if other_structure is not None:
-                    dropped_pins.append(other_structure.pins)
-                    other_structure.pins = {}
+            for dropped_structure in structures:
+                if dropped_structure is not None:
+                    dropped_pins.append(dropped_structure.pins)
+                    dropped_structure.pins = {}
             _entries.clear()
             native.forget_keys()  # while all that is in them by address is alive in `dropped_pins`
         # The structure holds the pins, not the table: a pin may lead to the structure, which would then live for ever.

@@ -150,18 +150,18 @@ def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
 
 def _text_beside(record: Record, counterpart: Record) -> str:
     """Names a record in words, with the keys in which it differs from its counterpart, if both are of one class."""
-    (op, children), (other_op, _) = record, counterpart
+    (op, children), (counterpart_op, _) = record, counterpart
     text = name_of(op, len(children))
-    if type(op) is not Node or type(other_op) is not Node:
+    if type(op) is not Node or type(counterpart_op) is not Node:
         return text
-    if op.type.cls is not other_op.type.cls or op.keys == other_op.keys:
+    if op.type.cls is not counterpart_op.type.cls or op.keys == counterpart_op.keys:
         return text
     keys = [jtu.keystr((key,)) for key in op.keys]
-    other_keys = {jtu.keystr((key,)) for key in other_op.keys}
-    missing = [f"`{key}`" for key in keys if key not in other_keys]
+    counterpart_keys = {jtu.keystr((key,)) for key in counterpart_op.keys}
+    missing = [f"`{key}`" for key in keys if key not in counterpart_keys]
     if missing:
         return f"{text} ({', '.join(missing[:MOST_PATHS])} in this one only)"
-    return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(other_op.keys) else text
+    return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(counterpart_op.keys) else text
 
 
 def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair]:

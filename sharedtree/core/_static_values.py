@@ -35,7 +35,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -439,18 +439,7 @@ class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the wa
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
-class KeyMaker(Protocol):
-    """Makes the key of a value, part by part. The implementation is in `_static_values`."""
-
-    is_mutable: bool
-    may_have_objects: bool
-
-    def keys_of(self, parts: Collection[Any], /) -> tuple[Any, ...]: ...  # noqa: D102
-
-    def note_class(self, value: Any, cls: type, /) -> None: ...  # noqa: D102
-
-
-def content_of(value: Any, keys: KeyMaker) -> Any:
+def content_of(value: Any, keys: _KeyMaker) -> Any:
     """Returns the content by which a value is compared: its class, and everything else that tells it from others.
 
     Args:
@@ -498,7 +487,7 @@ def content_of(value: Any, keys: KeyMaker) -> Any:
     return cls, bits, _equality_key_of_copy(value)
 
 
-def _content_of_container(value: Any, base: type, keys: KeyMaker) -> Any:
+def _content_of_container(value: Any, base: type, keys: _KeyMaker) -> Any:
     """Returns the content of a container: its parts and, if a subclass has an `==` of its own, a key for that."""
     cls, container = type(value), _CONTAINERS[base]
     if container.is_mutable or (cls is not base and not _is_only_its_items(cls)) or cls is functools.partial:
@@ -514,7 +503,7 @@ def _content_of_container(value: Any, base: type, keys: KeyMaker) -> Any:
     return cls, content, _equality_key_of_copy(value)
 
 
-def _content_of_dataclass(value: Any, keys: KeyMaker) -> Any:
+def _content_of_dataclass(value: Any, keys: _KeyMaker) -> Any:
     """Returns the content of a dataclass with a generated `==`: the fields compared by it."""
     cls: Any = type(value)
     # A field that was never set is left out.

@@ -469,9 +469,9 @@ class FlatDag:
     @classmethod
     def of(cls, structure: Structure, objects: Sequence[Any] | Mapping[int, Any] = ()) -> "FlatDag":
         """Wraps a structure and the objects of its tree. The structure is not interned again."""
-        walked = cls(structure.records, structure.root, objects)
-        walked.structure = structure
-        return walked
+        dag = cls(structure.records, structure.root, objects)
+        dag.structure = structure
+        return dag
 
     @classmethod
     def without_objects(cls, structure: Structure) -> "FlatDag":

@@ -307,8 +307,8 @@ def build(
     records: Sequence[Record],
     leaves: Sequence[Any],
     table: list[Any],
-    given: Callable[[int], Any] | None = None,
-    update: Callable[[int, Any], Any] | None = None,
+    caller_object: Callable[[int], Any] | None = None,
+    updated_object: Callable[[int, Any], Any] | None = None,
 ) -> None:
     """Runs down the records, appending one object a record to `table`.
 
@@ -316,8 +316,8 @@ def build(
         records: the records that follow those already in the table.
         leaves: one object for each `LEAF`, in order.
         table: the objects of all earlier records.
-        given: number → object, for `Given`.
-        update: (number, new content) → object, for `Update`.
+        caller_object: number → the caller's object, for `Given`.
+        updated_object: (number, new content) → the caller's object with this content, for `Update`.
     """
     remaining_leaves = iter(leaves)
     for op, children in records:
@@ -328,13 +328,14 @@ def build(
         elif type(op) is Static:
             obj = op.thaw()
         elif type(op) is Given:
-            assert given is not None
-            obj = given(op.number)
+            assert caller_object is not None
+            obj = caller_object(op.number)
         else:
             assert type(op) is Update
-            assert update is not None
+            assert updated_object is not None
             node = op.node
-            obj = update(op.number, node.type.put_together(node.aux.thaw(), [table[child] for child in children]))
+            content = node.type.put_together(node.aux.thaw(), [table[child] for child in children])
+            obj = updated_object(op.number, content)
         table.append(obj)
 
 
