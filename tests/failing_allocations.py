@@ -217,7 +217,7 @@ def failures_of_build(tree: Any) -> list[list[int]]:
             assert [id(leaf) for leaf in again[0]] == [id(leaf) for leaf in leaves]  # alive in both
             assert again[1] is structure
 
-    steps = tuple([_classes_in_native_walk._step(*record) for record in structure.records])
+    steps = tuple([tuple(_classes_in_native_walk._step(*record)) for record in structure.records])
     program = functools.partial(native.Program, steps, None, structure.root, False, False)
     return [each_failure(list, act, check), each_failure(list, lambda _: program(), lambda *_: None)]
 
