@@ -123,6 +123,7 @@ class WeakIdentityDict(Generic[ValueType]):
         self._entries: dict[int, tuple[weakref.ref[Any], ValueType]] = {}
 
     def __setitem__(self, obj: Any, value: ValueType) -> None:
+        """Sets the value of an object, and has the entry removed when the object dies."""
         # The closure must not hold `self`, which would then live as long as the object.
         address, entries = id(obj), self._entries
 

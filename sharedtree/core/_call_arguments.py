@@ -116,7 +116,10 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Argumen
             return self
         positional_names, _, static = self.aux
         values = iter(statics)
-        args = [next(values) if name is None else arg for name, arg in zip(positional_names, self.args, strict=True)]
+        args = list(self.args)
+        for i, name in enumerate(positional_names):
+            if name is None:
+                args[i] = next(values)
         kwargs = self.kwargs | {name: next(values) for name in static}
         return Arguments(positional_names, args, kwargs, static)
 
@@ -124,6 +127,7 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Argumen
     def of_parts(cls, names: ArgumentNames, children: Sequence[Any]) -> "Arguments":
         """Rebuilds arguments from their auxiliary data and children. Static arguments become None."""
         positional_names, keywords, static = names
+        # The children are in one sequence, positional ones first, so one iterator serves both.
         values = iter(children)
         args = [None if name is None else next(values) for name in positional_names]
         kwargs = {name: next(values) for name in keywords} | dict.fromkeys(static)

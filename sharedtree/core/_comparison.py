@@ -60,6 +60,7 @@ def differences_from(root: Pair, compare: Callable[[Pair], Iterable[Pair | D]]) 
     """
     stack = [root]
     while stack:
+        # Pairs below are pushed in reverse, so that they come off the stack in the order of `compare`.
         pairs_below: list[Pair] = []
         for item in compare(stack.pop()):
             if isinstance(item, Pair):
@@ -125,6 +126,7 @@ class Matching:
             num_left: how many children the left node has.
             num_right: how many children the right node has.
         """
+        # A larger node is compared in full only once, so that a list at many paths is gone through only once.
         was_left_compared, was_right_compared = left in self._compared_left, right in self._compared_right
         self._compared_left.add(left)
         self._compared_right.add(right)
@@ -186,11 +188,12 @@ class Ties:
             at: the path.
             is_object: whether the right one is an object. A value has no ties.
         """
-        first_right, left_place = self._left.setdefault(left, (right, at))
-        first_left, right_place = self._right.setdefault(right, (left, at)) if is_object else (left, at)
+        first_right, left_path = self._left.setdefault(left, (right, at))
+        first_left, right_path = self._right.setdefault(right, (left, at)) if is_object else (left, at)
+        # The left object stood beside another right one before. So it is one on the left and two on the right.
         if first_right != right:
-            return SplitTie(left_place, is_on_left=True)
-        return SplitTie(right_place, is_on_left=False) if first_left != left else None
+            return SplitTie(left_path, is_on_left=True)
+        return SplitTie(right_path, is_on_left=False) if first_left != left else None
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

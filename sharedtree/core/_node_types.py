@@ -102,12 +102,12 @@ class NodeType(NamedTuple):
 
     @property
     def carries_identity(self) -> bool:
-        """Whether two occurrences inside a module are a tie."""
+        """True if two occurrences of one instance inside a module are a tie."""
         return self.is_mutable or not self.is_plain
 
     @property
     def is_known_to_jax(self) -> bool:
-        """Whether JAX takes a plain container of this class apart, too.
+        """True if JAX takes a plain container of this class apart, too.
 
         The classes of `register_node` count as known: sharedtree packs their instances before JAX sees them.
         """
@@ -179,6 +179,7 @@ def node_type_of(obj: Any) -> NodeType | None:
     plain = PLAIN.get(cls)
     if plain is not None:
         return plain
+    # Without this, each number and array would go on to JAX's registry below.
     if cls in _COMMON_LEAVES:
         return None
     node_type = node_types_by_class.get(cls)
@@ -205,6 +206,7 @@ def node_type_of_class(cls: type) -> NodeType:
         UnregisteredTypeError: if neither JAX nor sharedtree know the class.
     """
     node_type = PLAIN.get(cls) or node_types_by_class.get(cls)
+    # The class is new here, as it may be in a process that loads a pickle.
     if node_type is None:
         if is_namedtuple(cls):
             # JAX's registry answers for an instance only, so one is made of Nones.
@@ -281,6 +283,7 @@ def register_node(
         )
 
     def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
+        # A user's function may return any iterable, even one that can be read only once.
         children, aux = flatten(obj)
         return tuple(children), aux
 
@@ -304,6 +307,7 @@ def require_registered(tree: Any) -> None:
     """
     if node_type_of(tree) is not None or is_traced(tree, "jax") or callable(tree):
         return
+    # Numbers, texts and the like have no attributes. A class as a whole has, but is no instance.
     if not hasattr(tree, "__dict__") or isinstance(tree, type):
         return
     name = type(tree).__name__
@@ -609,7 +613,12 @@ class NativeLayout(NamedTuple):
 
     @property
     def native_arguments(self) -> tuple[Any, ...]:
-        """The last arguments of `new_kind` in `_native.c`, from `order` on."""
+        """The last arguments of `new_kind` in `_native.c`, from `order` on.
+
+        They are: all names in order; for each whether it is static; for each its place among the traced or the static
+        ones; the traced and then the static names; the number of traced ones; whether both kinds are in the order of
+        all names; the slots.
+        """
         order, are_static, places, traced, statics = self.fields
         traced_in_order = [name for name, is_static in zip(order, are_static, strict=True) if not is_static]
         statics_in_order = [name for name, is_static in zip(order, are_static, strict=True) if is_static]

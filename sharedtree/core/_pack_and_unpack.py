@@ -69,7 +69,7 @@ else:
 def pack(
     tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", maker: Any = None
 ) -> tuple[list[Any], Structure]:
-    """Takes a tree apart into its traced leaves and its interned structure. Arguments and errors as for `_walk.walk`.
+    """Takes a tree apart into its traced leaves and its interned structure. Raises the errors of `_walk.walk`.
 
     Args:
         tree: any object.
@@ -82,7 +82,7 @@ def pack(
         The traced leaves not seen before, and the structure.
     """
     base = len(tags.objects)
-    packed = natively(tree, tags, rules, prefix)
+    packed = pack_natively(tree, tags, rules, prefix)
     if packed is None:
         leaves, records, root = _walk.walk(tree, tags, rules, prefix)
         return leaves, intern(records, root, base, maker)
@@ -94,9 +94,18 @@ def pack(
 
 
 def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag:
-    """Packs a tree by itself, and keeps its objects. Arguments and errors as for `_walk.walk`."""
+    """Packs a tree by itself, and keeps its objects.
+
+    Args:
+        tree: any object.
+        rules: see `Rules`.
+        prefix: a text to put before each path in errors.
+
+    Returns:
+        The records of the tree and, by number, the objects in it.
+    """
     tags = Tags()
-    packed = natively(tree, tags, rules, prefix)
+    packed = pack_natively(tree, tags, rules, prefix)
     if packed is not None:
         _, structure = packed
         return FlatDag.of(structure, tags.objects)
@@ -107,8 +116,18 @@ def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag
 def walk(
     tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = ""
 ) -> tuple[list[Any], tuple[Record, ...], int]:
-    """Packs a tree without interning its structure. Arguments, results and errors as for `_walk.walk`."""
-    packed = natively(tree, tags, rules, prefix)
+    """Packs a tree without interning its structure.
+
+    Args:
+        tree: any object.
+        tags: the objects seen by earlier walks. Records refer to them by number. Extended.
+        rules: see `Rules`.
+        prefix: a text to put before each path in errors.
+
+    Returns:
+        The traced leaves not seen before, the records added, and the number of the root.
+    """
+    packed = pack_natively(tree, tags, rules, prefix)
     if packed is None:
         return _walk.walk(tree, tags, rules, prefix)
     leaves, structure = packed
@@ -143,9 +162,16 @@ def build(
     caller_object: Callable[[int], Any] | None = None,
     updated_object: Callable[[int, Any], Any] | None = None,
 ) -> None:
-    """Runs down the records, appending one object a record to `table`. See `_walk.build`.
+    """Runs down the records, appending one object a record to `table`.
 
     The native walk compiles a structure once and builds it many times. Bare records are built in Python.
+
+    Args:
+        records: a structure, or the records that follow those already in the table.
+        leaves: one object for each traced leaf, in order.
+        table: the objects of all earlier records. Extended.
+        caller_object: number → the caller's object, for `Given`.
+        updated_object: (number, new content) → the caller's object with this content, for `Update`.
     """
     if not isinstance(records, Structure):
         _walk.build(records, leaves, table, caller_object, updated_object)
@@ -158,15 +184,16 @@ def build(
 # --- packing ----------------------------------------------------------------------------------------------------------
 
 
-def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
+def pack_natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
     """Packs a tree by the native walk if its structure is in the table. Otherwise walks in Python and enters it.
 
-    Arguments and errors as for `_walk.walk`.
+    Arguments as for `walk`.
 
     Returns:
         The traced leaves not seen before, and the interned structure. None if the native walk is not in use or cannot
         follow these rules; then `tags` is unchanged.
     """
+    # C cannot follow these rules: they need a call of Python or a look-up for each leaf or node.
     if native is None or rules.is_leaf is not None or not rules.are_structs_traced:
         return None
     if rules.given or rules.updated or rules.given_copies:
@@ -221,6 +248,7 @@ def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[li
     base = len(tags.objects)
     reading = Reading()
     leaves, records, root = _walk.walk(tree, tags, rules, prefix, reading)
+    # The class of a node may have been changed since it was described to C. Its key would then be wrong.
     _classes_in_native_walk.drop_changed_layouts(records)
     structure = intern(records, root, base)
     try:
@@ -233,6 +261,7 @@ def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[li
         class_in_structure = reading.static_memo.classes.get(id(value))  # alive in `pins`
         if class_in_key is not _classes_in_native_walk.Token and class_in_structure is not class_in_key:
             return leaves, structure
+    # `settled` has values that never change, each followed by its token. C knows them by address while `held` lives.
     held = [native.hold(tuple(settled))] if settled else []
     _enter(key, structure, (*IdentitySet(pins[::2]), *held))
     return leaves, structure
@@ -274,6 +303,7 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
 def _keep(structure: Structure) -> None:
     """Makes a structure the latest of those that are kept alive, and drops the oldest beyond the limits."""
     global _kept  # noqa: PLW0603 -- replaced by one assignment, which threads cannot tear
+    # Collect from the latest backwards, up to the limits.
     kept, num_records = [structure], len(structure.records)
     for earlier in reversed(_kept):
         num_records += len(earlier.records)

@@ -189,6 +189,7 @@ def lost_ties(
     for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
             return pair
+        # Each pair comes once. So a second pair of one left record has another record on the right.
         first = first_pairs.setdefault(pair.left, pair)
         if first.right != pair.right:
             split.append(SplitRecord(pair.left, (first.right, pair.right), (first.path, pair.path)))
@@ -206,6 +207,7 @@ def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record
     Returns:
         The records of the merged DAG, and old number → new number for each record that is left.
     """
+    # Each class gets the number of its lowest record as its key, and `canonical` numbers the classes anew.
     classes = UnionFind(len(shape.records))
     for group in groups:
         for number in group:

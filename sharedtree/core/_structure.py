@@ -121,7 +121,14 @@ class Update(NamedTuple):
 
     @classmethod
     def of(cls, number: int, node: Node, received: Any) -> "Update":
-        """Makes the operation for an object whose operation was `received` when it entered the function."""
+        """Makes the operation for an object of the caller.
+
+        Args:
+            number: the number of the object among the records of the arguments.
+            node: the new content.
+            received: the operation that the object had in the arguments.
+        """
+        # Exact means that the function got the caller's own static objects and not copies.
         is_exact = bool(node.aux.objects)
         if type(received) is not Node or is_exact or not received.aux.has_objects:
             return cls(number, node)
@@ -261,7 +268,18 @@ def intern(
     noted: tuple[int, ...] = (),
     tied_values: tuple[int, ...] = (),
 ) -> Structure:
-    """Returns the one structure with this content, a new one if there is none yet. Cost: one hash over the records."""
+    """Returns the one structure with this content, a new one if there is none yet.
+
+    Cost: one hash over the records.
+
+    Args:
+        records: the table, children before parents.
+        root: the number of the record that is the whole tree.
+        base: the number of the first record. Lower numbers refer to earlier trees of the same `Context`.
+        maker: stands for that `Context`; None outside of one.
+        noted: in the result of a function, the traced leaves that lost their ties on purpose.
+        tied_values: in the result of a function, the traced leaves that were tied outside modules.
+    """
     structure = Structure()
     structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
     structure.noted, structure.tied_values, structure.program = noted, tied_values, None
@@ -456,12 +474,7 @@ class FlatDag:
         objects: number → object. Those that nobody will ask for may be missing.
     """
 
-    def __init__(
-        self,
-        records: Sequence[Record],
-        root: int,
-        objects: Sequence[Any] | Mapping[int, Any] = (),
-    ) -> None:
+    def __init__(self, records: Sequence[Record], root: int, objects: Sequence[Any] | Mapping[int, Any] = ()) -> None:
         self.records = records
         self.root = root
         self.objects: Any = objects
@@ -506,6 +519,7 @@ class FlatDag:
         not mean equal keys, since a class may take them from anywhere. So they serve only if the object is missing, or
         if a function has changed its class or the number of its children since.
         """
+        # The object is missing, as in a DAG made of leaves alone.
         if not self._has_object(number):
             return node.keys
         obj = self.objects[number]
@@ -665,6 +679,7 @@ def roles_in(tree: FlatDag) -> Roles:
         visited.add((number, role))
         op, children = tree.records[number]
         if op is LEAF:
+            # Of the roles at several paths the strongest holds: a parameter somewhere is a parameter.
             earlier_role = of_leaves.get(number)
             if earlier_role is None or _STRENGTH[role] > _STRENGTH[earlier_role]:
                 of_leaves[number] = role
@@ -672,6 +687,7 @@ def roles_in(tree: FlatDag) -> Roles:
             if op.type.roles == "unsaid" and role != "state":
                 unsaid.add(number)
             for child, role_by_node in zip(children, _roles_of_children(op, len(children)), strict=True):
+                # Everything below state is state, whatever its own class says.
                 stack.append((child, role if role == "state" or role_by_node is None else role_by_node))
     return Roles(of_leaves, sorted(unsaid))
 

@@ -71,9 +71,11 @@ class Rules(NamedTuple):
             depends on the identity of tuples, and must not be compared with that of another tree.
         filtered: only arrays are traced, in and outside modules of all libraries, as under Equinox's filters.
         convention: the convention around the root.
-        given: the numbers of the caller's own objects. They are not packed: each becomes a `Given`.
-        updated: the numbers of objects of the caller with a new content. Each becomes an `Update`.
-        received: the records for the numbers in `updated`.
+        given: objects of the tree that are the caller's own → their numbers. They are not packed: each becomes a
+            `Given`.
+        updated: objects of the tree whose content is written into an object of the caller → the number of that object.
+            Each becomes an `Update`.
+        received: the records of the arguments. The numbers in `given` and `updated` refer to them.
         is_exact: static values are taken uncopied from this very tree, for a structure that puts the same tree together
             again. Otherwise equal values of another tree may stand for them, so that one trace serves both.
         given_copies: copies of static objects, as a function received them → the caller's originals. A copy is
