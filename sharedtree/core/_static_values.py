@@ -151,7 +151,7 @@ def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
         value: A static value. Containers are entered, and made anew if they hold a copy.
         originals: Copy → original.
     """
-    replacements: IdentityDict[Any] = IdentityDict()
+    replacements: IdentityDict[Any] = IdentityDict()  # part → its replacement, so that shared parts stay shared
 
     def replaced(part: Any) -> Any:
         """Returns the replacement of one part, computed once per object."""
@@ -490,6 +490,7 @@ def content_of(value: Any, keys: _KeyMaker) -> Any:
 def _content_of_container(value: Any, base: type, keys: _KeyMaker) -> Any:
     """Returns the content of a container: its parts and, if a subclass has an `==` of its own, a key for that."""
     cls, container = type(value), _CONTAINERS[base]
+    # `objects_with_identity` may list it: a mutable one, one of a subclass that is more than its items, or a partial.
     if container.is_mutable or (cls is not base and not _is_only_its_items(cls)) or cls is functools.partial:
         keys.may_have_objects = True
     if container.is_mutable:
@@ -506,7 +507,7 @@ def _content_of_container(value: Any, base: type, keys: _KeyMaker) -> Any:
 def _content_of_dataclass(value: Any, keys: _KeyMaker) -> Any:
     """Returns the content of a dataclass with a generated `==`: the fields compared by it."""
     cls: Any = type(value)
-    # A field that was never set is left out.
+    # A field that was never set is left out, and so is one declared with `compare=False`.
     compared = [field.name for field in dataclass_fields(cls) if field.compare and hasattr(value, field.name)]
     was_mutable = keys.is_mutable
     parts = keys.keys_of([getattr(value, name) for name in compared])
@@ -656,6 +657,7 @@ def copy_of(value: Any, copies: IdentityDict[Any]) -> Any:
         Incomparable: If an object refuses to be copied.
     """
     cls: Any = type(value)
+    # JAX's arrays are immutable. Under a trace a `jax.Ref` may be an instance of `jax.Array`, too, but can be written.
     if cls in _IMMUTABLE or (isinstance(value, jax.Array) and not isinstance(value, jax.Ref)):
         return value
     if value in copies:
@@ -663,9 +665,11 @@ def copy_of(value: Any, copies: IdentityDict[Any]) -> Any:
     base = _container_base(cls)
     if base is not None:
         copied = _CONTAINERS[base].copy(value, functools.partial(copy_of, copies=copies))
+        # An instance of a subclass may have attributes besides its items.
         if cls is not base and copied is not value:
             _copy_attributes(value, copied, copies)
     elif _compares_by_field(cls):
+        # By a hash of its own, a class promises that its instances do not change.
         copied = value if _defines_hash(cls) else _copy_dataclass(value, copies)
     elif compares_by_parts(cls) or _is_hashable(value):
         copied = value
@@ -813,6 +817,7 @@ def _parts_if_fixed(value: Any) -> Iterable[Any] | None:
     container = _CONTAINERS.get(tuple if is_namedtuple(cls) else cls)
     if container is not None:
         return None if container.is_mutable else container.parts(value)
+    # Nothing in these can change, so they have no parts to ask.
     if cls in _IMMUTABLE or is_known_by_address(cls) or issubclass(cls, np.generic):
         return ()
     if _compares_by_field(cls) and not _can_be_mutated(cls):
@@ -867,10 +872,12 @@ def objects_with_identity(value: Any) -> list[Any]:
         if cls is tuple:
             stack.extend(reversed(part))
             continue
-        # A partial has the `==` of `object`, but is compared by its parts.
+        # Equal only to itself, so no equal object can take its place. A partial has the `==` of `object`, too, but is
+        # compared by its parts.
         has_no_content = cls.__eq__ is object.__eq__ and cls is not functools.partial
         if has_no_content or issubclass(cls, (np.generic, enum.Enum, *_FIXED_CLASSES)):
             continue
+        # A container that cannot change is entered. So is what a library declares immutable. All else is listed.
         if cls in (slice, frozenset) or _is_only_its_items(cls):
             parts: Iterable[Any] | None = _CONTAINERS[cls if cls in _CONTAINERS else tuple].parts(part)
         else:
