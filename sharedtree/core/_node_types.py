@@ -129,7 +129,7 @@ class NodeType(NamedTuple):
         return "any" if outer == "outside" and containers and self.is_mutable else outer
 
 
-# --- leaves -----------------------------------------------------------------------------------------------------------
+# --- which leaves are traced and which carry identity -----------------------------------------------------------------
 
 
 PYTHON_NUMBERS = frozenset({bool, int, float, complex})
@@ -483,7 +483,7 @@ def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
     return lambda children: cls(*children)
 
 
-# --- keys -------------------------------------------------------------------------------------------------------------
+# --- keys of dictionaries and other nodes -----------------------------------------------------------------------------
 
 
 def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
@@ -592,7 +592,7 @@ PLAIN: dict[type, NodeType] = {
 }
 
 
-# --- rows of libraries ------------------------------------------------------------------------------------------------
+# --- what libraries say of their classes ------------------------------------------------------------------------------
 
 
 class NativeLayout(NamedTuple):
@@ -652,7 +652,7 @@ class PlainForm(NamedTuple):
     keys: tuple[Any, ...] = ()
 
 
-# --- in files ---------------------------------------------------------------------------------------------------------
+# --- what libraries say of files --------------------------------------------------------------------------------------
 
 ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]
 """How the instances of a class are written into a file.
@@ -804,7 +804,7 @@ class NamesInFiles(NamedTuple):
     kept_back: str = ""
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- rows of libraries, and the questions to all of them --------------------------------------------------------------
 
 
 def _nothing(*_: Any) -> None:
@@ -972,7 +972,7 @@ def is_choice(cls: Any) -> bool:
     return any(issubclass(cls, library.choices) for library in LIBRARIES)
 
 
-# --- what is asked for each value -------------------------------------------------------------------------------------
+# --- questions for each value -----------------------------------------------------------------------------------------
 
 # These questions come for each attribute of each instance, so the answers of all rows are collected once.
 

@@ -36,29 +36,13 @@ from ._node_types import LIBRARIES
 from ._structure import FlatDag, Path, Record, Structure, edges, intern, statics_of
 from ._walk import DEFAULT_RULES, Reading, Rules
 
-MAX_KEYS = 4_096
-"""Size of the table at which it is emptied. A module whose static values are new objects each time has a new key for
-each walk."""
-
-MAX_KEPT = 256
-MAX_KEPT_RECORDS = 100_000
-"""How many structures are kept alive, and how many records they have together."""
-
-MAX_KEPT_EXACT = 8
-"""How many structures are kept alive that hold static objects of a user."""
-
 _entries: dict[bytes, weakref.ref[Structure]] = {}
+"""The table of structures: the native walk's key for a tree → its structure."""
 
 _native_or_python.start(lambda: _classes_in_native_walk.start(_entries))
 
 native: Any = _native_or_python.native_module
 """The native module if the native walk is in use; None if trees are walked in Python."""
-
-_lock = Lock()
-# Tuples that are replaced as a whole, so that no thread sees half a change. The latest structure is the last.
-_kept: tuple[Structure, ...] = ()
-_kept_exact: tuple[Structure, ...] = ()
-
 
 if TYPE_CHECKING or native is None:
     from ._walk import Tags as Tags
@@ -181,7 +165,7 @@ def build(
         native.build(records, leaves, table, caller_object, updated_object)
 
 
-# --- packing ----------------------------------------------------------------------------------------------------------
+# --- packing by the native walk ---------------------------------------------------------------------------------------
 
 
 def pack_natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
@@ -267,7 +251,23 @@ def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[li
     return leaves, structure
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table of structures ------------------------------------------------------------------------------------------
+
+MAX_KEYS = 4_096
+"""Size of the table at which it is emptied. A module whose static values are new objects each time has a new key for
+each walk."""
+
+MAX_KEPT = 256
+MAX_KEPT_RECORDS = 100_000
+"""How many structures are kept alive, and how many records they have together."""
+
+MAX_KEPT_EXACT = 8
+"""How many structures are kept alive that hold static objects of a user."""
+
+_lock = Lock()
+# Tuples that are replaced as a whole, so that no thread sees half a change. The latest structure is the last.
+_kept: tuple[Structure, ...] = ()
+_kept_exact: tuple[Structure, ...] = ()
 
 
 def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:

@@ -436,7 +436,7 @@ class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the wa
         self.reason = reason
 
 
-# --- comparison -------------------------------------------------------------------------------------------------------
+# --- the content by which a value is compared -------------------------------------------------------------------------
 
 
 def content_of(value: Any, keys: _KeyMaker) -> Any:
