@@ -94,44 +94,44 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Argumen
 
     def parts(self) -> tuple[list[Any], ArgumentNames]:
         """Returns the children and the auxiliary data."""
-        positional_names, keywords, _ = self.aux
+        positional_names, traced_keywords, _ = self.aux
         traced = [arg for name, arg in zip(positional_names, self.args, strict=True) if name is not None]
-        return [*traced, *[self.kwargs[name] for name in keywords]], self.aux
+        return [*traced, *[self.kwargs[name] for name in traced_keywords]], self.aux
 
     def keys(self) -> tuple[LeafPath, ...]:
         """Returns one key per child: its name."""
-        positional_names, keywords, _ = self.aux
-        return tuple([LeafPath(name) for name in (*positional_names, *keywords) if name is not None])
+        positional_names, traced_keywords, _ = self.aux
+        return tuple([LeafPath(name) for name in (*positional_names, *traced_keywords) if name is not None])
 
     @property
     def statics(self) -> tuple[Any, ...]:
         """The static arguments, positional ones first."""
-        positional_names, _, static = self.aux
+        positional_names, _, static_keywords = self.aux
         values = [arg for name, arg in zip(positional_names, self.args, strict=True) if name is None]
-        return (*values, *[self.kwargs[name] for name in static])
+        return (*values, *[self.kwargs[name] for name in static_keywords])
 
     def with_statics(self, statics: Sequence[Any]) -> "Arguments":
         """Replaces the static arguments by the given values, in the order of `statics`."""
         if not statics:
             return self
-        positional_names, _, static = self.aux
+        positional_names, _, static_keywords = self.aux
         values = iter(statics)
         args = list(self.args)
         for i, name in enumerate(positional_names):
             if name is None:
                 args[i] = next(values)
-        kwargs = self.kwargs | {name: next(values) for name in static}
-        return Arguments(positional_names, args, kwargs, static)
+        kwargs = self.kwargs | {name: next(values) for name in static_keywords}
+        return Arguments(positional_names, args, kwargs, static_keywords)
 
     @classmethod
     def of_parts(cls, names: ArgumentNames, children: Sequence[Any]) -> "Arguments":
         """Rebuilds arguments from their auxiliary data and children. Static arguments become None."""
-        positional_names, keywords, static = names
+        positional_names, traced_keywords, static_keywords = names
         # The children are in one sequence, positional ones first, so one iterator serves both.
         values = iter(children)
         args = [None if name is None else next(values) for name in positional_names]
-        kwargs = {name: next(values) for name in keywords} | dict.fromkeys(static)
-        return cls(positional_names, args, kwargs, static)
+        kwargs = {name: next(values) for name in traced_keywords} | dict.fromkeys(static_keywords)
+        return cls(positional_names, args, kwargs, static_keywords)
 
 
 def positions_of(names: ArgumentNames) -> list[Position]:
@@ -139,5 +139,5 @@ def positions_of(names: ArgumentNames) -> list[Position]:
 
     For example, `(("net", None, "x"), ("rate",), ())` gives `[0, 2, "rate"]`.
     """
-    positional_names, keywords, _ = names
-    return [*[i for i, name in enumerate(positional_names) if name is not None], *keywords]
+    positional_names, traced_keywords, _ = names
+    return [*[i for i, name in enumerate(positional_names) if name is not None], *traced_keywords]

@@ -56,7 +56,12 @@ from ._static_values import (
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 
 Description = tuple[Any, ...]
-"""The arguments of `new_kind` in `_native.c`."""
+"""The arguments of `new_kind` in `_native.c`, in order.
+
+They are: the class; its *shape*, the native walk's number for the way to take instances apart; whether it is plain,
+mutable and known to JAX; the number of its convention; whether all this is a guess; its node type; the function that
+takes an instance apart; and the directions for reading attributes (`NativeLayout.native_arguments`).
+"""
 
 _NO_FIELDS = NativeLayout("").native_arguments
 
@@ -116,8 +121,11 @@ def _kind_of_leaf(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
 
 
 def _describe_leaf(cls: type, shape: int, *, is_guess: bool = False) -> Description:
-    """Describes a class of leaves. `_describe` names the entries."""
-    return (cls, shape, False, False, False, native.INHERITED, is_guess, None, None, *_NO_FIELDS)
+    """Describes a class of leaves. A guess is given up once somebody registers the class as a node."""
+    is_plain = is_mutable = is_known_to_jax = False
+    facts = is_plain, is_mutable, is_known_to_jax, native.INHERITED
+    node_type = take_apart = None
+    return (cls, shape, *facts, is_guess, node_type, take_apart, *_NO_FIELDS)
 
 
 def _describe(node_type: NodeType) -> Description:
@@ -144,7 +152,7 @@ def _describe(node_type: NodeType) -> Description:
 
 
 def _shape_of(node_type: NodeType) -> int:
-    """The native walk's number for a kind of class, if no library has a layout for it."""
+    """Finds the native walk's number for the way to take instances of a class apart, if no library has a layout."""
     cls = node_type.cls
     if cls in _SHAPES:
         return _SHAPES[cls]
@@ -156,7 +164,7 @@ def _shape_of(node_type: NodeType) -> int:
 
 
 _SHAPES: dict[type, int] = {}
-"""Plain containers whose shape follows from the class alone."""
+"""Class of plain containers → its shape. Filled by `start`."""
 
 
 def drop_changed_layouts(records: Sequence[Record]) -> None:
@@ -166,7 +174,8 @@ def drop_changed_layouts(records: Sequence[Record]) -> None:
         if layout_in_use is None:
             continue
         answer = native_layout_of(cls)
-        if answer is None or answer[1] != layout_in_use:
+        _, layout = (None, None) if answer is None else answer
+        if layout != layout_in_use:
             native.unlearn(cls)
             _layouts_in_use.pop(cls, None)
 
@@ -436,7 +445,11 @@ def _content(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> Any:
         return numbers, (), dict(aux)
     # Children first, then static attributes. The names are in the auxiliary data, since instances may differ in them.
     if shape in (native.FIELDS, native.NNX_OBJECT):
-        traced, names, values = aux if shape == native.NNX_OBJECT else (aux[0], dict(aux[1]), dict(aux[1]).values())
+        if shape == native.NNX_OBJECT:
+            traced, names, values = aux
+        else:
+            traced, pairs = aux
+            names, values = dict(pairs), dict(pairs).values()
         texts = tuple([name if type(name) is str else str(name) for name in (*traced, *names)])
         return (*numbers, *[None] * len(names)), texts, (*[None] * len(traced), *values)
     # Children and static attributes mixed, as the auxiliary data of `sharedtree.Module` says.

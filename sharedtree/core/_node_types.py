@@ -290,7 +290,8 @@ def register_node(
     def keys_of(obj: Any) -> KeyEntries:
         if keys is not None:
             return tuple(keys(obj))
-        return tuple([jtu.SequenceKey(i) for i in range(len(take_apart(obj)[0]))])
+        children, _ = take_apart(obj)
+        return tuple([jtu.SequenceKey(i) for i in range(len(children))])
 
     node_types_by_class[cls] = NodeType(cls, False, False, convention, take_apart, unflatten, keys_of)
     for callback in registration_callbacks:
@@ -375,7 +376,8 @@ def _new_node_type(cls: type, obj: Any) -> NodeType | None:
     if flat is None:
         return None
     # For a namedtuple JAX's auxiliary data is the class, unless its author registered a flatten function for it.
-    if is_namedtuple(cls) and flat[1] is cls:
+    _, aux = flat
+    if is_namedtuple(cls) and aux is cls:
         return namedtuple_type(cls)
     return _registered_type(cls)
 
@@ -495,6 +497,7 @@ def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
     """
     if node_type.cls not in (dict, collections.defaultdict):
         return False
+    # The auxiliary data of a `defaultdict` is its factory and the names.
     names = aux if node_type.cls is dict else aux[1]
     # Most dictionaries have texts for keys, and are not sorted again.
     if all(type(name) is str for name in names):

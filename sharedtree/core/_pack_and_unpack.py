@@ -205,7 +205,7 @@ def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> 
     packed = native.walk(tree, tags, flags_of(rules), _entries)
     if packed is None:
         return None
-    structure = packed[1]
+    _, structure = packed
     statics = list(statics_of(structure))
     # The structure may come from another tree, and then it has values that equal this one's. If they are settled, they
     # have the same value for ever, so checking them is as good as checking this tree's.
