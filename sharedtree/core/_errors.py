@@ -336,6 +336,7 @@ def report_untied(
     message = f"{ties} {verb} in {definition}. {explanation}\n{fixes}"
     if on_untie == "error":
         raise UntiedError(message, paths)
+    # The trace in progress gives the deferred warnings when it ends, or drops those that its own check repeats.
     if may_wait and _traces.deferred:
         _traces.deferred[-1].append((definition, message))
     else:

@@ -47,12 +47,14 @@ def _matching_module() -> tuple[Any, str | None]:
     Returns:
         (the module, None), (None, what is wrong with it), or (None, None) if there is none.
     """
+    # Find the compiled file, without loading it.
     spec = importlib.util.find_spec(_NAME)
     if spec is None or spec.origin is None:
         return None, _failure_of_build()
     library = pathlib.Path(spec.origin).read_bytes()
     if not _is_whole(library):
         return None, "the end of its file is missing"
+    # Compare the digest of the source with the one in the compiled file.
     digest = _digest_of_source()
     if digest is None:
         return None, "neither its source nor `_native_source.py` is there to tell whether it fits"

@@ -403,6 +403,7 @@ AUX_CONVERSIONS: dict[type, AuxConversion] = {}
 
 def _registered_type(cls: type) -> NodeType:
     """Makes the node type of a class in JAX's registry, by the functions that its author registered."""
+    # Nearly always None: only `sharedtree.compat` enters conversions.
     conversion = next((entry for base, entry in AUX_CONVERSIONS.items() if issubclass(cls, base)), None)
 
     def take_apart_and_convert(obj: Any) -> tuple[Sequence[Any], Any]:
@@ -417,10 +418,12 @@ def _registered_type(cls: type) -> NodeType:
         cls,
         is_plain=False,
         is_mutable=False,
+        # A `Partial` has no convention: its leaves are traced as those of the module around it.
         convention=None if issubclass(cls, jtu.Partial) else convention_by_library(cls) or "jax",
         take_apart=_take_apart_registered if conversion is None else take_apart_and_convert,
         put_together=put_together,
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
+        # A registered function may make the keys from anything. A library with a layout makes them from the fields.
         names_children=conversion is None and native_layout_of(cls) is None,
         writes_back=writes_back_by_library(cls),
         roles=role_by_library(cls),

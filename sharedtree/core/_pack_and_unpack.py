@@ -282,6 +282,7 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
     entry = weakref.ref(structure, lambda _: entries.pop(key, None))
     dropped_pins: list[Any] = []  # dies when the lock is free, because a finaliser may run any code
     with _lock:
+        # A full table is emptied, and the structures in it let go of what their keys have by address.
         if len(_entries) >= MAX_KEYS:
             structures = [reference() for reference in list(_entries.values())]
             for dropped_structure in structures:
@@ -293,6 +294,7 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
         # The structure holds the pins, not the table: a pin may lead to the structure, which would then live for ever.
         structure.pins[key] = pins
         _entries[key] = entry
+    # Keep it alive for the next call, unless that would keep alive something that a user wants to die.
     if len(structure.records) <= MAX_KEPT_RECORDS:
         if structure.objects:
             _keep_exact(structure)

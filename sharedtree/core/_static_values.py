@@ -158,6 +158,7 @@ def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
         if part in replacements:
             return replacements[part]
         original = originals.get(part, part)
+        # A copy is compared with its original; anything else is searched for copies.
         if original is not part:
             replacement = original if Static(original) == Static(part) else part
         else:
@@ -820,6 +821,7 @@ def _parts_if_fixed(value: Any) -> Iterable[Any] | None:
     # Nothing in these can change, so they have no parts to ask.
     if cls in _IMMUTABLE or is_known_by_address(cls) or issubclass(cls, np.generic):
         return ()
+    # A frozen dataclass changes only through its fields.
     if _compares_by_field(cls) and not _can_be_mutated(cls):
         if _defines_hash(cls):
             return ()

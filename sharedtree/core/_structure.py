@@ -365,6 +365,7 @@ def edges(
     while stack:
         number, path = stack.pop()
         yield number, path
+        # A shared record is yielded for each edge to it, but its children only once.
         if number in entered or number < base:
             continue
         entered.add(number)
@@ -428,6 +429,7 @@ def reached_outside(records: Sequence[Record], root: int) -> dict[int, int]:
         if count == 2:
             continue
         num_paths[number] = count + 1
+        # Below a module nothing is outside.
         op, children = records[number]
         node = op.node if type(op) is Update else op
         if type(node) is Node and node.type.is_plain:

@@ -247,6 +247,7 @@ def walk(
 
     def open_node(obj: Any, node_type: NodeType, convention: Inherited) -> None:
         """Takes a node apart and makes it the innermost open node."""
+        # `inner` is the convention for its children.
         inner = node_type.inherits(convention, containers=rules.containers)
         is_object = node_type.carries_identity and (convention != "outside" or inner != "outside")
         # An object inside a module and the same one outside, where it is a value, are two. A cycle comes back to each.
@@ -329,6 +330,7 @@ def build(
             obj = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
         elif type(op) is Static:
             obj = op.thaw()
+        # The next two occur only in results of functions, whose builders pass both functions.
         elif type(op) is Given:
             assert caller_object is not None
             obj = caller_object(op.number)
@@ -356,6 +358,7 @@ def _make_static(value: Any, rules: Rules, path_text: Callable[[], str], static_
     """
     if rules.on_static is not None:
         rules.on_static(value, path_text)
+    # Reading a value recurses, and runs a user's `==` and copy functions. Both kinds of failure get the path.
     try:
         if rules.given_copies is not None:
             value = with_originals(value, rules.given_copies)
