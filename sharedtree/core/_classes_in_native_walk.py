@@ -216,15 +216,16 @@ _latest_exact: _LatestTokens = WeakIdentityDict()
 
 
 def _tokens_for(values: list[Any], is_exact: bool) -> list[Any]:
-    """Finds what represents static values in the key of a walk.
+    """Finds what represents static values in the key of a walk: the address of the object, or a token.
 
     Args:
-        values: the static values that the walk did not write out.
-        is_exact: whether the walk is exact (see `Rules.is_exact`).
+        values: the static values that the walk did not write out, as it does numbers and texts.
+        is_exact: whether the structure keeps the user's own static objects and not copies. Then an equal object
+            may not take the place of a list or a config, for example.
 
     Returns:
-        One answer for each value. (its class,) if the key has the addresses of all instances of that class;
-        (token, None) if the value stays the same for ever; otherwise the token alone.
+        One answer for each value. (its class,) if instances of that class are represented by their addresses;
+        (token, None) if the value stays the same for ever, so that C may store the token; otherwise the token alone.
     """
     memo = new_static_memo()
     stability: IdentityDict[Stability] = IdentityDict()
@@ -243,13 +244,14 @@ def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability],
         value: the value.
         memo: what this walk knows about static values. Extended.
         stability: what this walk knows about values that cannot change. Extended.
-        is_exact: whether the walk is exact.
+        is_exact: as for `_tokens_for`.
     """
     cls = type(value)
     key, is_mutable, may_have_objects = key_of(value, memo)
     # A function or a class: the key has the address of the object itself.
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
+    # The objects in the value that an equal object cannot replace in an exact walk.
     objects = tuple(map(IdentityKey, objects_with_identity(value) if may_have_objects else ()))
     if cannot_change(value, stability):
         # An exact walk takes the token if any equal value is as good, and otherwise the address.
@@ -334,8 +336,10 @@ def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> boo
     Such an object must stay the caller's own. C leaves it alone if it stays in its attribute. Python also finds the
     ones that moved, or that are in a place without a name, by their content.
     """
+    # Exact static objects are the caller's own already, so C may write them.
     if type(op) is not Update or op.node.aux.objects:
         return False
+    # A static leaf has no attribute of its own that C could leave alone.
     for number in numbers:
         child = structure.records[number][0]
         if type(child) is Static and child.has_objects:
@@ -523,6 +527,7 @@ def start(entries: dict[bytes, Any]) -> bool:
     _SHAPES_WITH_NAMES.update(
         {native.FIELDS, native.NNX_OBJECT, native.MODULE, native.DATACLASS, native.SLOTS, native.NNX_STATE}
     )
+    # `take_over` stores the functions of this file for C to call, and the tables for C to read.
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
     (marker,) = markers() or [None]
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}

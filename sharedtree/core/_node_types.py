@@ -734,7 +734,7 @@ class AttributeRules:
         return None if default is dataclasses.MISSING else lambda: default
 
     def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
-        """Converts the attributes of an instance for a file. The traced ones come first.
+        """Converts the attributes of an instance for a file. The traced ones come first. By default, changes nothing.
 
         Args:
             obj: the instance.
@@ -751,7 +751,7 @@ class AttributeRules:
         return dict(aux)
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        """Checks and completes an instance, right after it was loaded.
+        """Checks and completes an instance, right after it was loaded. By default, changes nothing.
 
         Args:
             obj: the instance. Its attributes are set as the file has them.
@@ -767,7 +767,10 @@ class AttributeRules:
         return obj
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
-        """Replaces all attributes of an instance, as assignments would, but without running the class's code."""
+        """Replaces all attributes of an instance, as assignments would, but without running the class's code.
+
+        Only called if `is_assigned` is true.
+        """
 
 
 class NamesInFiles(NamedTuple):

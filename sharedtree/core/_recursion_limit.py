@@ -94,6 +94,7 @@ def make_room(depth: int) -> bool:
         return True
     if depth > MAX_FLATTENED:
         return False
+    # The limit cannot be raised, or no call would restore it. So only look whether there is room already.
     if not CAN_RAISE or not active.num_calls:
         return _is_room_for(depth + _MARGIN)
     thread = threading.get_ident()

@@ -171,6 +171,7 @@ def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
 
 def shown_beside(value: Any, counterpart: Any) -> str:
     """Prints a value for an error beside a different one. If both print alike, prints the first differing part."""
+    # Go down to the first parts that differ, until the two texts do.
     while shown(value) == shown(counterpart):
         if isinstance(value, dict):
             value, counterpart = tuple(value.items()), tuple(counterpart.items())
@@ -284,9 +285,11 @@ class _KeyMaker:
         self.is_mutable = self.may_have_objects = False
         row = _Row(content_of(value, self))
         row = _rows.intern(hash(row), row)
+        # `content_of` has taken one unit of room for each part. More than the limit need not be known exactly.
         num_parts = min(room_before - self._room, _MAX_NESTED + 1)
         entry = _RowEntry(value, row, self.is_mutable, self.may_have_objects, num_parts)
         self._memo.rows[id(value)] = entry  # alive in the entry
+        # From here on the flags speak of the whole value again.
         self.is_mutable |= was_mutable
         self.may_have_objects |= had_objects
         return entry
@@ -501,6 +504,7 @@ def _content_of_container(value: Any, base: type, keys: _KeyMaker) -> Any:
     # The `==` of an array gives one answer per element, so it cannot be asked.
     if cls is base or cls.__eq__ is base.__eq__ or base is np.ndarray:
         return cls, content
+    # The `==` of the subclass decides, too: it may compare attributes besides the items.
     _require_equality(value)
     return cls, content, _equality_key_of_copy(value)
 

@@ -70,7 +70,9 @@ class Rules(NamedTuple):
         values: tuples and all other nodes are tagged, too, so a shared one is walked only once. The structure then
             depends on the identity of tuples, and must not be compared with that of another tree.
         filtered: only arrays are traced, in and outside modules of all libraries, as under Equinox's filters.
-        convention: the convention around the root.
+        convention: the convention around the root: which leaves are traced. `"equinox"`, `"jax"` and `"variable"` are
+            those of modules. `"outside"` is that outside of all modules, where arrays and containers are values.
+            `"any"` is that below a container outside modules that carries identity by `containers`.
         given: objects of the tree that are the caller's own → their numbers. They are not packed: each becomes a
             `Given`.
         updated: objects of the tree whose content is written into an object of the caller → the number of that object.
@@ -293,7 +295,11 @@ def walk(
 
 
 def _is_value(obj: Any, node_type: NodeType | None, convention: Inherited, rules: Rules) -> bool:
-    """Tells whether an object carries no identity at this place, whatever it carries elsewhere."""
+    """Tells whether an object carries no identity at this place, whatever it carries elsewhere.
+
+    Outside modules (convention "outside"), bare leaves and plain containers are values, as in vanilla JAX. Directly in
+    an NNX `Variable` (convention "variable"), its array is one.
+    """
     if not rules.are_structs_traced and type(obj) is jax.ShapeDtypeStruct:
         return False
     # A static leaf is no value in this sense, hence the checks of `filtered`: `visit` must reach its static branch.
