@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import native
 from tests.garbage import collect_all, no_collection
 from tests.strategies import Pair
 

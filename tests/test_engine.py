@@ -14,7 +14,7 @@ from packaging import tags
 
 import sharedtree
 from sharedtree.core import _native_or_python
-from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import native
 from tests.serialise.process import run
 
 pytestmark = pytest.mark.slow

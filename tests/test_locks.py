@@ -37,7 +37,7 @@ SCRIPT = """
     taken, done = threading.Event(), threading.Event()
 
     def hold():
-        with under_way.keeping_limit():
+        with under_way.restoring_limit():
             assert under_way.make_room(900)
             for lock in list(_locks._all_locks):
                 lock.__enter__()
@@ -61,7 +61,7 @@ SCRIPT = """
             with lock:
                 pass
         assert sys.getrecursionlimit() == found
-        with under_way.keeping_limit():
+        with under_way.restoring_limit():
             assert under_way.make_room(500)
         os._exit(0 if sys.getrecursionlimit() == found else 2)
     print(os.waitpid(child, 0)[1])

@@ -33,12 +33,12 @@ def _load() -> tuple[Any, str]:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None, "free-threaded Python"
     try:
-        native, fault = _matching_module()
+        module, fault = _matching_module()
     except Exception as error:  # noqa: BLE001 -- a file of that name may do anything when it is loaded
-        native, fault = None, f"{type(error).__name__}: {error}"
+        module, fault = None, f"{type(error).__name__}: {error}"
     if fault is not None:
         return None, _warn_of(fault)
-    return native, "not compiled" if native is None else "native"
+    return module, "not compiled" if module is None else "native"
 
 
 def _matching_module() -> tuple[Any, str | None]:
@@ -47,20 +47,22 @@ def _matching_module() -> tuple[Any, str | None]:
     Returns:
         (the module, None), (None, what is wrong with it), or (None, None) if there is none.
     """
+    # Find the compiled file, without loading it.
     spec = importlib.util.find_spec(_NAME)
     if spec is None or spec.origin is None:
         return None, _failure_of_build()
     library = pathlib.Path(spec.origin).read_bytes()
     if not _is_whole(library):
         return None, "the end of its file is missing"
+    # Compare the digest of the source with the one in the compiled file.
     digest = _digest_of_source()
     if digest is None:
         return None, "neither its source nor `_native_source.py` is there to tell whether it fits"
     # The search in the bytes keeps a wrong module from being loaded. The attribute is the proof.
     if digest.encode() in library:
-        native: Any = importlib.import_module(_NAME)
-        if native.built_from == digest:
-            return native, None
+        module: Any = importlib.import_module(_NAME)
+        if module.built_from == digest:
+            return module, None
     return None, "it was compiled from another version of its source"
 
 
@@ -120,13 +122,13 @@ def _warn_of(fault: str) -> str:
     return fault
 
 
-native: Any
-native, _reason = _load()
+native_module: Any
+native_module, _reason = _load()
 
 
 def engine() -> str:
     """Names the walk that is in use, with the reason if it is the one in Python."""
-    return "native walk" if native is not None else f"walk in Python ({_reason})"
+    return "native walk" if native_module is not None else f"walk in Python ({_reason})"
 
 
 def start(begin: Callable[[], bool]) -> None:
@@ -135,7 +137,7 @@ def start(begin: Callable[[], bool]) -> None:
     Args:
         begin: prepares it. Returns False if an earlier import of the package has done so.
     """
-    if native is None:
+    if native_module is None:
         return
     fault = None
     try:
@@ -148,5 +150,5 @@ def start(begin: Callable[[], bool]) -> None:
 
 def give_up(reason: str) -> None:
     """Goes back to the walk in Python. Only before the first tree is walked."""
-    global native, _reason  # noqa: PLW0603 -- only while the package is imported
-    native, _reason = None, reason
+    global native_module, _reason  # noqa: PLW0603 -- only while the package is imported
+    native_module, _reason = None, reason

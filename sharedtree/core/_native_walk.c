@@ -48,10 +48,10 @@ THE DATA, from the top of this file to its end:
 #define MAX_TEXT 4096
 #define MAX_LAYOUTS 4096 /* the layouts of one class; for an `nnx.List` each length is one */
 
-/* The rules of a walk, see `flags_of` in `_native_walk.py`. */
+/* The rules of a walk, see `flags_of` in `_pack_and_unpack.py`. */
 enum { CONTAINERS = 1, ARRAYS = 2, VALUES = 4, FILTERED = 8, EXACT = 16 };
 
-/* The conventions, which decide the leaves to trace, see `_traced_leaves_and_identity.py`. */
+/* The conventions, which decide the leaves to trace, see `_node_types.py`. */
 enum { JAX, EQUINOX, ANY, INHERITED, IN_VARIABLE, OUTSIDE };
 
 /* Returns the object of a weak reference; NULL if it is dead, or on an error. */

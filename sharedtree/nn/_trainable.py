@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
-from ..core._library_rows import Trained, trained_below
-from ..core._structure import LEAF, Node, Op, Path
+from ..core._node_types import Trained, trained_below
+from ..core._structure import LEAF, FlatDag, Node, Op, Path
 from ..libraries._sharedtree_module_kinds import kinds_in
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import are_one_value, how_to_tie

@@ -16,12 +16,12 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._by_identity import WeakIdentityDict
-from ..core._distinct_leaves import distinct
 from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import node_type_of, require_registered
 from ..core._printing import listed, shown
-from ..core._recursion_limit import keeps_limit
+from ..core._recursion_limit import restores_limit
+from ..core._sharing import distinct
 from ..core._structure import Path
 from ..libraries._optax import has_labels, with_labels
 from ..ties._list_ties import is_inexact
@@ -136,7 +136,7 @@ def optimizer_with(
     def inner(models: Models) -> Any:
         return with_labels(tx, models.translated_labels) if is_labelled else tx
 
-    @keeps_limit
+    @restores_limit
     def init(params: Any) -> Any:
         require_registered(params)
         require_all_seen(pack_alone(params)[1])
@@ -152,7 +152,7 @@ def optimizer_with(
         cut = models.cut(params, "params")
         return models.whole(_without_aliases(inner(models).init(cut), cut))
 
-    @keeps_limit
+    @restores_limit
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         model = updates if params is None else params
         missing = initial_ties.check(model, state)

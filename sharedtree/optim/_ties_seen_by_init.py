@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 from jax.core import Tracer
 
-from ..core._flat_dags import FlatDag
+from ..core._errors import definition_of_caller, report_untied
 from ..core._locks import Lock
 from ..core._printing import listed
 from ..core._sharing import Rooted
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Path, Record, Structure, intern
-from ..core._warning_source import definition_of_caller, report_untied
+from ..core._structure import LEAF, FlatDag, Node, Path, Record, Structure, intern
 from ..ties._leaf_notes import note
 from ..ties._policy_and_context import Policy, current_policy, walk_alone
 from ..ties._ties_that_are_missing import Lost, LostLeaf, at, lost_leaf_ties, maximal, named, unsettled

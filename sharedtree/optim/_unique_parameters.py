@@ -20,16 +20,20 @@ from typing import Any, NamedTuple, TypeGuard
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
-from ..core._errors import DepthError, InconsistentSharingError, SharingMismatchError, UnsaidVariableWarning
-from ..core._flat_dags import FlatDag
+from ..core._errors import (
+    DepthError,
+    InconsistentSharingError,
+    SharingMismatchError,
+    UnsaidVariableWarning,
+    definition_of_caller,
+    warn_about,
+)
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import labels
 from ..core._printing import listed, shown
 from ..core._recursion_limit import make_room
-from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Path, depth_of
-from ..core._warning_source import definition_of_caller, warn_about
+from ..core._structure import LEAF, FlatDag, Node, Path, depth_of, roles_in
 from ..ties._list_ties import how_to_sum, is_inexact
 from ..ties._policy_and_context import walk_exactly
 from ..tree._asking_filters import selection

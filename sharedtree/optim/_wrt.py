@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core._by_identity import IdentitySet
-from ..core._library_rows import argument_and_filter
+from ..core._errors import definition_of
+from ..core._node_types import argument_and_filter
 from ..core._printing import shown
-from ..core._warning_source import definition_of
 from ..tree._asking_filters import code_that_selects, selection
 from ..tree._filters import AnyFilter, Filter, FilterPrefix, Option, Place, how_to_select
 

@@ -22,9 +22,8 @@ from jax import export as jax_export, tree_util as jtu
 from ..core._call_arguments import Arguments
 from ..core._errors import FormatError, UntrustedTypeError
 from ..core._jax_internals import api_boundary
-from ..core._node_types import node_type_of_class
+from ..core._node_types import Inherited, node_type_of_class
 from ..core._pack_and_unpack import Rules, Tags, build, pack
-from ..core._plain_containers import Inherited
 from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, reached_outside
 from ..ties._policy_and_context import PolicyOption, current_policy

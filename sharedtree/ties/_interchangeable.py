@@ -13,12 +13,11 @@ from jax import tree_util as jtu
 
 from ..core._comparison import described
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
+from ..core._node_types import carries_identity
 from ..core._printing import shown
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static, shown_beside
-from ..core._structure import LEAF, Node, Path
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._structure import LEAF, FlatDag, Node, Path
 from ._ties_that_are_missing import kind_of
 
 _MAX_SUGGESTIONS, _MAX_FIELDS, _MAX_COMPARISONS = 4, 3, 1000

@@ -37,9 +37,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core._by_identity import IdentitySet
-from ..core._flat_dags import FlatDag
 from ..core._locks import Lock
-from ..core._structure import LEAF, Structure, at_several_paths
+from ..core._structure import LEAF, FlatDag, Structure, at_several_paths
 
 _MIN_SWEEP_SIZE = 1_000
 """Smallest number of entries at which dead ones are swept out."""

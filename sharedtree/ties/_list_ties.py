@@ -8,15 +8,12 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._hidden_arrays import require_all_seen
-from ..core._node_types import require_registered
+from ..core._node_types import carries_identity, require_registered
 from ..core._printing import MOST_PATHS
 from ..core._sharing import Agree, Mismatch, Rooted, SplitRecord, lost_ties
-from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._structure import LEAF, FlatDag, Node, Op, roles_in
 from ._policy_and_context import walk_exactly
 
 T = TypeVar("T")

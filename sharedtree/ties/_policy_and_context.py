@@ -24,10 +24,8 @@ from collections.abc import Callable
 from typing import Any, Literal, Self, TypeVar
 
 from ..core._errors import ContextMismatchError
-from ..core._flat_dags import FlatDag
-from ..core._native_walk import native
-from ..core._pack_and_unpack import Rules, Tags, pack, unpack, walked
-from ..core._structure import Structure
+from ..core._pack_and_unpack import Rules, Tags, native, pack, unpack, walked
+from ..core._structure import FlatDag, Structure
 
 ResultType = TypeVar("ResultType")
 

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from ..core._comparison import array_text
-from ..core._plain_containers import is_namedtuple
+from ..core._node_types import carries_identity, is_namedtuple
 from ..core._sharing import Agree, Mismatch, Rooted, pairs
 from ..core._structure import LEAF, Node, Path, Record
-from ..core._traced_leaves_and_identity import carries_identity
 from ._leaf_notes import is_noted
 
 

@@ -24,11 +24,10 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._printing import name_of_class, shown
 from ..core._static_values import Static
-from ..core._structure import Given, Node, Record, Update
+from ..core._structure import FlatDag, Given, Node, Record, Update
 
 NoneFix = Callable[[str], str]
 """The path of a `None` → a line of code that names it."""

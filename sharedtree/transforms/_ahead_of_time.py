@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import api_boundary
 from ..core._pack_and_unpack import unpack
-from ..core._structure import LEAF, Node, Structure
+from ..core._structure import LEAF, FlatDag, Node, Structure
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, enter
 from ._joining_trees import Sides, holds_modules, join

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ..core._call_arguments import Position
-from ..core._warning_source import definition_of
+from ..core._errors import definition_of
 
 
 class Names:

@@ -25,9 +25,8 @@ from jax import tree_util as jtu
 from ..core._by_identity import IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._printing import listed
-from ..core._structure import Node, Structure
+from ..core._structure import FlatDag, Node, Structure
 from ._caller_side import leave
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import in_code

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..core._call_arguments import Arguments
-from ..core._distinct_leaves import distinct
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import current_trace, with_enclosing
 from ..core._pack_and_unpack import Rules, Tags, build, pack
-from ..core._structure import Structure
+from ..core._sharing import distinct
+from ..core._structure import FlatDag, Structure
 from ..ties._leaf_notes import note, note_tied_values
 from ._grouping_leaves import Cut, LabelledTree, label_arguments
 from ._joining_trees import Repacking

@@ -23,11 +23,10 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._pack_and_unpack import Tags, pack, unpack, walked
 from ..core._prefix_trees import Label, labels
 from ..core._printing import listed
-from ..core._structure import Structure
+from ..core._structure import FlatDag, Structure
 from ..libraries._equinox import name_of
 from ..ties._leaf_notes import note_tied, noting_whole
 from ..ties._list_ties import is_inexact

@@ -12,10 +12,10 @@ import equinox as eqx
 import jax
 
 from ..core._call_arguments import Arguments
-from ..core._distinct_leaves import distinct
 from ..core._jax_internals import api_boundary
 from ..core._pack_and_unpack import unpack
 from ..core._prefix_trees import Branch
+from ..core._sharing import distinct
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import read_tree
 from ..ties._policy_and_context import Context

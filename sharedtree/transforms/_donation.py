@@ -12,11 +12,10 @@ import jax
 
 from ..core._by_identity import IdentitySet
 from ..core._call_arguments import Arguments, Position, positions_of
-from ..core._distinct_leaves import another
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import current_traces
 from ..core._prefix_trees import Branch
-from ..core._structure import Record, edges
+from ..core._sharing import another
+from ..core._structure import FlatDag, Record, edges
 from ..nn._stateful_layers import makes_state
 from ._caller_side import Call
 from ._leaf_groups import LeafGroup

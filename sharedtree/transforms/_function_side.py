@@ -17,13 +17,12 @@ import jax
 
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import Arguments, LeafPath
-from ..core._flat_dags import FlatDag
+from ..core._errors import Definition, deferring_warnings, give_warnings
 from ..core._jax_internals import current_traces
 from ..core._pack_and_unpack import Rules, build, walked
 from ..core._prefix_trees import Branch
 from ..core._static_values import Static
-from ..core._structure import Given, Node, Op, Structure, Update, intern, statics_of
-from ..core._warning_source import Definition, deferring_warnings, give_warnings
+from ..core._structure import FlatDag, Given, Node, Op, Structure, Update, intern, statics_of
 from ..ties._leaf_notes import hand_on, note_one_around
 from ..ties._policy_and_context import Policy, with_in_place
 from ._argument_names import Names

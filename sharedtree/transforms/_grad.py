@@ -24,14 +24,12 @@ import numpy as np
 from jax.core import Tracer
 
 from ..core._call_arguments import Arguments, positions_of
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import ConcreteArray
-from ..core._node_types import is_module
+from ..core._node_types import is_module, is_traced
 from ..core._prefix_trees import Branch
 from ..core._printing import listed, shown
 from ..core._sharing import matching
-from ..core._structure import Node
-from ..core._traced_leaves_and_identity import is_traced
+from ..core._structure import FlatDag, Node
 from ..optim._wrt import OF_GRAD, require_no_prefix_filter, require_nothing_left, select_everywhere
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy

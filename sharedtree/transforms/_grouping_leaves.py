@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ..core._call_arguments import Arguments
-from ..core._flat_dags import FlatDag
-from ..core._structure import LEAF, Given, Node, Op, Path, Structure, canonical, intern
+from ..core._structure import LEAF, FlatDag, Given, Node, Op, Path, Structure, canonical, intern
 from ..ties._leaf_notes import which_are_noted, which_are_tied_values
 from ._leaf_groups import LeafGroup, LeafSelection
 from ._leaf_labels import (

@@ -15,15 +15,10 @@ from typing import Any, NoReturn
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
-from ..core._flat_dags import FlatDag
-from ..core._native_walk import native, write_natively
-from ..core._node_types import node_type_of
-from ..core._pack_and_unpack import Rules, Tags, walk
-from ..core._plain_containers import Inherited
-from ..core._static_kinds import Incomparable, objects_with_identity, with_new_parts
-from ..core._static_values import Static, key_of
-from ..core._structure import Node
-from ..core._traced_leaves_and_identity import is_traced
+from ..core._node_types import Inherited, is_traced, node_type_of
+from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
+from ..core._static_values import Incomparable, Static, key_of, objects_with_identity, with_new_parts
+from ..core._structure import FlatDag, Node
 from ._caller_side import Call, leave
 from ._leaf_groups import LeafGroup
 from ._leaf_labels import raise_inconsistent

@@ -23,8 +23,7 @@ from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._jax_internals import api_boundary, current_traces, used_inputs
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
-from ..core._static_kinds import IdentityKey, Incomparable, copy_of
-from ..core._static_values import Static
+from ..core._static_values import IdentityKey, Incomparable, Static, copy_of
 from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of, used_leaves
 from ._argument_names import Chosen, Names, as_sequence

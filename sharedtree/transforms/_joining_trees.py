@@ -21,11 +21,10 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import ArgumentNames, Arguments
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
+from ..core._node_types import PYTHON_NUMBERS
 from ..core._sharing import Mismatch, name_of, pairs
 from ..core._static_values import Static, shown_beside
-from ..core._structure import LEAF, Node, Op, Path, Structure, canonical, intern
-from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
+from ..core._structure import LEAF, FlatDag, Node, Op, Path, Structure, canonical, intern
 
 
 class Sides(NamedTuple):

@@ -15,13 +15,12 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, positions_of
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._pack_and_unpack import Tags, walk
 from ..core._prefix_trees import Branch
 from ..core._printing import listed
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static
-from ..core._structure import depth_of
+from ..core._structure import FlatDag, depth_of
 from ..ties._list_ties import is_inexact
 from ._argument_names import Names
 from ._caller_side import Grouping, leave

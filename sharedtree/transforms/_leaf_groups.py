@@ -21,13 +21,11 @@ import jax
 from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, LeafPath
-from ..core._distinct_leaves import distinct, with_identity
-from ..core._flat_dags import FlatDag, leaf_paths, with_paths
 from ..core._jax_internals import TRACE, ConcreteArray
-from ..core._native_walk import native
-from ..core._pack_and_unpack import build, unpack
+from ..core._pack_and_unpack import build, native, unpack
+from ..core._sharing import distinct, with_identity
 from ..core._static_values import Static
-from ..core._structure import Given, Record, Structure, Update
+from ..core._structure import FlatDag, Given, Record, Structure, Update, leaf_paths, with_paths
 from ..ties._leaf_notes import hand_on, note_gradient, note_tied
 from ..ties._policy_and_context import DEFAULT, Policy, current_policy
 

@@ -26,11 +26,10 @@ from jax import tree_util as jtu
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError, SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, raise_unfit
 from ..core._static_values import Static
-from ..core._structure import LEAF, Path
+from ..core._structure import LEAF, FlatDag, Path
 
 NO_OUTCOME = 0
 """The outcome of an object that holds no traced leaf."""

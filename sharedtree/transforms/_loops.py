@@ -24,8 +24,7 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
-from ..core._structure import LEAF, Given, Node, Op, Path, Record, Structure, Update, intern
+from ..core._structure import LEAF, FlatDag, Given, Node, Op, Path, Record, Structure, Update, intern
 from ..ties._leaf_notes import is_noted
 from ._argument_names import Names
 from ._caller_side import Call

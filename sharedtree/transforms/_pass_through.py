@@ -16,12 +16,10 @@ import jax
 from jax.core import Tracer
 
 from ..core._by_identity import IdentityDict, IdentitySet
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import ConcreteArray
-from ..core._node_types import is_module, node_type_of
+from ..core._node_types import carries_identity, is_module, node_type_of
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Structure, canonical
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._structure import LEAF, FlatDag, Node, Structure, canonical
 from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, keep
 

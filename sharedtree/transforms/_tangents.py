@@ -22,14 +22,13 @@ from jax import tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
 from ..core._prefix_trees import is_number
 from ..core._printing import listed
 from ..core._sharing import Mismatch, RecordPair, name_of, pairs
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges
+from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, at_several_paths, canonical, edges
 from ..ties._list_ties import is_inexact
 from ._joining_trees import describe_beside
 

@@ -20,15 +20,13 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments
-from ..core._distinct_leaves import distinct
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag, leaf_paths, with_paths
-from ..core._node_types import is_module, node_type_of
+from ..core._node_types import Inherited, is_module, node_type_of
 from ..core._pack_and_unpack import unpack, walked
-from ..core._plain_containers import Inherited
 from ..core._prefix_trees import Branch
+from ..core._sharing import distinct
 from ..core._static_values import Static
-from ..core._structure import Given, Node, Structure, Update, intern
+from ..core._structure import FlatDag, Given, Node, Structure, Update, intern, leaf_paths, with_paths
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, enter, keep, leave

@@ -22,8 +22,7 @@ from ..core._jax_internals import is_batched, varying_axes
 from ..core._node_types import is_module, node_type_of
 from ..core._pack_and_unpack import walked
 from ..core._prefix_trees import Branch
-from ..core._static_kinds import Incomparable
-from ..core._static_values import Static
+from ..core._static_values import Incomparable, Static
 from ..ties._policy_and_context import Policy
 from ._argument_names import as_sequence
 from ._caller_side import Call, Grouping

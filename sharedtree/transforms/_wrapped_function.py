@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ..core._static_kinds import Incomparable
+from ..core._static_values import Incomparable
 from ..libraries._equinox import name_of, update_wrapper, warn_of_layers_in
 from ..ties._policy_and_context import PolicyOption, current_policy
 from ._function_and_options import How, is_of_equinox, transform_named

@@ -18,13 +18,12 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import InconsistentSharingError, SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._node_types import is_module, node_type_of
 from ..core._pack_and_unpack import walked
 from ..core._prefix_trees import branch_of, parts_for
 from ..core._printing import MOST_PATHS, listed, name_of_class, shown
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Path
+from ..core._structure import LEAF, FlatDag, Node, Path
 from ._dag import Dag
 from ._filters import (
     AnyFilter,

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core._node_types import PYTHON_NUMBERS
 from ..core._printing import shown
-from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
 from ..ties._list_ties import is_inexact
 from ._jax_tree import leaves, map as _map
 

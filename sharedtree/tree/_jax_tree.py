@@ -7,17 +7,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..core._distinct_leaves import with_identity
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._hidden_arrays import require_all_seen
-from ..core._node_types import require_registered
+from ..core._node_types import PYTHON_NUMBERS, carries_identity, require_registered
 from ..core._pack_and_unpack import unpack
 from ..core._printing import shown
-from ..core._sharing import Mismatch, RecordPair, pairs
+from ..core._sharing import Mismatch, RecordPair, pairs, with_identity
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Path, Structure
-from ..core._traced_leaves_and_identity import PYTHON_NUMBERS, carries_identity
+from ..core._structure import LEAF, FlatDag, Node, Path, Structure
 from ..ties._leaf_notes import hand_on, is_noted, recall, remember
 from ..ties._list_ties import are_one_value, how_to_tie, is_inexact
 from ..ties._policy_and_context import (

@@ -6,12 +6,11 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from jax import tree_util as jtu
 
 from ..core._errors import InconsistentSharingError, SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._hidden_arrays import require_all_seen_in
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
-from ..core._structure import LEAF, Node, Op, Record, canonical
+from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical
 from ..ties._policy_and_context import IsLeaf, walk_exactly
 from ._asking_filters import IN_TREE, Asked, ask, code_that_selects
 from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, Place, filter_or_prefix, how_to_select, strings_in

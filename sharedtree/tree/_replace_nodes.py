@@ -14,18 +14,14 @@ import builtins
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ..core._errors import InconsistentSharingError, SharingMismatchError
-from ..core._flat_dags import FlatDag
+from ..core._errors import InconsistentSharingError, SharingMismatchError, definition_of_caller, report_untied
 from ..core._hidden_arrays import require_all_seen_in
-from ..core._node_types import node_type_of, require_registered
+from ..core._node_types import carries_identity, node_type_of, require_registered
 from ..core._pack_and_unpack import Tags, walk
 from ..core._printing import listed
 from ..core._sharing import Mismatch, RecordPair, pairs
-from ..core._static_kinds import Incomparable
-from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, with_several_edges
-from ..core._traced_leaves_and_identity import carries_identity
-from ..core._warning_source import definition_of_caller, report_untied
+from ..core._static_values import Incomparable, Static
+from ..core._structure import LEAF, FlatDag, Node, Op, with_several_edges
 from ..ties._leaf_notes import hand_on, is_tied_value, note, note_tied_values
 from ..ties._list_ties import are_one_value, can_be_tied
 from ..ties._policy_and_context import IsLeaf, current_policy, exact_rules_here, rules_here

@@ -15,10 +15,9 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict, IdentitySet
-from ..core._flat_dags import FlatDag
+from ..core._errors import definition_of_caller, report_untied
 from ..core._printing import listed
-from ..core._structure import Path
-from ..core._warning_source import definition_of_caller, report_untied
+from ..core._structure import FlatDag, Path
 from ..ties._policy_and_context import current_policy, walk_alone
 
 

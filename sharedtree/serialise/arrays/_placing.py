@@ -18,7 +18,7 @@ from jax.core import Tracer
 from ...core._comparison import array_text
 from ...core._errors import FormatError, StructureMismatchError
 from ...core._jax_internals import ConcreteArray, weakly_typed
-from ...core._library_rows import RefusalError
+from ...core._node_types import RefusalError
 from ...core._printing import printable
 from ..container._byte_sources import ProgressOption, showing
 from ..container._reading import Container

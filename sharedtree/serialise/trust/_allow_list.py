@@ -4,7 +4,7 @@ Nothing here reads or writes a file, calls back to Python, takes a function to e
 in `libraries/` have the names of those libraries; here are the packages without one.
 """
 
-from ...core._library_rows import LIBRARIES, NamesInFiles
+from ...core._node_types import LIBRARIES, NamesInFiles
 
 _ELEMENTWISE = """
     abs absolute acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh

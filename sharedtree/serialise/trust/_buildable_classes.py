@@ -10,9 +10,7 @@ import weakref
 from typing import Any
 
 from ...core._class_attributes import ABSENT
-from ...core._library_rows import ClassKind, library_in_files
-from ...core._node_types import is_in_jax_registry, node_types_by_class
-from ...core._plain_containers import is_namedtuple
+from ...core._node_types import ClassKind, is_in_jax_registry, is_namedtuple, library_in_files, node_types_by_class
 
 FIELD_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder"})
 """Kinds that are rebuilt field by field, and may turn into one another."""

@@ -35,8 +35,8 @@ from ...core._class_attributes import (
     spaces_of,
     verified_name_of as verified_name_of,
 )
-from ...core._library_rows import Naming, RefusalError
 from ...core._locks import Lock
+from ...core._node_types import Naming, RefusalError
 from ._allow_list import CLASSES, FUNCTIONS, NAMES_ONLY, PACKAGES
 
 # Id → the object and its name. The entry keeps its object alive, so the id is not used again.

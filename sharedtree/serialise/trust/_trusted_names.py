@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ...core._library_rows import is_choice
 from ...core._locks import Lock
+from ...core._node_types import is_choice
 from ...core._printing import printable
 from ._allow_list import (
     CLASSES,

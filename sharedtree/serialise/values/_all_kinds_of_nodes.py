@@ -23,7 +23,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ...core._library_rows import LIBRARIES
+from ...core._node_types import LIBRARIES
 from ...tree._dag import Dag
 from ._atoms import atom_text, is_nan
 from ._kinds_of_values import ROWS

@@ -15,8 +15,8 @@ import numpy as np
 
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
-from ...core._flat_dags import FlatDag
 from ...core._printing import printable
+from ...core._structure import FlatDag
 from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, require_select, struct_of
 from ..container._header import malformed

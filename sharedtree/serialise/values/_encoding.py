@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...core import __version__
 from ...core._by_identity import IdentityDict
 from ...core._errors import CycleError
-from ...core._library_rows import RefusalError
+from ...core._node_types import RefusalError
 from ...core._printing import printable
 from ..arrays._placing import describe, is_array
 from ..trust._buildable_classes import kind_of

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ...core._class_attributes import ABSENT, dict_descriptor, inherited, is_asked_of_all
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
-from ...core._library_rows import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
+from ...core._node_types import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
 from ...core._printing import printable
 from ...libraries._equinox import WRAPPER_ATTRIBUTES
 from ..trust._allow_list import PACKAGES

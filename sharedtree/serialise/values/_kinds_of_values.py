@@ -33,8 +33,7 @@ from ...core._class_attributes import is_asked_of_all
 from ...core._comparison import array_text
 from ...core._errors import FormatError, StructureMismatchError
 from ...core._jax_internals import rebuild_registered, registered_counts
-from ...core._library_rows import RefusalError, fault_of_aux
-from ...core._node_types import node_type_of, node_types_by_class
+from ...core._node_types import RefusalError, fault_of_aux, node_type_of, node_types_by_class
 from ...core._printing import printable
 from ...tree._dag import Dag
 from ..arrays._placing import ArrayEntry, key_dtype, key_implementation

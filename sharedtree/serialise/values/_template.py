@@ -31,16 +31,12 @@ from ...core._comparison import (
     matched,
 )
 from ...core._errors import StructureMismatchError
-from ...core._flat_dags import FlatDag
-from ...core._node_types import require_registered
+from ...core._node_types import carries_identity, is_namedtuple, require_registered
 from ...core._pack_and_unpack import Tags, pack
-from ...core._plain_containers import is_namedtuple
 from ...core._printing import printable, public_name
 from ...core._sharing import name_of
-from ...core._static_kinds import copy_of
-from ...core._static_values import Static
-from ...core._structure import LEAF, Node, Op
-from ...core._traced_leaves_and_identity import carries_identity
+from ...core._static_values import Static, copy_of
+from ...core._structure import LEAF, FlatDag, Node, Op
 from ...libraries._sharedtree_module_kinds import kinds_in
 from ...libraries._sharedtree_module_values import PARAMETER, STATE, STATIC, SUBTREE
 from ...ties._list_ties import can_be_tied

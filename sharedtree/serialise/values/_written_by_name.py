@@ -31,8 +31,7 @@ from jax.extend import core as jex_core
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._class_attributes import loaded
 from ...core._errors import UnserialisableError
-from ...core._library_rows import RefusalError
-from ...core._node_types import node_type_of
+from ...core._node_types import RefusalError, node_type_of
 from ...core._printing import printable
 from ...transforms._function_transform import FunctionTransform
 from ..arrays._placing import is_array

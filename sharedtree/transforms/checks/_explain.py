@@ -14,10 +14,9 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ...core._comparison import described
-from ...core._flat_dags import FlatDag
 from ...core._sharing import Mismatch, lost_ties, pairs
 from ...core._static_values import Static, shown_beside
-from ...core._structure import LEAF, Node
+from ...core._structure import LEAF, FlatDag, Node
 from ...ties._list_ties import can_be_tied
 from ...ties._policy_and_context import current_policy
 from .._function_and_options import TransformedModule

@@ -29,14 +29,12 @@ from typing import Any, Literal, NamedTuple, Self
 from jax import tree_util as jtu
 
 from ...core._call_arguments import Arguments
-from ...core._errors import LostChangeWarning, SharedTreeError
-from ...core._flat_dags import FlatDag
+from ...core._errors import Definition, LostChangeWarning, SharedTreeError, definition_of, warn_about
 from ...core._locks import Lock
 from ...core._node_types import node_type_of
 from ...core._pack_and_unpack import Rules, Tags, pack, walked
 from ...core._printing import listed
-from ...core._structure import LEAF, Node, Path, Structure
-from ...core._warning_source import Definition, definition_of, warn_about
+from ...core._structure import LEAF, FlatDag, Node, Path, Structure
 from ...ties._leaf_notes import noting_gradients
 from ...ties._policy_and_context import Policy
 from .._function_and_options import in_code
