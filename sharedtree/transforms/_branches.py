@@ -38,40 +38,40 @@ from ._loops import CarryObjects, find_kept_objects, leaf_types, refer_to_kept
 
 
 def cond(
-    crossing: CallWithOperands, pred: Any, true_fun: Any, false_fun: Any, operands: Sequence[Any] = (), **options: Any
+    call: CallWithOperands, pred: Any, true_fun: Any, false_fun: Any, operands: Sequence[Any] = (), **options: Any
 ) -> Any:
     """Adapter of `jax.lax.cond`."""
     if not callable(true_fun) and callable(false_fun) and len(operands) == 2 and callable(operands[1]):
         # JAX still takes an operand for each branch: pred, true_operand, true_fun, false_operand, false_fun.
         true_operand, f, false_operand, g = true_fun, false_fun, *operands
-        return cond(crossing, pred, lambda x, _: f(x), lambda _, x: g(x), (true_operand, false_operand), **options)
+        return cond(call, pred, lambda x, _: f(x), lambda _, x: g(x), (true_operand, false_operand), **options)
     branches = {"true_fun": true_fun, "false_fun": false_fun}
     if operands and options:
         # Operands by position and `operand=` exclude each other. JAX itself says best what is wrong.
-        return crossing.transform(pred, true_fun, false_fun, *operands, **options)
+        return call.transform(pred, true_fun, false_fun, *operands, **options)
     return _run_until_branches_agree(
-        crossing,
+        call,
         branches,
         operands,
         options,
-        lambda inner, packed_operands: crossing.apply(pred, *inner, packed_operands),
-        lambda: crossing.transform(pred, true_fun, false_fun, *operands, **options),
+        lambda inner, packed_operands: call.apply(pred, *inner, packed_operands),
+        lambda: call.transform(pred, true_fun, false_fun, *operands, **options),
     )
 
 
-def switch(crossing: CallWithOperands, index: Any, branches: Any, operands: Sequence[Any] = (), **options: Any) -> Any:
+def switch(call: CallWithOperands, index: Any, branches: Any, operands: Sequence[Any] = (), **options: Any) -> Any:
     """Adapter of `jax.lax.switch`."""
     functions = tuple(branches) if isinstance(branches, Iterable) else ()
     if not functions or (operands and options):
         # As for `cond`.
-        return crossing.transform(index, branches, *operands, **options)
+        return call.transform(index, branches, *operands, **options)
     return _run_until_branches_agree(
-        crossing,
+        call,
         {f"branches[{i}]": function for i, function in enumerate(functions)},
         operands,
         options,
-        lambda inner, packed_operands: crossing.apply(index, inner, packed_operands),
-        lambda: crossing.transform(index, functions, *operands, **options),
+        lambda inner, packed_operands: call.apply(index, inner, packed_operands),
+        lambda: call.transform(index, functions, *operands, **options),
     )
 
 
@@ -104,7 +104,7 @@ class Agreement:
         self.changed: set[int] = set()
         self.returned: dict[int, Structure] = {}
 
-    def fit(self, inside: FunctionTrace, result: FlatDag) -> LeafGroup:
+    def fit(self, trace: FunctionTrace, result: FlatDag) -> LeafGroup:
         """Packs the result of a branch into the leaf group of the other branches.
 
         Raises:
@@ -115,7 +115,7 @@ class Agreement:
         if self.expected is None:
             # Only the structure is kept: JAX's caches hold this agreement, and must not hold tracers. The adapter holds
             # the inner functions and with them the terms, so that the `id` is valid.
-            self.returned[id(inside.terms)] = structure
+            self.returned[id(trace.terms)] = structure
             if len(self.returned) == self.num_functions and len(set(self.returned.values())) > 1:
                 raise NotAlikeError
             return group
@@ -123,7 +123,7 @@ class Agreement:
             return group
         expected_tree = FlatDag.without_objects(self.expected)
         try:
-            joined = join(expected_tree, result, Sides(inside.terms.title, "before", "now"))
+            joined = join(expected_tree, result, Sides(trace.terms.title, "before", "now"))
         except SharingMismatchError:
             raise NotAlikeError from None
         if not joined.fits:
@@ -158,7 +158,7 @@ jtu.register_pytree_with_keys(
 
 
 def _run_until_branches_agree(
-    crossing: CallWithOperands,
+    call: CallWithOperands,
     branches: Mapping[str, Any],
     operands: Sequence[Any],
     options: dict[str, Any],
@@ -168,7 +168,7 @@ def _run_until_branches_agree(
     """Calls the transform, once more if the branches return results of different structures.
 
     Args:
-        crossing: the call of the transform.
+        call: the call of the transform.
         branches: the user's functions by their names in errors.
         operands: the operands by position.
         options: the operands by keyword.
@@ -177,14 +177,14 @@ def _run_until_branches_agree(
     """
     functions = list(branches.values())
     named_operands = {f"operands[{i}]": operand for i, operand in enumerate(operands)} | options
-    (group,) = crossing.enter(functions[0], named_operands)
-    if crossing.policy.in_place:
-        _forbid_references(crossing)
-    inner = [crossing.function(function, _branch, adds=False) for function in functions]
+    (group,) = call.enter(functions[0], named_operands)
+    if call.policy.in_place:
+        _forbid_references(call)
+    inner = [call.function(function, _branch, adds=False) for function in functions]
     # `switch` may get one function several times. JAX traces it once.
     num_functions = len(IdentitySet(inner))
-    agreements = _agreements_of(crossing, inner)
-    types = leaf_types(crossing.packed)
+    agreements = _agreements_of(call, inner)
+    types = leaf_types(call.packed)
     agreement = agreements.get(types) or Agreement(num_functions)
     while True:
         try:
@@ -195,19 +195,19 @@ def _run_until_branches_agree(
             error.args = (str(error).replace(" at path  ", " "),)
             raise
         except NotAlikeError:
-            agreement = _next_agreement(crossing, agreement, branches, inner, run_vanilla)
+            agreement = _next_agreement(call, agreement, branches, inner, run_vanilla)
     # JAX skips branches that it has traced already, so not every call hears of all results.
     if agreement.expected is not None or len(agreement.returned) == num_functions:
         agreement.expected = agreement.expected or next(iter(agreement.returned.values()))
         agreement.is_repeated = False
         agreements[types] = agreement
-    if not crossing.policy.in_place:
-        return crossing.leave(result)
-    return crossing.leave(_refer_to_callers_objects(crossing, result, agreement.changed), with_state=(0,))
+    if not call.policy.in_place:
+        return call.leave(result)
+    return call.leave(_refer_to_callers_objects(call, result, agreement.changed), with_state=(0,))
 
 
 def _next_agreement(
-    crossing: CallWithOperands,
+    call: CallWithOperands,
     agreement: Agreement,
     branches: Mapping[str, Any],
     inner: Sequence[Inner],
@@ -220,7 +220,7 @@ def _next_agreement(
     """
     if agreement.is_repeated:
         raise SharingMismatchError(
-            f"A branch of `{crossing.title}` returned something else when it was traced again. What is shared in "
+            f"A branch of `{call.title}` returned something else when it was traced again. What is shared in "
             "its result, and what is static, may depend on the operands only."
         )
     if agreement.expected is not None:
@@ -231,9 +231,9 @@ def _next_agreement(
     returned = {name: agreement.returned[id(function.terms)] for name, function in named_inner}
     trees = {name: FlatDag.without_objects(structure) for name, structure in returned.items()}
     try:
-        expected = join_of_branches(trees, crossing.title)
+        expected = join_of_branches(trees, call.title)
     except SharingMismatchError:
-        if crossing.policy.in_place and not agreement.is_separate:
+        if call.policy.in_place and not agreement.is_separate:
             # In place, the operands come out beside the result. One branch may return an operand where another returns
             # something new: a difference in sharing that is gone if the result shares nothing with the operands.
             return Agreement(agreement.num_functions, is_separate=True)
@@ -244,22 +244,22 @@ def _next_agreement(
     return Agreement(agreement.num_functions, expected, is_repeated=True, is_separate=agreement.is_separate)
 
 
-def _forbid_references(crossing: CallWithOperands) -> None:
+def _forbid_references(call: CallWithOperands) -> None:
     """Raises if an operand holds a `jax.Ref`: in place, all operands come out of a branch, and no reference can."""
-    paths = crossing.packed.tree.paths_to(lambda leaf: isinstance(leaf, jax.Ref))
+    paths = call.packed.tree.paths_to(lambda leaf: isinstance(leaf, jax.Ref))
     if paths:
         raise ValueError(
             f"A `jax.Ref` is at {listed(paths)}. In place, all operands come out of the branches of "
-            f"`{crossing.title}`, and no reference can. What is written to one is seen without that, and other changes "
+            f"`{call.title}`, and no reference can. What is written to one is seen without that, and other changes "
             "can be returned:\n"
-            f"    inner = {in_code(crossing.title, 'in_place=False')}"
+            f"    inner = {in_code(call.title, 'in_place=False')}"
         )
 
 
-def _agreements_of(crossing: CallWithOperands, inner: Sequence[Inner]) -> "weakref.WeakValueDictionary[Any, Agreement]":
+def _agreements_of(call: CallWithOperands, inner: Sequence[Inner]) -> "weakref.WeakValueDictionary[Any, Agreement]":
     """Returns the agreements of these branches over operands of this structure, by the types of the leaves."""
     learned = inner[0].terms.learned
-    key = [*inner, crossing.packed.tree.structure]
+    key = [*inner, call.packed.tree.structure]
     agreements = learned.get(key)
     if agreements is None:
         # Weak, so that an agreement goes when JAX's caches forget the traces.
@@ -268,38 +268,38 @@ def _agreements_of(crossing: CallWithOperands, inner: Sequence[Inner]) -> "weakr
     return agreements
 
 
-def _branch(inside: FunctionTrace, operands: OperandsWithAgreement) -> Any:
+def _branch(trace: FunctionTrace, operands: OperandsWithAgreement) -> Any:
     """Runs one branch for JAX. Returns its result as agreed, in place a pair of the operands and the result."""
     agreement = operands.agreement
-    result = inside.call(operands.group, again=agreement.is_repeated)
-    if not inside.terms.policy.in_place:
-        return agreement.fit(inside, inside.walked(result))
-    received = inside.received
+    result = trace.call(operands.group, again=agreement.is_repeated)
+    if not trace.terms.policy.in_place:
+        return agreement.fit(trace, trace.walked(result))
+    received = trace.received
     if agreement.is_separate:
         # Packed and built again, the result consists of new objects.
-        result = leave((inside.pack(result),))
-    tree = inside.walked((received.arguments, result))
+        result = leave((trace.pack(result),))
+    tree = trace.walked((received.arguments, result))
     operands_in, operands_out = received.tree, tree.child(0)
-    joined = join(operands_in, operands_out, Sides(inside.terms.title, "when a branch begins", "when it ends"))
-    containers = inside.terms.policy.containers
+    joined = join(operands_in, operands_out, Sides(trace.terms.title, "when a branch begins", "when it ends"))
+    containers = trace.terms.policy.containers
     agreement.changed |= find_kept_objects(operands_in, operands_in, operands_out, joined, (), containers=containers)[1]
-    return agreement.fit(inside, tree)
+    return agreement.fit(trace, tree)
 
 
-def _refer_to_callers_objects(crossing: CallWithOperands, result: LeafGroup, changed: set[int]) -> LeafGroup:
+def _refer_to_callers_objects(call: CallWithOperands, result: LeafGroup, changed: set[int]) -> LeafGroup:
     """Lets objects of the operands in a result refer to the caller's objects.
 
     Args:
-        crossing: the call of the transform.
+        call: the call of the transform.
         result: the pair of operands and result returned by the branch.
         changed: records of the operands changed by some branch. Their contents will be written back.
     """
-    structure, tree = result.selection.structure, crossing.packed.tree
+    structure, tree = result.selection.structure, call.packed.tree
     operands_out = FlatDag.without_objects(structure).child(0)
-    joined = join(tree, operands_out, Sides(crossing.title, "when a branch begins", "when it ends"))
+    joined = join(tree, operands_out, Sides(call.title, "when a branch begins", "when it ends"))
     # Record of the result → record of the caller. If several fit, the first pair counts.
     numbers = {j: i for i, j in reversed(joined.pairs) if type(tree.records[i][0]) is Node}
-    containers = crossing.policy.containers
+    containers = call.policy.containers
     kept = frozenset([number for number in numbers.values() if tree.is_object(number, containers=containers)])
     untied = frozenset([structure.leaf_numbers[place] for place in structure.noted])
     objects = CarryObjects(kept, frozenset(changed), frozenset())

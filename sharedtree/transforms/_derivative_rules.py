@@ -228,19 +228,19 @@ class RuleTransform(FunctionTransform):
         Raises:
             SharingMismatchError: if the result of a rule has another structure than that of the function.
         """
-        inside, result = self.run(policy, rule, args, returns_pair=pack_second is not None)
+        trace, result = self.run(policy, rule, args, returns_pair=pack_second is not None)
         second = None
         if pack_second is not None:
             if not isinstance(result, (tuple, list)) or len(result) != 2:
                 return result
             result, second = result
-        tree = inside.walked(result)
-        inside.check_walked(tree)
-        packed = inside.pack(result)
+        tree = trace.walked(result)
+        trace.check_walked(tree)
+        packed = trace.pack(result)
         if pack_second is None:
             self._returned = packed.structure
             return packed
-        return self._like_result_of_function(packed, rule), pack_second(inside, second)
+        return self._like_result_of_function(packed, rule), pack_second(trace, second)
 
     def _like_result_of_function(self, packed: LeafGroup, rule: Callable[..., Any]) -> LeafGroup:
         """Returns the packed result of a rule with the very structure of the function's result.
@@ -273,9 +273,9 @@ class RuleTransform(FunctionTransform):
             returns_pair: True if only the first of the two values returned reaches the caller.
         """
         received = self.received(args)
-        inside = FunctionTrace(self.terms(policy), function)
+        trace = FunctionTrace(self.terms(policy), function)
         arguments = received.arguments
-        return inside, inside.call_with(received, arguments.args, arguments.kwargs, returns_pair=returns_pair)
+        return trace, trace.call_with(received, arguments.args, arguments.kwargs, returns_pair=returns_pair)
 
     # Cotangents -----------------------------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class CustomVjpTransform(RuleTransform):
         return vanilla
 
     def _forward(self, policy: Policy, fwd: Callable[..., Any], *args: Any) -> Any:
-        return self.packed_result(policy, fwd, args, lambda inside, residuals: inside.pack(residuals))
+        return self.packed_result(policy, fwd, args, lambda trace, residuals: trace.pack(residuals))
 
     def _backward(self, policy: Policy, bwd: Callable[..., Any], *args: Any) -> Any:
         *static, residuals, cotangent = args

@@ -40,34 +40,32 @@ _MAX_DEPTH_FOR_JAX = 100
 # The adapters ---------------------------------------------------------------------------------------------------------
 
 
-def vjp(
-    crossing: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any
-) -> Any:
+def vjp(call: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any) -> Any:
     """Adapter of `jax.vjp` and `equinox.filter_vjp`."""
-    trace = Trace(crossing, fun, primals, has_aux=has_aux, adds_up=True)
-    seen, pullback, unseen = crossing.apply_other(jax.vjp, trace, *trace.primals, has_aux=True, **options)
+    trace = Trace(call, fun, primals, has_aux=has_aux, adds_up=True)
+    seen, pullback, unseen = call.apply_other(jax.vjp, trace, *trace.primals, has_aux=True, **options)
     value, *aux = trace.leave(seen, unseen)
     return value, trace.linear_map(pullback, adds_up=True), *aux
 
 
 def linearize(
-    crossing: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any
+    call: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any
 ) -> Any:
     """Adapter of `jax.linearize`."""
-    trace = Trace(crossing, fun, primals, has_aux=has_aux)
-    seen, pushforward, unseen = crossing.apply(trace, *trace.primals, has_aux=True, **options)
+    trace = Trace(call, fun, primals, has_aux=has_aux)
+    seen, pushforward, unseen = call.apply(trace, *trace.primals, has_aux=True, **options)
     value, *aux = trace.leave(seen, unseen)
     return value, trace.linear_map(pushforward, adds_up=False), *aux
 
 
-def linear_transpose(crossing: CallWithOperands, fun: Any, primals: Sequence[Any] = (), **options: Any) -> Any:
+def linear_transpose(call: CallWithOperands, fun: Any, primals: Sequence[Any] = (), **options: Any) -> Any:
     """Adapter of `jax.linear_transpose`. Leaves of the result that are not differentiated are left out."""
-    trace = Trace(crossing, fun, primals, takes_structs=True)
+    trace = Trace(call, fun, primals, takes_structs=True)
     unseen_leaves = zip(trace.unseen.paths, trace.unseen.leaves, strict=True)
     struct_paths = [path for path, leaf in unseen_leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
     if struct_paths:
         raise TypeError(
-            f"`{crossing.title}` was given a `jax.ShapeDtypeStruct` at {listed(struct_paths)}, which is not "
+            f"`{call.title}` was given a `jax.ShapeDtypeStruct` at {listed(struct_paths)}, which is not "
             "differentiated. So the function needs its value, for only the rest is transposed:\n"
             "    struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if eqx.is_inexact_array(x) else x\n"
             "    abstract = sharedtree.tree.map(struct, model)"
@@ -77,36 +75,36 @@ def linear_transpose(crossing: CallWithOperands, fun: Any, primals: Sequence[Any
         return trace(*primals)[0]
 
     functools.update_wrapper(differentiated_result, trace, updated=())
-    return trace.linear_map(crossing.apply(differentiated_result, *trace.primals, **options), adds_up=True)
+    return trace.linear_map(call.apply(differentiated_result, *trace.primals, **options), adds_up=True)
 
 
-def jvp(crossing: CallWithOperands, fun: Any, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
+def jvp(call: CallWithOperands, fun: Any, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
     """Adapter of `jax.jvp`."""
     if not isinstance(primals, (tuple, list)) or type(primals) is not type(tangents):
         # JAX itself says best what is wrong.
-        return crossing.transform(fun, primals, tangents)
-    trace = Trace(crossing, fun, primals, has_aux=has_aux)
+        return call.transform(fun, primals, tangents)
+    trace = Trace(call, fun, primals, has_aux=has_aux)
     try:
         if not trace.is_bare:
             trace.trace_numbers(tangents)
         tangents_in = trace.tangents(tangents)
     except SharingMismatchError:
-        if not holds_modules(crossing.packed.tree):
+        if not holds_modules(call.packed.tree):
             # As above.
-            crossing.transform(fun, primals, tangents, has_aux=has_aux)
+            call.transform(fun, primals, tangents, has_aux=has_aux)
         raise
-    seen, tangent_out, unseen = crossing.apply(trace, trace.primals, tangents_in, has_aux=True)
+    seen, tangent_out, unseen = call.apply(trace, trace.primals, tangents_in, has_aux=True)
     value, *aux = trace.leave(seen, unseen)
     return value, trace.tangent_of_value(tangent_out), *aux
 
 
-def filter_jvp(crossing: CallWithOperands, fn: Any, primals: Any, tangents: Any, **constants: Any) -> Any:
+def filter_jvp(call: CallWithOperands, fn: Any, primals: Any, tangents: Any, **constants: Any) -> Any:
     """Adapter of `equinox.filter_jvp`.
 
     It has no auxiliary data. The tangent of leaves that are not differentiated is None.
 
     Args:
-        crossing: the call of the transform.
+        call: the call of the transform.
         fn: the user's function.
         primals: tuple or list of its arguments.
         tangents: tuple or list of their tangents.
@@ -115,14 +113,14 @@ def filter_jvp(crossing: CallWithOperands, fn: Any, primals: Any, tangents: Any,
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise TypeError(
-            f"The primals and the tangents of `{crossing.title}` are tuples or lists, with one for each argument, and "
+            f"The primals and the tangents of `{call.title}` are tuples or lists, with one for each argument, and "
             f"not a `{type(primals).__name__}` and a `{type(tangents).__name__}`."
         )
-    trace = Trace(crossing, fn, tuple(primals), constants)
+    trace = Trace(call, fn, tuple(primals), constants)
     trace.trace_numbers(tangents)
     (tangent_group,) = trace.tangents(tangents)
     tangents_in = (_with_zeros(trace.seen, tangent_group),)
-    seen, tangent_out, unseen = crossing.apply_other(jax.jvp, trace, trace.primals, tangents_in, has_aux=True)
+    seen, tangent_out, unseen = call.apply_other(jax.jvp, trace, trace.primals, tangents_in, has_aux=True)
     return trace.leave(seen, unseen)[0], trace.tangent_of_value(tangent_out)
 
 
@@ -142,7 +140,7 @@ class Trace:
     It is the function that JAX differentiates: leaf groups, or bare primals → (differentiated result, the rest).
 
     Args:
-        crossing: the call of the transform.
+        call: the call of the transform.
         function: the user's function.
         primals: arguments of the function that are differentiated.
         kwargs: further arguments of the function, by name.
@@ -162,7 +160,7 @@ class Trace:
 
     def __init__(
         self,
-        crossing: CallWithOperands,
+        call: CallWithOperands,
         function: Callable[..., Any],
         primals: Sequence[Any],
         kwargs: Mapping[str, Any] | None = None,
@@ -171,21 +169,21 @@ class Trace:
         adds_up: bool = False,
         takes_structs: bool = False,
     ) -> None:
-        self.crossing = crossing
+        self.call = call
         self.has_aux = has_aux
         if not callable(function):
             # JAX itself says best what is wrong.
-            crossing.transform(function, primals, primals)
+            call.transform(function, primals, primals)
         arguments = Arguments(Names(function).of(len(primals)), primals, dict(kwargs or {}))
-        self.unseen, self.seen = crossing.enter_grouped(
+        self.unseen, self.seen = call.enter_grouped(
             function, arguments, self._grouping(arguments, adds_up=adds_up, takes_structs=takes_structs)
         )
-        has_no_objects = not crossing.policy.containers and _suits_jax(crossing.packed.tree)
-        self.is_bare = has_no_objects and not crossing.rules.filtered
+        has_no_objects = not call.policy.containers and _suits_jax(call.packed.tree)
+        self.is_bare = has_no_objects and not call.rules.filtered
         self.primals = tuple(primals) if self.is_bare else (self.seen,)
         self.result_selection: LeafSelection | None = None
-        differentiates = crossing.transform is not jax.linear_transpose
-        self._inner = crossing.function(
+        differentiates = call.transform is not jax.linear_transpose
+        self._inner = call.function(
             function, _pair if has_aux else _value, caches_traces=False, differentiates=differentiates
         )
         functools.update_wrapper(self, self._inner, updated=())
@@ -195,7 +193,7 @@ class Trace:
         """Returns the rule by which leaves are grouped: differentiated, or not."""
         # Positional arguments are differentiated, keyword arguments are not.
         prefix = Branch(tuple([isinstance(position, int) for position in positions_of(arguments.parts()[1])]))
-        rules = self.crossing.rules
+        rules = self.call.rules
 
         def treatments(tree: FlatDag) -> Sequence[Treatment]:
             """Labels each leaf True or False."""
@@ -222,7 +220,7 @@ class Trace:
                 ),
             )
 
-        return Grouping(self.crossing.title, treatments, None, None, ((False,), (True,)))
+        return Grouping(self.call.title, treatments, None, None, ((False,), (True,)))
 
     def __call__(self, *primals: Any) -> Any:
         """Calls the function for the transform, always with auxiliary data.
@@ -231,9 +229,9 @@ class Trace:
             The differentiated leaves of the result, and all others. Bare results: the value, and the user's auxiliary
             data or None.
         """
-        crossing = self.crossing
+        call = self.call
         if self.is_bare:
-            report_tied_values(crossing.packed.tree, crossing.names, crossing.title, crossing.policy)
+            report_tied_values(call.packed.tree, call.names, call.title, call.policy)
         result = self._inner(*primals) if self.is_bare else self._inner(self.unseen, *primals)
         if type(result) is tuple and len(result) == 2 and type(result[0]) is LeafGroup:
             self.result_selection = result[0].selection
@@ -241,10 +239,10 @@ class Trace:
 
     def trace_numbers(self, tangents: Sequence[Any]) -> None:
         """Turns static Python floats of the primals that have a tangent into traced leaves, as vanilla JAX does."""
-        crossing = self.crossing
-        tree = crossing.packed.tree
+        call = self.call
+        tree = call.packed.tree
         tags = Tags()
-        _, tangent_records, root = walk(tuple(tangents), tags, crossing.rules)
+        _, tangent_records, root = walk(tuple(tangents), tags, call.rules)
         with_tangent = {
             pair.left
             for pair in pairs(as_tuple(tree), FlatDag(tangent_records, root), lambda i, j: True)
@@ -254,8 +252,8 @@ class Trace:
         promoted = frozenset([number for number, op in statics.items() if _is_float(op.peek())])
         if promoted:
             children_of = [children for _, children in tree.records]
-            crossing.repack(Repacking(range(len(children_of)), children_of, promoted))
-            self.unseen, self.seen = crossing.packed.groups
+            call.repack(Repacking(range(len(children_of)), children_of, promoted))
+            self.unseen, self.seen = call.packed.groups
             self.primals = (self.seen,)
 
     def leave(self, seen: Any, unseen: Any) -> tuple[Any, ...]:
@@ -287,8 +285,8 @@ class Trace:
 
     def fit(self, *, adds_up: bool) -> Fit:
         """Says how tangents are fitted, or cotangents if `adds_up` is True."""
-        crossing = self.crossing
-        return Fit(crossing.title, crossing.rules, adds_up, may_lack=is_of_equinox(crossing.transform))
+        call = self.call
+        return Fit(call.title, call.rules, adds_up, may_lack=is_of_equinox(call.transform))
 
 
 def _is_float(value: Any) -> bool:
@@ -303,28 +301,28 @@ def _suits_jax(tree: FlatDag) -> bool:
 # What JAX traces in place of the user's function ----------------------------------------------------------------------
 
 
-def _value(inside: FunctionTrace, *operands: Any) -> Any:
+def _value(trace: FunctionTrace, *operands: Any) -> Any:
     """Calls a function without auxiliary data. Returns its value as two leaf groups, or bare, with None."""
-    result, is_bare = _call(inside, operands)
-    tree = inside.walked(result)
+    result, is_bare = _call(trace, operands)
+    tree = trace.walked(result)
     return (result, None) if is_bare and _suits_jax(tree) else _split(tree, tree)
 
 
-def _pair(inside: FunctionTrace, *operands: Any) -> Any:
+def _pair(trace: FunctionTrace, *operands: Any) -> Any:
     """Calls a function that returns a value and auxiliary data. Returns two leaf groups, or the bare pair."""
-    result, is_bare = _call(inside, operands)
+    result, is_bare = _call(trace, operands)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         # JAX refuses it.
         return result
-    tree = inside.walked(tuple(result))
+    tree = trace.walked(tuple(result))
     return result if is_bare and _suits_jax(tree) else _split(tree, tree.child(0))
 
 
-def _call(inside: FunctionTrace, operands: Sequence[Any]) -> tuple[Any, bool]:
+def _call(trace: FunctionTrace, operands: Sequence[Any]) -> tuple[Any, bool]:
     """Calls the user's function. Returns its result, and True if its arguments were bare."""
     if operands and type(operands[0]) is LeafGroup:
-        return inside.call(*operands), False
-    return inside.function(*operands), True
+        return trace.call(*operands), False
+    return trace.function(*operands), True
 
 
 def _split(tree: FlatDag, value: FlatDag) -> tuple[LeafGroup, LeafGroup]:

@@ -38,113 +38,113 @@ from ._pass_through import ReceivedObjects
 # The adapters. Each packs the operands, wraps the function, runs the loop and builds the result. ----------------------
 
 
-def scan(crossing: CallWithOperands, f: Any, init: Any, xs: Any = None, **options: Any) -> Any:
+def scan(call: CallWithOperands, f: Any, init: Any, xs: Any = None, **options: Any) -> Any:
     """Adapter of `jax.lax.scan`."""
-    crossing.enter(f, {"init": init, "xs": xs}, {"init": "carried", "xs": "scanned"})
-    iteration = crossing.function(f, _iteration)
+    call.enter(f, {"init": init, "xs": xs}, {"init": "carried", "xs": "scanned"})
+    iteration = call.function(f, _iteration)
     (carry, ys), objects = _run_until_carry_fits(
-        crossing,
+        call,
         iteration,
-        lambda init, xs: crossing.apply(iteration, init, xs, **options),
-        lambda: crossing.transform(f, init, xs, **options),
+        lambda init, xs: call.apply(iteration, init, xs, **options),
+        lambda: call.transform(f, init, xs, **options),
     )
-    return crossing.leave(_with_callers_objects(crossing, carry, objects, 0), ys, with_state=(1,))
+    return call.leave(_with_callers_objects(call, carry, objects, 0), ys, with_state=(1,))
 
 
-def while_loop(crossing: CallWithOperands, cond_fun: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
+def while_loop(call: CallWithOperands, cond_fun: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
     """Adapter of `jax.lax.while_loop`."""
-    crossing.enter(body_fun, {"init_val": init_val})
-    condition = crossing.function(cond_fun, _condition, keeps=False)
-    iteration = crossing.function(body_fun, _iteration_of_carry)
+    call.enter(body_fun, {"init_val": init_val})
+    condition = call.function(cond_fun, _condition, keeps=False)
+    iteration = call.function(body_fun, _iteration_of_carry)
     carry, objects = _run_until_carry_fits(
-        crossing,
+        call,
         iteration,
-        lambda init: crossing.apply(condition, iteration, init, **options),
-        lambda: crossing.transform(cond_fun, body_fun, init_val, **options),
+        lambda init: call.apply(condition, iteration, init, **options),
+        lambda: call.transform(cond_fun, body_fun, init_val, **options),
     )
-    return crossing.leave(_with_callers_objects(crossing, carry, objects, 0))
+    return call.leave(_with_callers_objects(call, carry, objects, 0))
 
 
-def fori_loop(crossing: CallWithOperands, lower: Any, upper: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
+def fori_loop(call: CallWithOperands, lower: Any, upper: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
     """Adapter of `jax.lax.fori_loop`."""
-    crossing.enter(body_fun, {"init_val": init_val})
-    iteration = crossing.function(body_fun, _iteration_with_index, num_before=1)
+    call.enter(body_fun, {"init_val": init_val})
+    iteration = call.function(body_fun, _iteration_with_index, num_before=1)
     carry, objects = _run_until_carry_fits(
-        crossing,
+        call,
         iteration,
-        lambda init: crossing.apply(lower, upper, iteration, init, **options),
-        lambda: crossing.transform(lower, upper, body_fun, init_val, **options),
+        lambda init: call.apply(lower, upper, iteration, init, **options),
+        lambda: call.transform(lower, upper, body_fun, init_val, **options),
     )
-    return crossing.leave(_with_callers_objects(crossing, carry, objects, 0))
+    return call.leave(_with_callers_objects(call, carry, objects, 0))
 
 
-def map_over(crossing: CallWithOperands, f: Any, xs: Any, **options: Any) -> Any:
+def map_over(call: CallWithOperands, f: Any, xs: Any, **options: Any) -> Any:
     """Adapter of `jax.lax.map`, which has no carry."""
-    (group,) = crossing.enter(f, {"xs": xs})
-    return crossing.leave(crossing.apply(crossing.function(f, _one_element), group, **options), with_state=(0,))
+    (group,) = call.enter(f, {"xs": xs})
+    return call.leave(call.apply(call.function(f, _one_element), group, **options), with_state=(0,))
 
 
-def associative_scan(crossing: CallWithOperands, fn: Any, elems: Any, **options: Any) -> Any:
+def associative_scan(call: CallWithOperands, fn: Any, elems: Any, **options: Any) -> Any:
     """Adapter of `jax.lax.associative_scan`. The result of `fn` must fit its first argument, as a carry."""
-    crossing.enter(fn, {"elems": elems})
-    combination = crossing.function(fn, _combination)
+    call.enter(fn, {"elems": elems})
+    combination = call.function(fn, _combination)
     result, objects = _run_until_carry_fits(
-        crossing,
+        call,
         combination,
-        lambda elems: crossing.apply(combination, elems, **options),
-        lambda: crossing.transform(fn, elems, **options),
+        lambda elems: call.apply(combination, elems, **options),
+        lambda: call.transform(fn, elems, **options),
     )
-    return crossing.leave(_with_callers_objects(crossing, result, objects, 0))
+    return call.leave(_with_callers_objects(call, result, objects, 0))
 
 
 # What JAX traces in place of the user's functions ---------------------------------------------------------------------
 
 
-def _iteration(inside: FunctionTrace, carry: LeafGroup, xs: LeafGroup) -> Any:
+def _iteration(trace: FunctionTrace, carry: LeafGroup, xs: LeafGroup) -> Any:
     """Runs one iteration of `scan`: (carry, slice of xs) → (carry, y), all of them leaf groups."""
-    result = inside.call(carry, xs)
+    result = trace.call(carry, xs)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        tree = inside.walked(result)
+        tree = trace.walked(result)
         if holds_modules(tree):
             raise TypeError(
-                f"The function of `{inside.terms.title}` returns a pair, the carry and what is emitted, but it "
+                f"The function of `{trace.terms.title}` returns a pair, the carry and what is emitted, but it "
                 f"returned a `{type(result).__name__}`."
             )
         # Without modules, JAX's own error for it says more.
         return result
     next_carry, y = result
-    return _pack_like_carry(inside, next_carry, 0, carry), inside.pack_with_state(y, 1)
+    return _pack_like_carry(trace, next_carry, 0, carry), trace.pack_with_state(y, 1)
 
 
-def _iteration_of_carry(inside: FunctionTrace, carry: LeafGroup) -> Any:
-    return _pack_like_carry(inside, inside.call(carry), 0, carry)
+def _iteration_of_carry(trace: FunctionTrace, carry: LeafGroup) -> Any:
+    return _pack_like_carry(trace, trace.call(carry), 0, carry)
 
 
-def _iteration_with_index(inside: FunctionTrace, i: Any, carry: LeafGroup) -> Any:
-    return _pack_like_carry(inside, inside.call(carry, before=(i,)), 0, carry)
+def _iteration_with_index(trace: FunctionTrace, i: Any, carry: LeafGroup) -> Any:
+    return _pack_like_carry(trace, trace.call(carry, before=(i,)), 0, carry)
 
 
-def _condition(inside: FunctionTrace, carry: LeafGroup) -> Any:
+def _condition(trace: FunctionTrace, carry: LeafGroup) -> Any:
     """Runs the condition of `while_loop`, which returns a boolean."""
     # What a condition changes in place is not kept, so it gets objects of its own.
     received = receive((carry,))
-    result = inside.call_with(received, received.arguments.args, {})
-    tree = inside.walked(result)
-    inside.check_walked(tree)
+    result = trace.call_with(received, received.arguments.args, {})
+    tree = trace.walked(result)
+    trace.check_walked(tree)
     if holds_modules(tree):
         raise TypeError(
-            f"The first function of `{inside.terms.title}` says whether to go on, with a boolean of no dimensions, but "
+            f"The first function of `{trace.terms.title}` says whether to go on, with a boolean of no dimensions, but "
             f"it returned a `{type(result).__name__}`."
         )
     return result
 
 
-def _one_element(inside: FunctionTrace, x: LeafGroup) -> Any:
-    return inside.pack_with_state(inside.call(x), 0)
+def _one_element(trace: FunctionTrace, x: LeafGroup) -> Any:
+    return trace.pack_with_state(trace.call(x), 0)
 
 
-def _combination(inside: FunctionTrace, a: LeafGroup, b: LeafGroup) -> Any:
-    return _pack_like_carry(inside, inside.call_apart(a, b), 0, a)
+def _combination(trace: FunctionTrace, a: LeafGroup, b: LeafGroup) -> Any:
+    return _pack_like_carry(trace, trace.call_apart(a, b), 0, a)
 
 
 # Fitting the carry that an iteration returns to the one that it received ----------------------------------------------
@@ -195,13 +195,13 @@ class VanillaError(Exception):
         self.error = error
 
 
-def _pack_like_carry(inside: FunctionTrace, result: Any, position: int, carry: LeafGroup) -> LeafGroup:
+def _pack_like_carry(trace: FunctionTrace, result: Any, position: int, carry: LeafGroup) -> LeafGroup:
     """Packs the next carry into the leaf group in which the carry was received.
 
     Notes on the call which objects came back in their places.
 
     Args:
-        inside: the trace.
+        trace: the trace.
         result: the next carry, as the function returned it.
         position: position of the carry among the operands.
         carry: the leaf group as it was received.
@@ -211,8 +211,8 @@ def _pack_like_carry(inside: FunctionTrace, result: Any, position: int, carry: L
         VanillaError: if the two cannot be joined and hold no module.
         SharingMismatchError: if they cannot be joined.
     """
-    terms, received = inside.terms, inside.received.tree
-    carry_in, carry_out = received.child(position), inside.walked(result)
+    terms, received = trace.terms, trace.received.tree
+    carry_in, carry_out = received.child(position), trace.walked(result)
     sides, path_to_carry = (
         Sides(terms.title, "when an iteration begins", "when it ends"),
         (LeafPath(terms.names.text(position)),),
@@ -237,7 +237,7 @@ def _pack_like_carry(inside: FunctionTrace, result: Any, position: int, carry: L
         kept, changed = find_kept_objects(
             received, carry_in, carry_out, joined, path_to_carry, containers=terms.policy.containers
         )
-    call = inside.received.call
+    call = trace.received.call
     if call is not None:
         call.findings = CarryObjects(kept, changed, untied).merged_with(call.findings)
     return LeafGroup(leaves, carry.selection)
@@ -310,12 +310,12 @@ def _raise_not_in_place(path: Path, reason: str) -> NoReturn:
 
 
 def _run_until_carry_fits(
-    crossing: CallWithOperands, iteration: Inner, run: Callable[..., Any], run_vanilla: Callable[[], Any]
+    call: CallWithOperands, iteration: Inner, run: Callable[..., Any], run_vanilla: Callable[[], Any]
 ) -> tuple[Any, CarryObjects]:
     """Runs a loop. Repacks the operands and runs it again as often as a trace asks for it.
 
     Args:
-        crossing: the call of the transform.
+        call: the call of the transform.
         iteration: the function for JAX to trace.
         run: (leaf groups of the operands) → what the transform returns.
         run_vanilla: calls the transform with the user's own function and operands, for its errors.
@@ -325,16 +325,16 @@ def _run_until_carry_fits(
     """
     terms = iteration.terms
     while True:
-        call = crossing.packed
-        structures = (call.tree.structure,)
+        packed_call = call.packed
+        structures = (packed_call.tree.structure,)
         # What earlier calls with this structure have shown: types of the leaves → `Repacking` or `CarryObjects`. The
         # types count, since a function can do something else with arrays of other shapes and types.
         known_by_types = terms.learned.get(structures)
-        types = None if known_by_types is None else leaf_types(call)
+        types = None if known_by_types is None else leaf_types(packed_call)
         learned = None if known_by_types is None else known_by_types.get(types)
         if not isinstance(learned, Repacking):
             try:
-                result = run(*call.groups)
+                result = run(*packed_call.groups)
             except TypeError as error:
                 _name_parameter(error, iteration)
                 raise
@@ -346,16 +346,16 @@ def _run_until_carry_fits(
                     # It is an outer loop's.
                     raise
                 learned = error.repacking
-                terms.learned.add(structures, {**(known_by_types or {}), leaf_types(call): learned})
+                terms.learned.add(structures, {**(known_by_types or {}), leaf_types(packed_call): learned})
             else:
-                if call.findings is not None and call.findings != NO_OBJECTS:
-                    learned = call.findings
-                    terms.learned.add(structures, {**(known_by_types or {}), leaf_types(call): learned})
-                elif call.findings is None and jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+                if packed_call.findings is not None and packed_call.findings != NO_OBJECTS:
+                    learned = packed_call.findings
+                    terms.learned.add(structures, {**(known_by_types or {}), leaf_types(packed_call): learned})
+                elif packed_call.findings is None and jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
                     # There was no iteration at all, so every object is what it was.
-                    learned = NO_OBJECTS._replace(kept=frozenset(range(len(call.tree.records))))
+                    learned = NO_OBJECTS._replace(kept=frozenset(range(len(packed_call.tree.records))))
                 return result, learned or NO_OBJECTS
-        crossing.repack(learned)
+        call.repack(learned)
 
 
 def leaf_types(call: Call) -> Any:
@@ -375,23 +375,21 @@ def _name_parameter(error: TypeError, iteration: Inner) -> None:
         error.args = (re.sub(pattern, lambda match: match[1] + parameters[place], str(error)),)
 
 
-def _with_callers_objects(
-    crossing: CallWithOperands, carry: LeafGroup, objects: CarryObjects, position: int
-) -> LeafGroup:
+def _with_callers_objects(call: CallWithOperands, carry: LeafGroup, objects: CarryObjects, position: int) -> LeafGroup:
     """Returns the last carry as a tree in which the caller's objects stand where they came back.
 
     Args:
-        crossing: the call of the transform.
+        call: the call of the transform.
         carry: the leaf group returned by the transform.
         objects: the caller's objects at the end of an iteration, as the traces have shown them.
         position: position of the carry among the operands.
     """
     part, numbers = part_of(carry.selection.structure, position)
     untied = frozenset([record for record, number in enumerate(numbers) if number in objects.untied])
-    records = crossing.packed.tree.records
+    records = call.packed.tree.records
     return whole(
         carry.leaves,
-        refer_to_kept(part, numbers, objects, records, in_place=bool(crossing.policy.in_place), untied=untied),
+        refer_to_kept(part, numbers, objects, records, in_place=bool(call.policy.in_place), untied=untied),
     )
 
 

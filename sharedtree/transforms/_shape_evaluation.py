@@ -35,11 +35,11 @@ _VanillaJitted = type(VANILLA_JIT(lambda: None))
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
-def eval_shape(crossing: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
+def eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
     """Adapter of `jax.eval_shape`, which JAX implements by `jax.jit`.
 
     Args:
-        crossing: the call of the transform.
+        call: the call of the transform.
         fun: the user's function. If it is under `sharedtree.jit`, it is traced with the options of that.
         args: positional arguments of the function.
         kwargs: its keyword arguments.
@@ -48,14 +48,14 @@ def eval_shape(crossing: CallWithOperands, fun: Any, args: Any = (), kwargs: Map
         return fun.eval_shape(*args, **kwargs)
     if not callable(fun):
         # JAX itself says best what is wrong.
-        return crossing.transform(fun, *args, **kwargs)
-    jitted = _ShapesUnderJit(jax.jit, fun, crossing.policy, {})
+        return call.transform(fun, *args, **kwargs)
+    jitted = _ShapesUnderJit(jax.jit, fun, call.policy, {})
     if type(fun) is not _VanillaJitted:
         return jitted.eval_shape(*args, **kwargs)
     # The function is under `jax.jit` itself, which keeps its options hidden. Without modules, JAX needs no help.
-    with jitted.enter(args, dict(kwargs), crossing.policy) as call:
-        if not holds_modules(call.tree):
-            return crossing.transform(fun, *args, **kwargs)
+    with jitted.enter(args, dict(kwargs), call.policy) as packed_call:
+        if not holds_modules(packed_call.tree):
+            return call.transform(fun, *args, **kwargs)
     try:
         return jitted.eval_shape(*args, **kwargs)
     except ValueError as error:
@@ -67,16 +67,14 @@ def eval_shape(crossing: CallWithOperands, fun: Any, args: Any = (), kwargs: Map
         ) from error
 
 
-def filter_eval_shape(
-    crossing: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS
-) -> Any:
+def filter_eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
     """Adapter of `equinox.filter_eval_shape`. If the function is a module, its leaves are traced too."""
-    jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _without_changes(crossing.policy), {})
+    jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _without_changes(call.policy), {})
     try:
         jitted.arguments(args, dict(kwargs))
     except TypeError:
         # The arguments do not fit the function. Equinox itself says best what is wrong.
-        return crossing.transform(fun, *args, **kwargs)
+        return call.transform(fun, *args, **kwargs)
     return jitted.eval_shape(*args, **kwargs)
 
 

@@ -128,14 +128,14 @@ class OpaqueTransform(FunctionTransform):
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Calls the user's function with modules in the place of groups, and returns groups in the place of modules."""
-        inside = FunctionTrace(self.terms(policy), function)
+        trace = FunctionTrace(self.terms(policy), function)
         received = self._receive(args, kwargs, policy)
-        result = inside.call_with(received, received.arguments.args, received.arguments.kwargs)
-        inside.check_walked(inside.walked(inside.with_state(result)), is_with_state=bool(policy.in_place))
+        result = trace.call_with(received, received.arguments.args, received.arguments.kwargs)
+        trace.check_walked(trace.walked(trace.with_state(result)), is_with_state=bool(policy.in_place))
         outermost = _Outermost.modules(result, policy)
         if not policy.in_place:
-            return outermost.replaced_by(_split(packed(inside.walked(tuple(outermost.objects)))))
-        return _split_with_changes(outermost, inside, received)
+            return outermost.replaced_by(_split(packed(trace.walked(tuple(outermost.objects)))))
+        return _split_with_changes(outermost, trace, received)
 
     def _receive(self, args: Sequence[Any], kwargs: Mapping[str, Any], policy: Policy) -> Received:
         """Puts modules in the place of groups.
@@ -174,13 +174,13 @@ class OpaqueTransform(FunctionTransform):
         return unpack(run.structure, run.leaves)
 
 
-def _split_with_changes(outermost: "_Outermost", inside: FunctionTrace, received: Received) -> "_WithChanges":
+def _split_with_changes(outermost: "_Outermost", trace: FunctionTrace, received: Received) -> "_WithChanges":
     """Splits what a function changed in place, and what it returned, into groups.
 
     Returns:
         A group for each object that was changed; and the result, with groups in the place of its modules.
     """
-    rules = rules_for_state(inside.forbidding(inside.terms.rules), received.tree, lambda _: False)
+    rules = rules_for_state(trace.forbidding(trace.terms.rules), received.tree, lambda _: False)
     # The library of the nearest enclosing module says which leaves of an object are traced.
     convention_of = conventions(received.tree, rules)
     # The changed objects are the first children of the graph, and the modules of the result follow.

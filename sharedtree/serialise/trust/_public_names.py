@@ -2,7 +2,7 @@
 
 A name has two parts, the module and the qualname in it:
 
-    jax.nn:relu             not jax._src.nn.functions:relu, which is where JAX keeps it
+    jax.nn:relu             not the private module in which JAX keeps it
     equinox.nn:MLP          not equinox.nn._mlp:MLP
 
 `core/_class_attributes.py` looks names up. Here an object gets the name by which it will be found again.
