@@ -133,7 +133,8 @@ class Exported:
         """Reads a program from the bytes of `serialize`.
 
         The classes and functions in the structures of arguments and results are found as `load` finds those of a file,
-        under the same rules. But the program itself is compiled and run: trust whoever wrote it.
+        under the same rules. But the program itself is compiled and
+        run, whatever it computes: read it only from people whom you trust.
 
         Args:
             blob: the bytes.
@@ -300,7 +301,8 @@ def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
 
     Args:
         structure: the structure.
-        convention: the convention that holds around its root.
+        convention: the rules that say at the root which leaves are traced: `"jax"`, or `"outside"` for a tree that
+            lies in no module.
 
     Raises:
         UnserialisableError: if no file can hold a part of it.

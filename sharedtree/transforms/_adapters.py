@@ -105,12 +105,12 @@ def _adapter_of(transform: Callable[..., Any]) -> Any:
 
 def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: bool) -> None:
     """Adds an adapter to the table. The implementation of `register_transform`: see its documentation."""
-    # `preserve_identities` refuses some transforms. They can be registered with an adapter, but neither without one nor
-    # as the adapter of another transform.
-    has_no_adapter = adapter is None and not takes_operands and _is_hashable(transform)
-    named_transform = transform if has_no_adapter else adapter
-    is_without_adapter = _is_hashable(named_transform) and named_transform not in ADAPTERS
-    refusal = refusal_of(named_transform) if is_without_adapter else None
+    # `preserve_identities` refuses some transforms. A refused transform may get an adapter of its own. It is an error
+    # if it gets none, or if it is to serve as the adapter of another one.
+    is_adapter_missing = adapter is None and not takes_operands and _is_hashable(transform)
+    transform_to_refuse = transform if is_adapter_missing else adapter
+    is_unregistered = _is_hashable(transform_to_refuse) and transform_to_refuse not in ADAPTERS
+    refusal = refusal_of(transform_to_refuse) if is_unregistered else None
     if refusal is not None:
         raise refusal
     if _is_hashable(adapter) and adapter in ADAPTERS:

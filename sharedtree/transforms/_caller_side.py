@@ -60,7 +60,8 @@ class Grouping(NamedTuple):
         key: what `treatments` depends on besides the structure. None to keep no plan.
         asks: (leaves) → what `treatments` depends on of the leaves, or None to keep no plan. None if on nothing.
         groups: labels that always get a group, in this order, even if no leaf has them. Other labels follow.
-        is_of_form: True if all else is the same in calls with as many arguments and the same keywords.
+        holds_for_like_calls: True if later calls with as many arguments and the same keywords are grouped by the same
+            options, so that C may group them.
     """
 
     title: str

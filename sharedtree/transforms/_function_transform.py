@@ -444,8 +444,8 @@ def rules_of_call(policy: Policy, *, filtered: bool, is_exact: bool = False) -> 
     Args:
         policy: what carries identity.
         filtered: True if only arrays are traced, as under Equinox's transforms.
-        is_exact: True if each call of the transform calls the function, so that it gets the static values of this very
-            call. A cached trace has the static values of the first call.
+        is_exact: True to pack static values as these very objects, and not up to equality. This is for transforms that
+            call the function each time. A cached trace has the static values of the first call.
     """
     return Rules(
         arrays=policy.arrays,

@@ -259,6 +259,7 @@ class GradTransform(FunctionTransform):
                     f"{type(result)} with value {shown(result)}"
                 )
             return result
+        # This tree is only for the check of lost ties. What is packed follows.
         tree = trace.walked(trace.with_state(result))
         trace.check_walked(tree, is_with_state=bool(policy.in_place))
         value, aux = result if self._has_aux else (result, None)
@@ -416,7 +417,8 @@ def used_twice(outcomes: Outcomes) -> set[int]:
 
 def _at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
     """Finds the records below either of two modules that are not below the other one at the same path."""
-    # Pairs at which `matching` stops: the classes differ, or both are leaves.
+    # `matching` yields pairs of records at one path, and calls `stop` where it cannot go deeper: the classes differ, or
+    # both are leaves. True lets it go on beside the pair.
     ends: set[tuple[int, int]] = set()
 
     def stop(i: int, j: int) -> bool:

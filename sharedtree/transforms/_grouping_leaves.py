@@ -147,7 +147,7 @@ def _cut(
 def _find_splittable_modules(
     outcomes: Outcomes, conflicts: Mapping[int, Sequence[Visit]], transform: str
 ) -> Collection[int]:
-    """Returns the modules that the treatment allows to be split.
+    """Refuses conflicts that must not be split, and returns the modules that may be.
 
     Raises:
         InconsistentSharingError: if something else has a conflict that must not be split.

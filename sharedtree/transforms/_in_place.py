@@ -163,7 +163,8 @@ class Changes:
             content: an object of its class. Its static objects are replaced by the caller's.
 
         Raises:
-            InconsistentSharingError: if the object was split, and more than one piece of it was changed.
+            InconsistentSharingError: if the object is a container that was split, or a module of which two pieces were
+                changed.
         """
         target = self._call.objects[record]
         is_pending = any(obj is target for obj in self.pending[::2])

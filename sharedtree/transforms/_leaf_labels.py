@@ -376,12 +376,12 @@ def raise_inconsistent_result(outcomes: Outcomes, record: int, transform: str) -
         for occurrence in occurrences.first_ones
     ]
     occurrences = Occurrences(in_result, occurrences.unfinished, [])
-    lines = (
+    text = (
         f"{_first_lines(occurrences, transform)}\n{outcomes.treatment.advice(_leaves_below(outcomes, record))}"
         "Or let the function give each path an array of its own before it returns:\n"
         "    result = sharedtree.untie(result)"
     )
-    raise InconsistentSharingError(lines, occurrences.paths, occurrences.treatments)
+    raise InconsistentSharingError(text, occurrences.paths, occurrences.treatments)
 
 
 class Occurrence(NamedTuple):

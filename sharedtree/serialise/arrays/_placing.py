@@ -200,19 +200,20 @@ def read_arrays(
 ) -> list[Any]:
     """Reads the arrays of some entries.
 
-    With `mmap`, all digests are checked before anything is mapped, or nothing is.
+    With `mmap` and `verify`, the digests of all wanted arrays are checked first. If one is wrong, nothing is mapped.
 
     Args:
         container: the open file.
         entries: the wanted arrays.
         place: says where each goes.
         mmap: True to map the file instead of reading it.
-        verify: True to check digests, and to refuse booleans other than 0 and 1. Otherwise these are true.
+        verify: True to check digests, and to refuse booleans whose byte is not 0 or 1. If False, any byte other than
+            0 counts as True.
         progress: the user's option.
         is_foreign: True if another program wrote the file. Then it has no digests.
     """
-    # What the error about booleans offers; None if such booleans are taken for true.
-    otherwise = (AS_TRUE_IN_FOREIGN if is_foreign else AS_TRUE) if verify else None
+    # The advice of the error about such booleans. None if they count as True.
+    advice_on_booleans = (AS_TRUE_IN_FOREIGN if is_foreign else AS_TRUE) if verify else None
     verify = verify and not is_foreign
     placements = placements_of(entries, place)
     # Arrays of which this process has only some shards are read in parts, the others together.
@@ -233,12 +234,12 @@ def read_arrays(
         for entry, placement, parts in plan:
             if parts is None:
                 dtype = dtype_named(entry.dtype)
-                if otherwise is not None:
-                    require_bools(data[entry.tensor], dtype, entry.tensor, otherwise)
+                if advice_on_booleans is not None:
+                    require_bools(data[entry.tensor], dtype, entry.tensor, advice_on_booleans)
                 arrays.append(restore(data[entry.tensor], dtype, entry.shape))
                 continue
             is_verified = verify and not mmap
-            arrays.append(_read_parts(container, entry, placement, parts, otherwise, verify=is_verified))
+            arrays.append(_read_parts(container, entry, placement, parts, advice_on_booleans, verify=is_verified))
             done += _nbytes(entry, parts)
             if report is not None and not mmap:
                 report(done, total)

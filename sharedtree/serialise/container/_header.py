@@ -204,7 +204,7 @@ def read_header(source: Source, *, foreign: bool = False) -> Header:
             _require_ours(source.label, raw, metadata)
         tensors = tuple(_tensors(entries, foreign))
         _require_whole(source, len(raw), tensors[-1].stop if tensors else 0)
-        return Header(tensors, metadata, "", {}, len(raw)) if foreign else _opened(tensors, metadata, len(raw))
+        return Header(tensors, metadata, "", {}, len(raw)) if foreign else _header_of_ours(tensors, metadata, len(raw))
     except UnsoundError as error:
         raise invalid(source.label, str(error), foreign=foreign) from None
 
@@ -374,7 +374,7 @@ def _cut_short(source: Source, fact: str) -> CorruptFileError:
     return CorruptFileError(f"`{source.label}` was cut short: {fact}.\n{RESTORE}")
 
 
-def _opened(tensors: tuple[Tensor, ...], metadata: dict[str, str], data_start: int) -> Header:
+def _header_of_ours(tensors: tuple[Tensor, ...], metadata: dict[str, str], data_start: int) -> Header:
     """Returns the header of a file of ours: takes manifest and digests out of the metadata, and checks them.
 
     Raises:
@@ -382,8 +382,8 @@ def _opened(tensors: tuple[Tensor, ...], metadata: dict[str, str], data_start: i
     """
     manifest: str | None = metadata.pop("sharedtree")
     in_tensor = bool(tensors) and tensors[-1].name == MANIFEST_TENSOR
-    is_text = not in_tensor or (tensors[-1].dtype == "U8" and len(tensors[-1].shape) == 1)
-    if (manifest == "tensor") != in_tensor or not is_text:
+    is_sound_tensor = not in_tensor or (tensors[-1].dtype == "U8" and len(tensors[-1].shape) == 1)
+    if (manifest == "tensor") != in_tensor or not is_sound_tensor:
         raise UnsoundError(f"the manifest should be in the last tensor, `{MANIFEST_TENSOR}`, and is not")
     digits = metadata.pop("sharedtree.digests", None)
     count = sum(num_chunks(tensor.nbytes) for tensor in tensors)

@@ -57,8 +57,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Yields a file to write to. It takes the place of `path` when the `with` block ends without an exception.
 
     It is unbuffered and can be read, too. Symbolic links stay, and the file they point to is replaced. The new
-    file gets the permissions of the old one; if there is none, 0666 without the umask's bits. Until then nobody has
-    more of them. If the block raises, or writing to the disk fails, what was at `path` stays.
+    file gets the permissions of the old one; if there is none, 0666 without the umask's bits. While it is written
+    nobody has more permissions than that. If the block raises, or writing the data to the disk fails, what was at
+    `path` stays.
 
     Cost: two `fsync`. Needs the room of the old file and the new one at once.
 
@@ -238,7 +239,10 @@ def _write_into(path: str) -> str:
 
 
 def _too_long(folder: str, name: str) -> str:
-    """Returns the error text for too long a path, with the shortest way round it."""
+    """Returns the error text for too long a path, with the shortest way round it.
+
+    `OSError` prints `: 'path'` after its text, so this ends where the path follows.
+    """
     if _is_too_long(os.path.join(os.curdir, name)):
         return f"The name of the file has {len(os.fsencode(name))} bytes, more than the system takes. Shorten it. It is"
     fact = "The path is longer than the system takes, or that of the temporary file beside it would be."

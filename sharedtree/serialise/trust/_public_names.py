@@ -216,7 +216,7 @@ _VERSION = re.compile(r"[0-9][0-9a-z.]*")
 def library_of(package: str) -> Library | None:
     """Returns the library a loaded package belongs to; None for what users may have written themselves.
 
-    It is asked of names in files, so nothing is read from the disk: the package says its version.
+    It is asked about names in files, so no file of the package is read: the package itself says its version.
     """
     version: Any = namespace(sys.modules.get(package)).get("__version__")
     if package not in PACKAGES or type(version) is not str or not is_in_site_packages(package):

@@ -217,7 +217,7 @@ def _error_for_refused(
     first_paths = [paths.get(key, ("",))[0] for key in refused]
     for ((kind, name), verdict), path in zip(refused.items(), first_paths, strict=True):
         place = f"`{printable(path)}`" if path else "the root"
-        current_name = _name_now((kind, name), current_names)
+        current_name = _current_name_of((kind, name), current_names)
         known_as = f" that is called `{current_name}` now" if current_name != name else ""
         lines += [f"    `{name}`, a {kind}{known_as}, at {place}: {printable(verdict.why)}"]
     names = [name for _, name in refused]
@@ -225,12 +225,12 @@ def _error_for_refused(
     if standard:
         lines += ["No model needs names like these; do not load the file unless you wrote it: " + ", ".join(standard)]
     lines += imports([verdict.not_imported for verdict in refused.values()])
-    # What the user can trust, with the name that the file has for it. The standard library cannot be trusted.
+    # What the user can trust, with the name that the file has for it. The whole standard library cannot be trusted.
     file_names: dict[str, str] = {}
     for key, verdict in refused.items():
         if verdict.not_imported:
             continue
-        current_name = _name_now(key, current_names)
+        current_name = _current_name_of(key, current_names)
         if root_of(current_name) not in sys.stdlib_module_names:
             file_names[current_name] = key[1]
     if file_names:
@@ -276,10 +276,10 @@ def _module_to_import(module: str) -> str:
 # ---- The calls that errors print: `trusted=` and `renames=` ----
 
 
-def _name_now(key: Name, current_names: Mapping[Name, Any]) -> str:
+def _current_name_of(key: Name, current_names: Mapping[Name, Any]) -> str:
     """Returns the name that is looked up for a name of the file.
 
-    It is another one if `renames` has the name, or the class of a method.
+    It differs from the file's name if `renames` has a new one for it or, for a method, for its class.
     """
     kind, name = key
     if kind != "method":

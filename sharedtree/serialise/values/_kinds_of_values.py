@@ -276,6 +276,7 @@ def _build_partial(parts: Parts, node: Node) -> Any:
     function, args, keywords = _call_parts(parts, node)
     attributes = dict(parts.child(node[5]) or {})
     require(all(map(_is_partial_attribute, attributes)), "its attributes would stand in for methods")
+    # Only the definition of a generic function makes type parameters, and a partial is none.
     parameters = attributes.get("__type_params__", ())
     require(type(parameters) is tuple and not parameters, "its type parameters are no code's")
     if "__wrapped__" in attributes:

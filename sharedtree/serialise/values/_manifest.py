@@ -166,7 +166,7 @@ class _Parser:
         if first is not None and len(node[first]) != len(node[first + 1]):
             raise malformed(f"{where} has {len(node[first])} of one and {len(node[first + 1])} of the other")
         if kind.name in ("method", "bound"):
-            self._check_method(node)
+            self._collect_method(node)
         elif operands and operands[0].type == "type":
             self._check_instance(node)
 
@@ -199,13 +199,13 @@ class _Parser:
         if kind == "wrapper" and node[3] not in entry.fields:
             raise malformed(f"{where}, a `wrapper`, wraps what is no field")
 
-    def _check_method(self, node: Node) -> None:
+    def _collect_method(self, node: Node) -> None:
         """Collects the name of the function that a method binds. Raises if there is no such name."""
         name, owner = name_of_method(self.owners, self.nodes, node), node[1]
         if name is not None and len(node[2]) <= MAX_NAME and node[2].isidentifier():
             self.names["method", name] = None
             return
-        # The `__call__` of a bound method calls that method, whose name is collected where it occurs.
+        # The owner may itself be a bound method, whose node adds the name of its function. Its `__call__` needs no name.
         is_call = node[0] == "method" and node[2] == "__call__"
         if not (is_call and type(owner) is int and self.nodes[owner][0] == "bound"):
             raise malformed(f"node {self.number} is a method of what has no class of a known name")

@@ -363,7 +363,8 @@ def rebuild(tree: FlatDag, leaf_of: Callable[[int], Any]) -> Any:
         static = op.aux if type(op) is Node else op
         assert type(static) is Static
         value = static.thaw()
-        # Each `thaw` copies a mutable value. A structure has a copy for each path, so the original is copied here.
+        # Only a mutable value is copied by each `thaw`. The structure froze it once for each path, so several thawed
+        # copies would be several objects. The one original is copied instead, once.
         if value is not static.thaw():
             value = copy_of(op.type.take_apart(original)[1] if type(op) is Node else original, copies)
         table.append(op.type.put_together(value, [table[i] for i in children]) if type(op) is Node else value)

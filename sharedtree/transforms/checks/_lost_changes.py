@@ -402,6 +402,7 @@ def _changes(tree: FlatDag, records: Sequence[int]) -> Iterator[Change]:
         is_value = type(op) is Node and op.type.is_plain and record in tree.outside
         if type(op) is not Node or not op.type.carries_identity or op.type.cls is Arguments or is_value:
             continue
+        # True: the library of the class writes changes back. None: no library says. False: nobody would miss a change.
         if op.type.writes_back is False or node_type_of(obj) is None:
             continue
         parts, _ = op.type.take_apart(obj)
