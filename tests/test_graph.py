@@ -182,6 +182,7 @@ def test_plain_lists_never_cost_a_thread_its_recursion_limit():
     assert in_a_thread(call) == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_never_ends_is_an_error():
     class Endless:
         pass

@@ -323,6 +323,7 @@ def test_states_of_one_transformation_have_one_treedef():
     assert_identical(doubled.params, jax.tree.map(lambda x: 2 * x, one.params))
 
 
+@pytest.mark.slow
 def test_states_are_made_under_transforms():
     tx = optax.adam(0.1)
 
@@ -703,6 +704,7 @@ def test_a_bare_array_is_a_parameter():
     np.testing.assert_array_equal(state.params, jnp.full(3, 0.5))
 
 
+@pytest.mark.slow
 def test_two_models_in_a_lookahead():
     tx = optax.lookahead(optax.sgd(0.1), 2, 0.5)
 
@@ -750,6 +752,7 @@ def test_a_state_is_saved_and_loaded_with_its_ties(cls, tmp_path):
         assert_close(contents(trained(st.jit(step_with_ties), again, BATCHES[2:])), contents(want))
 
 
+@pytest.mark.slow
 def test_loading_a_state_does_not_import_flax(tmp_path):
     path = tmp_path / "state.safetensors"
     st.save(path, create(TrainState, tied_params(), optax.sgd(0.1)).replace(tx=None))

@@ -33,6 +33,7 @@ CALLS = {
 
 
 @given(model=dags(), call=hst.sampled_from(sorted(CALLS)))
+@pytest.mark.slow
 def test_one_model_used_twice_is_cut_and_said_once(model, call):
     assume(floats(model) and not python_numbers([model]))
     with pytest.warns(st.UntiedWarning) as caught:

@@ -116,10 +116,7 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Argumen
             return self
         positional_names, _, static_keywords = self.aux
         values = iter(statics)
-        args = list(self.args)
-        for i, name in enumerate(positional_names):
-            if name is None:
-                args[i] = next(values)
+        args = [next(values) if name is None else arg for name, arg in zip(positional_names, self.args, strict=True)]
         kwargs = self.kwargs | {name: next(values) for name in static_keywords}
         return Arguments(positional_names, args, kwargs, static_keywords)
 

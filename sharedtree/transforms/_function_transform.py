@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Self
 from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
 from ..core._jax_internals import hide_frames
+from ..core._node_types import is_module
 from ..core._pack_and_unpack import Rules
 from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
@@ -333,7 +334,9 @@ class FunctionTransform(Wrapper):
         inner = shared.inner.get(policy)
         if inner is None:
             call = functools.partial(self._without_function().call_inside, policy)
-            inner = shared.inner.setdefault(policy, Inner(shared.hold(), shared.hold, call))
+            # Called modules may share their traces under the name of one function. Other functions keep their own name.
+            function = shared.hold() if is_module(self.function) else self.function
+            inner = shared.inner.setdefault(policy, Inner(function, shared.hold, call))
         return inner
 
     def _without_function(self) -> Self:

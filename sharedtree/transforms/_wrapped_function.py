@@ -51,7 +51,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
             this very call.
         only_for_transform: options without effect on the inner function.
         shares_alike: True to recognise equal methods, and equal wrappers, as one function. See `shared_by`.
-        own_options: options of the package. The transform does not take them.
+        package_options: options of the package. The transform does not take them.
         takes_rules: True if it has methods of its own (`defvjp`). Then it is no module, even around a module.
     """
 

@@ -60,6 +60,7 @@ def test_equinox_compositions():
         np.testing.assert_array_equal(layer.weight, linear.weight)
 
 
+@pytest.mark.slow
 def test_optax_states():
     """Of every transformation that optax has; also of a pair of parameters."""
     optax = pytest.importorskip("optax")

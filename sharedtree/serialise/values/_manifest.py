@@ -205,7 +205,7 @@ class _Parser:
         if name is not None and len(node[2]) <= MAX_NAME and node[2].isidentifier():
             self.names["method", name] = None
             return
-        # The owner may itself be a bound method, whose node adds the name of its function. Its `__call__` needs no name.
+        # The owner may itself be a bound method, whose node adds the name of its function. Its `__call__` needs none.
         is_call = node[0] == "method" and node[2] == "__call__"
         if not (is_call and type(owner) is int and self.nodes[owner][0] == "bound"):
             raise malformed(f"node {self.number} is a method of what has no class of a known name")

@@ -116,7 +116,9 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     policy = current_policy(f.policy)
     with f.enter(args, kwargs, policy) as call:
         tree = call.tree
-        treatments = _treatments(tree, f.grouping(policy, call.arguments).treatments(tree))
+        # Only calls made by C have no grouping.
+        assert call.grouping is not None
+        treatments = _treatments(tree, call.grouping.treatments(tree))
     first_texts: dict[int, str] = {}
     rows: list[LeafReport] = []
     for record, path in tree.edges():
