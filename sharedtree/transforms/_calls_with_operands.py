@@ -147,8 +147,7 @@ class CallWithOperands:
             adds: True if the transform can write back an object with more children than before, or fewer.
             keeps: True if `in_place=True` keeps the changes of this function.
 
-        Raises:
-            NoFunctionError: if the function is not callable.
+        If the function is not callable, the adapter ends here, and the transform itself raises its error.
         """
         if not callable(function):
             # `TakingOperands` then calls the transform, which raises its own error.

@@ -260,8 +260,8 @@ def jacrev() -> Any:
         options: options of `jax.jacrev`; `policy=`, a `Policy`, and `wrt=`, a filter as `grad` has it.
 
     Returns:
-        A function that returns the Jacobian: the result of the function with a tree in the place of each leaf. This
-        tree has the shape and the ties of the argument. The block of a tied leaf is the sum over its paths.
+        A function that returns the Jacobian, which is the result of the function with a tree in the place of each leaf.
+        This tree has the shape and the ties of the argument. The block of a tied leaf is the sum over its paths.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -281,7 +281,7 @@ def hessian() -> Any:
         options: options of `jax.hessian`; `policy=`, a `Policy`, and `wrt=`, a filter as `grad` has it.
 
     Returns:
-        A function that returns the Hessian: a tree in the shape of the argument, with another such tree in the place of
+        A function that returns the Hessian, a tree in the shape of the argument, with another such tree in the place of
         each leaf. The block of two leaves is the sum over the paths of both.
 
     Example:

@@ -49,14 +49,14 @@ def vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
         options: options of `jax.vjp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        The value, and a function: cotangent of the value → tuple with a cotangent for each primal. With
+        The value, and a function that maps a cotangent of the value to a tuple with a cotangent for each primal. With
         `has_aux=True`, the auxiliary data too. The function is a pytree, as JAX's own is, and can be passed to `jit`.
 
     The cotangent of a tied leaf of a primal is the sum over its paths. The cotangent of a tied leaf of the value can be
     one object at all of its paths, which counts once, or several objects, which are added up. If two primals hold one
     object, both get its whole cotangent.
 
-    Raises, when the returned function is called:
+    The function it returns raises:
         SharingMismatchError: if a cotangent does not have the shape of the value.
 
     Example:
@@ -138,8 +138,8 @@ def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
         options: options of `jax.linearize`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        The value, and a function: a tangent for each primal → tangent of the value. With `has_aux=True`, the auxiliary
-        data too. The function wants tangents as `jvp` does. It is a pytree, and can be passed to `jit`.
+        The value, and a function that maps a tangent for each primal to the tangent of the value. With `has_aux=True`,
+        the auxiliary data too. The function wants tangents as `jvp` does. It is a pytree, and can be passed to `jit`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -167,7 +167,7 @@ def linear_transpose(
         options: options of `jax.linear_transpose`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        A function: cotangent of the value → tuple with a cotangent for each primal, as `vjp` returns it.
+        A function that maps a cotangent of the value to a tuple with a cotangent for each primal, as that of `vjp`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -200,10 +200,10 @@ def filter_vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
         options: options of `equinox.filter_vjp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        The value, and a function: cotangent of the value → tuple with a cotangent for each primal, None for leaves that
-        are not inexact. With `has_aux=True`, the auxiliary data too.
+        The value, and a function that maps a cotangent of the value to a tuple with a cotangent for each primal, None
+        for leaves that are not inexact. With `has_aux=True`, the auxiliary data too.
 
-    Raises, when the returned function is called:
+    The function it returns raises:
         SharingMismatchError: if a cotangent does not have the shape of the value.
 
     Example:
@@ -329,9 +329,10 @@ def custom_vjp() -> Any:
 
     Returns:
         The function. Its method `defvjp(fwd, bwd)` sets the rules, with the options of `jax.custom_vjp.defvjp`. With
-        `symbolic_zeros`, `fwd` gets JAX's `CustomVJPPrimal`s as leaves, and zeros in the cotangent are `SymbolicZero`s.
+        `symbolic_zeros`, `fwd` gets a `CustomVJPPrimal` of JAX for each leaf, and a zero in the cotangent is a
+        `SymbolicZero`.
 
-    Raises, when it is called:
+    The function it returns raises:
         SharingMismatchError: if `fwd` returns another structure than the function; or if `bwd` returns another shape
             than that of the arguments, or an array or module of its own at several paths of a tie.
         TypeError: if `bwd` does not return as many cotangents as there are arguments.
@@ -379,7 +380,7 @@ def custom_jvp() -> Any:
         The function. Its method `defjvp(jvp)` sets the rule, with the options of `jax.custom_jvp.defjvp`. `defjvps`
         sets a rule for each argument instead.
 
-    Raises, when it is called:
+    The function it returns raises:
         SharingMismatchError: if the rule returns another structure than the function, a tangent of another shape, or
             two tangents for one leaf.
         ValueError: if the policy is in place. The rule has no tangent for a changed argument.
