@@ -88,10 +88,10 @@ shortage = Shortage()
 def with_memory(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, with all the memory that it wants."""
 
-    def wrapped(*args: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         shortage.pause()
         try:
-            return function(*args)
+            return function(*args, **kwargs)
         finally:
             shortage.go_on()
 
