@@ -82,7 +82,7 @@ class NodeType(NamedTuple):
         keys_of: instance → one key entry a child, as in JAX's key paths.
         fields: the names of all fields, for a class that is read field by field. Its auxiliary data is then (names of
             the traced fields that are set, pairs of names and values of the static ones).
-        names_children: whether the keys may depend on the instance, and not on class and auxiliary data alone.
+        keys_vary: whether the keys may depend on the instance, and not on class and auxiliary data alone.
         writes_back: whether the library of the class writes changes of an instance back into the caller's. False if
             nobody would miss a change. None if no library says.
         roles: the roles of the leaves below an instance; None if no library says.
@@ -96,7 +96,7 @@ class NodeType(NamedTuple):
     put_together: Callable[[Any, Sequence[Any]], Any]
     keys_of: Callable[[Any], KeyEntries]
     fields: tuple[str, ...] = ()
-    names_children: bool = False
+    keys_vary: bool = False
     writes_back: bool | None = None
     roles: RolesBelow | None = None
 
@@ -424,7 +424,7 @@ def _registered_type(cls: type) -> NodeType:
         put_together=put_together,
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
         # A registered function may make the keys from anything. A library with a layout makes them from the fields.
-        names_children=conversion is None and native_layout_of(cls) is None,
+        keys_vary=conversion is None and native_layout_of(cls) is None,
         writes_back=writes_back_by_library(cls),
         roles=role_by_library(cls),
     )
