@@ -273,8 +273,8 @@ def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[li
 # --- the table of structures ------------------------------------------------------------------------------------------
 
 MAX_KEYS = 4_096
-"""Size of the table at which it is emptied. It would grow without end for a module whose static values are new objects in
-each walk, because each walk then has a new key."""
+"""Size of the table at which it is emptied. It would grow without end for a module whose static values are new objects
+each time, because each walk then has a new key."""
 
 MAX_KEPT = 256
 MAX_KEPT_RECORDS = 100_000
