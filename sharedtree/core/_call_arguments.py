@@ -50,7 +50,7 @@ ArgumentNames = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
 
 
 class _Arguments:
-    """Base of `Arguments`, with its three attributes. The native walk has a class in C instead, which it reads faster."""
+    """Base of `Arguments`, with its attributes. The native walk has a class in C instead, which it reads faster."""
 
     __slots__ = ("args", "aux", "kwargs")
     aux: ArgumentNames

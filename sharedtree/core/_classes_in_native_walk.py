@@ -302,7 +302,7 @@ def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability],
 
 
 class Step(NamedTuple):
-    """How C makes the object of one record. C gets a plain tuple of these fields (`read_step` in `_native_build.c`).
+    """Instruction to C to make the object of one record. C gets a plain tuple of the fields (see `read_step` there).
 
     Attributes:
         shape: the native walk's number for the way to build it.
