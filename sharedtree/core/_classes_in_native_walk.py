@@ -186,7 +186,10 @@ _SHAPES: dict[type, int] = {}
 
 
 def drop_changed_layouts(records: Sequence[Record]) -> None:
-    """Has the native walk forget the classes of a new structure that were changed since they were described to it."""
+    """Finds the classes in a new structure that were changed since they were described to the native walk.
+
+    From then on, the native walk leaves their instances to the registered functions.
+    """
     for cls in {op.type.cls for op, _ in records if type(op) is Node}:
         layout_in_use = _layouts_in_use.get(cls)
         if layout_in_use is None:

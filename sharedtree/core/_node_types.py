@@ -632,7 +632,7 @@ class NativeLayout(NamedTuple):
             is empty.
         slots: the slots to write besides the instance's dictionary, by name or by descriptor.
         facts: anything else that the layout depends on. Layouts are compared: if that of a class has changed, the
-            native walk forgets the class.
+            native walk leaves its instances to the registered functions from then on.
     """
 
     shape: str

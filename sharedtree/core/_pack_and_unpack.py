@@ -249,7 +249,8 @@ def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[li
     base = len(tags.objects)
     reading = Reading()
     leaves, records, root = _walk.walk(tree, tags, rules, prefix, reading)
-    # If the class of a node was changed since it was described to C, the key would be wrong. C then forgets the class.
+    # If the class of a node was changed since it was described to C, the key would be wrong. From then on, C leaves
+    # its instances to the registered functions.
     _classes_in_native_walk.drop_changed_layouts(records)
     structure = intern(records, root, base)
     # `pins` alternates between a value that the key has by address and the class that the value had in the key.

@@ -220,12 +220,12 @@ def key_of(value: Any, memo: "StaticMemo | None" = None) -> tuple[Any, bool, boo
         Incomparable: If the value, or something in it, has no usable `==`.
     """
     # Nearly all values are small, and a nested key is cheaper, so it is tried first.
-    keys = _KeyMaker(memo, is_nested=True)
+    key_maker = _KeyMaker(memo, is_nested=True)
     try:
-        return keys.key_of(value), keys.is_mutable, keys.may_have_objects
+        return key_maker.key_of(value), key_maker.is_mutable, key_maker.may_have_objects
     except _TooManyPartsError:
-        keys = _KeyMaker(new_static_memo() if memo is None else memo, is_nested=False)
-        return keys.key_of(value), keys.is_mutable, keys.may_have_objects
+        key_maker = _KeyMaker(new_static_memo() if memo is None else memo, is_nested=False)
+        return key_maker.key_of(value), key_maker.is_mutable, key_maker.may_have_objects
 
 
 _MAX_NESTED = 200
@@ -465,13 +465,13 @@ class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the wa
 # --- the content by which a value is compared -------------------------------------------------------------------------
 
 
-def content_of(value: Any, keys: _KeyMaker) -> Any:
+def content_of(value: Any, key_maker: _KeyMaker) -> Any:
     """Returns the content by which a value is compared: its class, and everything else that tells it from others.
 
     Args:
         value: Any object of a class outside `BY_VALUE`.
-        keys: Makes the keys of the parts. Its flag `is_mutable` is set if the value or a part of it is mutable, and
-            `may_have_objects` if `objects_with_identity` may list one.
+        key_maker: Makes the keys of the parts. Its flag `is_mutable` is set if the value or a part of it is mutable,
+            and `may_have_objects` if `objects_with_identity` may list one.
 
     Raises:
         Incomparable: If the value, or something in it, has no usable `==`.
@@ -479,57 +479,57 @@ def content_of(value: Any, keys: _KeyMaker) -> Any:
     cls: Any = type(value)
     # By far the most frequent class, and looking up its row in `_CONTAINERS` would take too long.
     if cls is tuple:
-        return cls, keys.keys_of(value)
+        return cls, key_maker.keys_of(value)
     # The class has no `==` of its own, so a value is equal only to itself. A partial has the `==` of `object`, too, but
     # is compared by its parts.
     if cls.__eq__ is object.__eq__ and cls is not functools.partial:
         if cls.__hash__ is not object.__hash__:
             _is_hashable(value)  # for the error if its `__hash__` raises
-        keys.note_class(value, cls)
+        key_maker.note_class(value, cls)
         return cls, IdentityKey(value)
     if cls in _NUMBERS_AND_TEXTS:
         return cls, _bits_of(value)
     base = _container_base(cls)
     if base is not None:
-        return _content_of_container(value, base, keys)
+        return _content_of_container(value, base, key_maker)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
-    keys.may_have_objects = True
+    key_maker.may_have_objects = True
     # The `==` of a tracer or a reference makes an array, or raises.
     if isinstance(value, (Tracer, jax.Ref)):
         return cls, IdentityKey(value)
     if isinstance(value, jax.Array):
         return _content_of_jax_array(value)
     if _compares_by_field(cls):
-        return _content_of_dataclass(value, keys)
+        return _content_of_dataclass(value, key_maker)
     if compares_by_parts(cls):
-        return cls, keys.keys_of(_keys_and_values(_attributes_of(value)))
+        return cls, key_maker.keys_of(_keys_and_values(_attributes_of(value)))
     # Any other class has an `==` of its own, which decides.
     _require_equality(value)
     # A subclass of `float` inherits an `==` that takes 0.0 for -0.0.
     bits = _bits_of(value) if isinstance(value, _NUMBERS_AND_TEXTS) else None
     if _is_hashable(value):
-        keys.note_class(value, cls)
+        key_maker.note_class(value, cls)
         return cls, bits, _equality_key(value)
-    keys.is_mutable = True
+    key_maker.is_mutable = True
     return cls, bits, _equality_key_of_copy(value)
 
 
-def _content_of_container(value: Any, base: type, keys: _KeyMaker) -> Any:
+def _content_of_container(value: Any, base: type, key_maker: _KeyMaker) -> Any:
     """Returns the content of a container: its class and parts and, if a subclass has its own `==`, a key for that.
 
     Args:
         value: The container.
         base: The row of `_CONTAINERS` that it belongs to: its class or a base.
-        keys: As for `content_of`.
+        key_maker: As for `content_of`.
     """
     cls, container = type(value), _CONTAINERS[base]
     # `objects_with_identity` may list it: a mutable one, one of a subclass that is more than its items, or a partial.
     if container.is_mutable or (cls is not base and not _is_only_its_items(cls)) or cls is functools.partial:
-        keys.may_have_objects = True
+        key_maker.may_have_objects = True
     if container.is_mutable:
-        keys.is_mutable = True
-    parts = keys.keys_of(container.parts(value))
+        key_maker.is_mutable = True
+    parts = key_maker.keys_of(container.parts(value))
     content = parts if container.is_ordered else frozenset(parts)
     # The `==` of an array gives one answer per element, so it cannot be asked.
     if cls is base or cls.__eq__ is base.__eq__ or base is np.ndarray:
@@ -539,19 +539,19 @@ def _content_of_container(value: Any, base: type, keys: _KeyMaker) -> Any:
     return cls, content, _equality_key_of_copy(value)
 
 
-def _content_of_dataclass(value: Any, keys: _KeyMaker) -> Any:
+def _content_of_dataclass(value: Any, key_maker: _KeyMaker) -> Any:
     """Returns the content of a dataclass with a generated `==`: the fields that this compares, and their keys."""
     cls: Any = type(value)
     # A field that was never set is left out, and so is one declared with `compare=False`.
     compared = [field.name for field in dataclass_fields(cls) if field.compare and hasattr(value, field.name)]
-    was_mutable = keys.is_mutable
-    parts = keys.keys_of([getattr(value, name) for name in compared])
+    was_mutable = key_maker.is_mutable
+    parts = key_maker.keys_of([getattr(value, name) for name in compared])
     if _can_be_mutated(cls):
-        keys.is_mutable = True
+        key_maker.is_mutable = True
     elif _defines_hash(cls):
         # By a hash written by hand, a class promises that its instances do not change. So a list in one does not count
         # as mutable.
-        keys.is_mutable = was_mutable
+        key_maker.is_mutable = was_mutable
     return cls, tuple(compared), parts
 
 
