@@ -183,7 +183,8 @@ def pack_natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list
         The traced leaves not seen before, and the interned structure. None if the native walk is not in use or cannot
         follow these rules, and the caller has to walk in Python; then `tags` is unchanged.
     """
-    # C cannot follow these rules. Each asks a function or looks into a table for each leaf or node.
+    # C cannot follow these rules: it would have to treat `jax.ShapeDtypeStruct` in another way, or to call a function
+    # or look into a table for each leaf or node.
     if native is None or rules.is_leaf is not None or not rules.are_structs_traced:
         return None
     if rules.given or rules.updated or rules.given_copies:

@@ -126,7 +126,7 @@ class Static:
 
     @property
     def is_mutable(self) -> bool:
-        """True if anyone who has the value could change it, or anything in it."""
+        """True if the value, or anything in it, can be mutated in practice. See `key_of`."""
         return self._is_mutable
 
     @property
