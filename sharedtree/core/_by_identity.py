@@ -67,12 +67,12 @@ class IdentityDict(Generic[ValueType]):
         return value
 
     def setdefault(self, obj: Any, value: ValueType) -> ValueType:
-        """Returns the value of an object, after setting it to the given one if the object had none."""
+        """Returns the value of an object. If it has none, `value` becomes its value."""
         _, kept_value = self._entries.setdefault(id(obj), (obj, value))
         return kept_value
 
     def forget_after(self, size: int) -> None:
-        """Removes all entries but the first `size`."""
+        """Removes all entries but the `size` oldest ones."""
         while len(self._entries) > size:
             self._entries.popitem()
 
@@ -113,8 +113,8 @@ class IdentitySet:
 class WeakIdentityDict(Generic[ValueType]):
     """A dictionary like `IdentityDict`, with weak keys: an entry is removed when its object dies.
 
-    If the stack is full at that moment, Python cannot run the removal. So a lookup also compares the object in the
-    entry, and another object with the same address does not get the value.
+    If the stack is full at that moment, Python cannot run the removal, and the entry stays. So a lookup also compares
+    the object that the entry refers to. A new object at the same address then does not get the value of the dead one.
     """
 
     __slots__ = ("_entries",)
@@ -154,7 +154,7 @@ class Candidate(Protocol):
     """Methods that `Interned` calls on its objects."""
 
     def complete(self) -> None:
-        """Prepares the object for being added. No lock is held."""
+        """Prepares the object for being added. No lock is held. Called again if the search has to start again."""
         ...
 
     def is_like(self, candidate: Any, /) -> bool:
@@ -166,7 +166,13 @@ CandidateType = TypeVar("CandidateType", bound=Candidate)
 
 
 class Interned(Generic[CandidateType]):
-    """A table of interned objects, with one slot number for each of the objects of one hash.
+    """A table of interned objects.
+
+        hash 7    slot 0: a    slot 1: b         two objects that are not alike, but have the same hash
+        hash 9    slot 0: c
+
+    The key of an object is its hash and a slot number, counted from 0 for each hash. A slot becomes free when its
+    object dies.
 
     Comparing two objects may run a user's `==`. It may do anything, for example wait for another thread in `intern`.
     So the keys are integers, which compare without code of users, and objects are compared outside the lock. If another
@@ -174,8 +180,10 @@ class Interned(Generic[CandidateType]):
 
     Attributes:
         alive: (hash, slot) → object.
-        num_slots: hash → the number of slots in use at once so far. Only for hashes with more than one.
-        num_added: The number of objects added so far. A search notices additions by it.
+        num_slots: hash → the largest number of slots in use at any time. A hash that never had more than one is
+            missing.
+        num_added: The number of objects added so far. If it has changed during a search, another thread has added an
+            object.
         lock: Held while an object is added.
     """
 
@@ -186,7 +194,7 @@ class Interned(Generic[CandidateType]):
         self.lock = Lock()
 
     def intern(self, hash_value: int, candidate: CandidateType) -> CandidateType:
-        """Returns the equal object in the table; if there is none, adds the candidate and returns it.
+        """Returns the object in the table that is like the candidate; if there is none, adds the candidate itself.
 
         Args:
             hash_value: The hash of the candidate.
@@ -206,12 +214,13 @@ class Interned(Generic[CandidateType]):
                 elif interned.is_like(candidate):
                     return interned
             candidate.complete()
+            # Add it, unless another thread has added an object since the search began. Then search again.
             with self.lock:
                 if self.num_added == num_added:
                     self.alive[hash_value, free_slot] = candidate
                     if free_slot == num_slots:
                         self.num_slots[hash_value] = num_slots + 1
-                    # Counted last, since searches read the count first and without the lock: one that reads the new
-                    # count sees the new object.
+                    # Counted last. A search reads the count first, and without the lock: if it reads the new count, the
+                    # new object is in the table already.
                     self.num_added += 1
                     return candidate

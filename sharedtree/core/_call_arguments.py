@@ -3,7 +3,8 @@
     f(net, 3, rate=r)                                      the second argument is static
     Arguments(("net", None), (net, 3), {"rate": r})        children: net, r        paths: `net.weight`, `rate`
 
-A static argument has no path, since it is no child. It stays in `args` or `kwargs`.
+A static argument has no path, since it is no child. It stays in `args` or `kwargs`. The auxiliary data of the node are
+three groups of names, see `ArgumentNames`.
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,9 @@ Position = int | str
 
 
 class LeafPath:
-    """A key of `jax.tree_util` with the text of a whole path or its beginning: JAX's own errors then name `m.a.weight`.
+    """A key entry for `jax.tree_util` that prints as a whole path, or as the name with which a path begins.
 
-    Two are equal if their texts are.
+    JAX's own errors then name `m.a.weight`. Two are equal if their texts are.
     """
 
     __slots__ = ("text",)
@@ -28,7 +29,7 @@ class LeafPath:
 
     @property
     def key(self) -> str:
-        """The text, under the attribute that JAX 0.10 reads from other classes of keys."""
+        """The text. JAX 0.10 reads this attribute from key entries of classes that are not its own."""
         return self.text
 
     def __str__(self) -> str:
@@ -49,7 +50,7 @@ ArgumentNames = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
 
 
 class _Arguments:
-    """The three attributes of `Arguments`. The native walk has a class in C in its place, which it reads faster."""
+    """Base of `Arguments`, with its attributes. The native walk has a class in C instead, which it reads faster."""
 
     __slots__ = ("args", "aux", "kwargs")
     aux: ArgumentNames
@@ -61,9 +62,9 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Argumen
     """The arguments of a call. Its children are the traced ones: positional in order, then keywords sorted by name.
 
     Args:
-        names: The names of the positional arguments; None for a static one.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
+        names: For each positional argument its name, which begins its paths; None for a static one.
+        args: The positional arguments, static ones included.
+        kwargs: The keyword arguments, static ones included.
         static: The names of the static keyword arguments, sorted.
 
     Attributes:
@@ -99,7 +100,7 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Argumen
         return [*traced, *[self.kwargs[name] for name in traced_keywords]], self.aux
 
     def keys(self) -> tuple[LeafPath, ...]:
-        """Returns one key per child: its name."""
+        """Returns one key entry per child: the name of the argument."""
         positional_names, traced_keywords, _ = self.aux
         return tuple([LeafPath(name) for name in (*positional_names, *traced_keywords) if name is not None])
 
@@ -111,7 +112,7 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Argumen
         return (*values, *[self.kwargs[name] for name in static_keywords])
 
     def with_statics(self, statics: Sequence[Any]) -> "Arguments":
-        """Replaces the static arguments by the given values, in the order of `statics`."""
+        """Returns the arguments with new static ones, given in the order of the property `statics`."""
         if not statics:
             return self
         positional_names, _, static_keywords = self.aux
@@ -132,7 +133,7 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Argumen
 
 
 def positions_of(names: ArgumentNames) -> list[Position]:
-    """Returns the position of each child's argument.
+    """Returns, for each child, the position of its argument in the call.
 
     For example, `(("net", None, "x"), ("rate",), ())` gives `[0, 2, "rate"]`.
     """

@@ -1,4 +1,4 @@
-"""Reads attributes of classes and modules without running code, and finds public names, proved by identity.
+"""Reads attributes of classes and modules without running code, and finds public names that lead to an object.
 
 Everything is read from `__dict__`: no metaclass, no descriptor and no `__getattr__` of a lazy module is called, and
 nothing is imported.
@@ -20,7 +20,7 @@ ABSENT: Any = object()
 
 
 def inherited(cls: type, name: str) -> Any:
-    """Returns the raw attribute of a class or the first base to have it; `ABSENT` if there is none."""
+    """Returns an attribute as it is in the `__dict__` of the class, or of the first base to have it; else `ABSENT`."""
     return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), ABSENT)
 
 
@@ -30,12 +30,12 @@ def is_data_descriptor(value: Any) -> bool:
 
 
 def dataclass_fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """Returns the fields of a dataclass's instances, in order; none if it is no dataclass."""
+    """Returns the fields of a dataclass, in order, without `ClassVar`s and `InitVar`s; `()` for any other class."""
     return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
 
 def dataclass_entries(cls: Any) -> dict[str, dataclasses.Field[Any]]:
-    """Returns name → declaration of a dataclass, `ClassVar`s and `InitVar`s included; empty if it is no dataclass."""
+    """Returns name → field of a dataclass, `ClassVar`s and `InitVar`s included; empty for any other class."""
     return getattr(cls, "__dataclass_fields__", {})
 
 
@@ -44,14 +44,17 @@ _DEFINED_IN_PYTHON = 1 << 9
 
 
 def built_in_base(cls: type) -> type:
-    """Returns the first base not defined in Python. It determines the memory layout of the instances."""
+    """Returns the first class in the `__mro__` that is not defined in Python, such as `object` or `tuple`.
+
+    It determines the memory layout of the instances.
+    """
     return next(base for base in cls.__mro__ if not base.__flags__ & _DEFINED_IN_PYTHON)
 
 
 def dict_descriptor(cls: type) -> Any:
-    """Returns the descriptor to read and set `obj.__dict__` with.
+    """Returns the descriptor with which to read and set the `__dict__` of instances.
 
-    It bypasses the class's own methods, which on Equinox modules take four times longer.
+    It bypasses the `__getattribute__` and `__setattr__` of the class, which on Equinox modules take four times longer.
 
     Raises:
         TypeError: If instances have no `__dict__`.
@@ -85,11 +88,11 @@ _METHODS_OF_TOOLS = frozenset({"_asdict", "for_json", "getdoc", "to_dict", "to_j
 
 
 def is_asked_of_all(name: Any) -> bool:
-    """Returns True for attribute names that some program looks up on any object, to call the result.
+    """Returns True for names that some program looks up as an attribute of any object, to call what it finds.
 
-    Python looks up `__names__`, notebooks `_repr_html_` and `_ipython_display_`, JSON encoders `tolist`, IPython's `?`
-    `getdoc`, Matplotlib `to_numpy`. Where a class lets its instances have any attribute, a file could put a function
-    there.
+    Python does so with `__names__`, notebooks with `_repr_html_` and `_ipython_display_`, JSON encoders with `tolist`,
+    IPython's `?` with `getdoc`, Matplotlib with `to_numpy`. If the instances of a class may have any attribute, a file
+    could put a function under such a name, and the program would call it.
     """
     if type(name) is not str:
         return False
@@ -108,7 +111,7 @@ _MISSING: Any = object()
 
 
 def is_well_formed(name: str) -> bool:
-    """Returns True if a text has the form of a name, whether or not anything has this name."""
+    """Returns True if a text has the form `module:qualname`, whether or not anything has this name."""
     module, colon, qualname = name.partition(":")
     return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *qualname.split(".")])
 
@@ -141,11 +144,11 @@ def leads_to(name: str, obj: Any) -> bool:
 
 
 def verified_name_of(obj: Any) -> str | None:
-    """Returns the best name with the object's `__qualname__` that leads to the object; None if there is none.
+    """Returns the best name that leads to an object and ends with its `__qualname__`; None if there is none.
 
-    A decorated function has its name, also if an Equinox module took its place. A wrapper states the name of the
-    wrapped function, which does not lead to the wrapper. A global variable that happens to hold the object does not
-    count.
+    A decorated function is found by its name, even if the decorator made an Equinox module of it. A wrapper that only
+    states the name of the function that it wraps is not found, because that name leads to the function. A global
+    variable of another name that happens to hold the object does not count.
     """
     qualname = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
     # Lambdas and local functions say `<lambda>` and `<locals>`.
@@ -187,9 +190,9 @@ def _look_up(name: str) -> Any:
 
 
 def spaces_of(obj: Any) -> dict[str, Mapping[str, Any]]:
-    """Returns module name → dictionary for the modules that may publish an object: those of its package."""
+    """Returns module name → dictionary for the modules that may have a name for an object: those of its package."""
     package = root_of(home_of(obj))
-    # Objects of these packages are published by another one, too.
+    # The objects of these packages also have names in another package.
     publishers = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}
     spaces: dict[str, Mapping[str, Any]] = {}
     for publisher in publishers.get(package, (package,)):
@@ -202,7 +205,7 @@ def best_name(obj: Any, names: Iterable[str]) -> str | None:
     home = home_of(obj)
 
     def rank(name: str) -> tuple[int, int, bool, int, str]:
-        """Fewest private parts first, then fewest parts, the object's own module, the shortest text."""
+        """Sorts by the number of private parts, then of parts; then the object's own module, the shorter text first."""
         parts = name.replace(":", ".").split(".")
         private = sum(part.startswith("_") and part != MAIN for part in parts)
         return private, len(parts), name.partition(":")[0] != home, len(name), name

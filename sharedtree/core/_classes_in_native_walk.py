@@ -4,6 +4,11 @@
     a static value              →  _tokens_for       →  what represents it in a key
     a structure                 →  _compile          →  the steps that put its tree together
 
+The *native walk* is the one in C (`_native_walk.c`). It describes a tree by a *key*, a string of bytes, and asks Python
+for all that it does not know. The *shape* of a class is its number for a way to take instances apart and to build them:
+`native.LIST`, `native.FIELDS`, ... An *exact* walk takes static values uncopied, so that the same tree is put together
+again with the very objects of the user.
+
 A description of a class holds for ever, as a `NodeType` does. Only that of a class of leaves is a guess: the native
 walk asks for it again after a class was registered as a node, because that may be this one.
 """
@@ -48,7 +53,7 @@ from ._static_values import (
     Static,
     StaticMemo,
     cannot_change,
-    is_known_by_address,
+    has_fixed_key,
     key_of,
     new_static_memo,
     objects_with_identity,
@@ -58,20 +63,23 @@ from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 Description = tuple[Any, ...]
 """The arguments of `new_kind` in `_native_walk.c`, in order.
 
-They are: the class; its *shape*, the native walk's number for the way to take instances apart; whether it is plain,
-mutable and known to JAX; the number of its convention; whether all this is a guess; its node type; the function that
-takes an instance apart; and the directions for reading attributes (`NativeLayout.native_arguments`).
+They are: the class; its shape; whether it is plain, mutable and known to JAX; the number of its convention; whether all
+this is a guess; its node type; the function that takes an instance apart; and the directions for reading attributes
+(`NativeLayout.native_arguments`).
 """
 
 _NO_FIELDS = NativeLayout("").native_arguments
 
 _layouts_in_use: dict[type, NativeLayout] = {}
-"""Registered classes that the native walk reads itself, past the registered functions, and how it does."""
+"""Class in JAX's registry whose instances the native walk reads itself → its layout, the directions for doing so.
+
+The flatten functions of these classes are not called."""
 
 _introduced: set[str] = set()
-"""Names of the libraries whose `introduce` was called."""
+"""Names of the libraries that have prepared the native walk for their classes, by `Library.introduce`."""
 
-# What `_describe_object` says of a single leaf. The native walk has the same numbers.
+# What `_describe_object` says of a single leaf: it is static, traced without identity, or traced with identity. The
+# native walk has the same numbers.
 _IS_STATIC, _IS_VALUE, _IS_OBJECT = 0, 1, 2
 
 
@@ -83,14 +91,15 @@ def _describe_object(obj: Any, number: int) -> Description | int:
 
     Args:
         obj: the object.
-        number: the number of the convention, in the lower eight bits. Above them, whether only arrays are traced.
+        number: two settings in one number. The lower eight bits have the number of the convention, and the bit above
+            them tells whether only arrays are traced (`Rules.filtered`).
 
     Returns:
         A description for the class; or, for this object alone, `_IS_STATIC`, `_IS_VALUE` or `_IS_OBJECT`.
     """
     convention, filtered = _CONVENTIONS[number & 0xFF], bool(number >> 8)
-    # These come for each leaf of each trace, so they are first. A tracer's class gets no description, because it does
-    # not tell an array from a reference.
+    # Tracers are first, because there is one for each leaf of each trace. Their class gets no description, because it
+    # does not tell an array from a reference.
     if isinstance(obj, (Tracer, jax.Ref)):
         return _kind_of_leaf(obj, convention, filtered=filtered)
     node_type = node_type_of(obj)
@@ -102,11 +111,13 @@ def _describe_object(obj: Any, number: int) -> Description | int:
         return _kind_of_leaf(obj, convention, filtered=filtered)
     if issubclass(cls, jax.Array):
         return _describe_leaf(cls, native.JAX_ARRAY)  # such as that of PRNG keys
+    # In a walk, such a struct stands for an array.
     if isinstance(obj, jax.ShapeDtypeStruct):
         return _describe_leaf(cls, native.JAX_ARRAY, is_guess=True)
     # Arrays and scalars of texts, for example: whether they are traced depends on the dtype.
     if issubclass(cls, (np.ndarray, np.generic)):
         return _kind_of_leaf(obj, convention, filtered=filtered)
+    # A leaf of any other class. C treats one that JAX traces as a number: traced, unless the convention is Equinox's.
     shape = native.NUMBER if is_traced(obj, "jax") else native.STATIC
     return _describe_leaf(cls, shape, is_guess=True)
 
@@ -121,7 +132,14 @@ def _kind_of_leaf(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
 
 
 def _describe_leaf(cls: type, shape: int, *, is_guess: bool = False) -> Description:
-    """Describes a class of leaves. A guess is given up once somebody registers the class as a node."""
+    """Describes a class of leaves.
+
+    Args:
+        cls: the class.
+        shape: `native.JAX_ARRAY`, `native.NUMBER`, `native.STATIC`, ...: the way to treat its instances.
+        is_guess: whether somebody may still register the class as a node. The native walk asks again after each
+            registration.
+    """
     is_plain = is_mutable = is_known_to_jax = False
     facts = is_plain, is_mutable, is_known_to_jax, native.INHERITED
     node_type = take_apart = None
@@ -152,7 +170,7 @@ def _describe(node_type: NodeType) -> Description:
 
 
 def _shape_of(node_type: NodeType) -> int:
-    """Finds the native walk's number for the way to take instances of a class apart, if no library has a layout."""
+    """Finds the shape of a class of nodes, as it is if no library has a layout for the class."""
     cls = node_type.cls
     if cls in _SHAPES:
         return _SHAPES[cls]
@@ -168,7 +186,10 @@ _SHAPES: dict[type, int] = {}
 
 
 def drop_changed_layouts(records: Sequence[Record]) -> None:
-    """Looks for classes in a new structure that were changed since their description. The native walk unlearns them."""
+    """Finds the classes in a new structure that were changed since they were described to the native walk.
+
+    From then on, the native walk leaves their instances to the registered functions.
+    """
     for cls in {op.type.cls for op, _ in records if type(op) is Node}:
         layout_in_use = _layouts_in_use.get(cls)
         if layout_in_use is None:
@@ -184,11 +205,14 @@ def drop_changed_layouts(records: Sequence[Record]) -> None:
 
 
 class Token:
-    """Representative of a static value in keys. Equal values have one token, as long as a structure has it.
+    """Representative of a static value in keys: equal values have the same token.
+
+    A key holds the address of the token. The structure to which the key leads keeps the token alive.
 
     Attributes:
         key: what tokens are compared by.
-        is_interchangeable: whether any equal value may replace this one, so that the token serves exact walks, too.
+        is_interchangeable: whether any value with this token is as good as any other one, even in an exact walk. If
+            not, an exact walk writes the address of the value into its key and not the token.
     """
 
     __slots__ = ("__weakref__", "is_interchangeable", "key")
@@ -212,19 +236,20 @@ _LatestTokens = WeakIdentityDict["weakref.ref[Token]"]
 
 _latest: _LatestTokens = WeakIdentityDict()
 _latest_exact: _LatestTokens = WeakIdentityDict()
-"""Value that can be mutated → the token that it had in the latest walk, or in the latest exact one."""
+"""Value that may change → the token that it had in the latest walk; and the same for exact walks."""
 
 
 def _tokens_for(values: list[Any], is_exact: bool) -> list[Any]:
     """Finds what represents static values in the key of a walk: the address of the object, or a token.
 
     Args:
-        values: the static values that the walk did not write out, as it does numbers and texts.
+        values: the static values of a tree, without those that C writes into the key itself, such as numbers and
+            texts.
         is_exact: whether the structure keeps the user's own static objects and not copies. Then an equal object
             may not take the place of a list or a config, for example.
 
     Returns:
-        One answer for each value. (its class,) if instances of that class are represented by their addresses;
+        One answer for each value. (its class,) if the address stands for the value, as for all instances of the class;
         (token, None) if the value stays the same for ever, so that C may store the token; otherwise the token alone.
     """
     memo = new_static_memo()
@@ -242,24 +267,30 @@ def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability],
 
     Args:
         value: the value.
-        memo: what this walk knows about static values. Extended.
-        stability: what this walk knows about values that cannot change. Extended.
+        memo: the keys of static values that this walk has made. Extended.
+        stability: the values of which this walk knows whether they can change. Extended.
         is_exact: as for `_tokens_for`.
     """
     cls = type(value)
+    # `is_mutable` tells whether a part of the value is mutable as a list is. `cannot_change`, below, asks for more: it
+    # is False also for an object of an unknown class with an `==` and a hash, which nobody should mutate but may.
     key, is_mutable, may_have_objects = key_of(value, memo)
-    # A function or a class: the key has the address of the object itself.
-    if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
+    # A function or a class, for example: its address stands for it. A subclass of `tuple`, `frozenset` or `slice` may
+    # be compared by its parts (`PartitionSpec` is such a tuple in some releases of JAX), so it gets a token.
+    if not is_mutable and has_fixed_key(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
-    # The objects in the value that an equal object cannot replace in an exact walk.
+    # The objects in the value for which an equal object is no substitute in an exact walk.
     objects = tuple(map(IdentityKey, objects_with_identity(value) if may_have_objects else ()))
+    # The value never changes, so one token serves all walks, exact or not. If it has such objects, values with this
+    # token are not interchangeable, and C uses the address in an exact walk.
     if cannot_change(value, stability):
-        # An exact walk takes the token if any equal value is as good, and otherwise the address.
         return _tokens.intern(hash(key), Token(key, is_interchangeable=not objects)), None
+    # The value may change, so its token is for its present content. That of an exact walk is compared by those objects,
+    # too. So all values with this token have the same ones, and are interchangeable.
     latest = _latest_exact if is_exact else _latest
     token = Token((key, objects) if is_exact else key, is_interchangeable=is_exact)
     # Interning compares with every token of the same hash, and values without a hash may have many. Most values are as
-    # they were in the latest walk, so that token is compared first.
+    # they were in the latest walk, so the token that the value had then is compared first.
     reference = latest.get(value)
     latest_token = None if reference is None else reference()
     if latest_token is not None and latest_token.is_like(token):
@@ -274,7 +305,7 @@ def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability],
 
 
 class Step(NamedTuple):
-    """One object to build. C gets it as a plain tuple of the fields in this order (`read_step` in `_native_build.c`).
+    """Instruction to C to make the object of one record. C gets a plain tuple of the fields (see `read_step` there).
 
     Attributes:
         shape: the native walk's number for the way to build it.
@@ -283,7 +314,8 @@ class Step(NamedTuple):
         numbers: the numbers of the children. For a class with attributes: one entry for each attribute in order, None
             for a static one.
         names: the names of the attributes or items.
-        values: the static attributes in order, with None for each child; or the function to call; or the value itself.
+        values: the static attributes in order, with None for each child; or the function to call with the children; or
+            the value itself.
         target: the number of the caller's object into which the content is written. None if there is none.
     """
 
@@ -313,13 +345,18 @@ class Recipe(NamedTuple):
 
 
 def _compile(structure: Structure) -> Any:
-    """Compiles a structure into a program, and stores it in the structure. Nothing is looked up when it is built then.
+    """Compiles a structure into a program, one step a record, and stores it in the structure. Returns the program.
 
-    For
-        Pair(w, 3)        with an Equinox module `Pair`: records   leaf   static 3   Pair(0, 1)
-    the steps are   LEAF    STATIC with the value 3    FIELDS with the numbers 0, 1 and the names "first", "second".
+    Building a tree then runs the steps and looks nothing up. The steps for `Pair(w, 3)`, where `Pair` is an Equinox
+    module with the fields `first` and `second`:
+
+        record           step
+        0  leaf          LEAF
+        1  static 3      STATIC    values 3
+        2  Pair(0, 1)    FIELDS    numbers (0, 1)    names ("first", "second")
     """
     steps = tuple([tuple(_step(op, numbers)) for op, numbers in structure.records])
+    # If so, a call whose result has this structure is finished in Python: to note leaves, or to write static objects.
     is_for_python = structure.is_noted or _has_update_for_python(structure)
     program = native.Program(steps, structure.given or None, structure.root, is_for_python, structure.updates)
     structure.program = program
@@ -331,24 +368,31 @@ def _has_update_for_python(structure: Structure) -> bool:
 
 
 def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> bool:
-    """Tells whether only Python can write new content into an object, because of static objects in it.
+    """Tells whether only Python can write an object's new content, because of static objects in it, such as a config.
 
-    Such an object must stay the caller's own. C leaves it alone if it stays in its attribute. Python also finds the
-    ones that moved, or that are in a place without a name, by their content.
+    The function received a copy of each static object. If that has not changed, the caller must keep the original. C
+    can do this for an object in a named static attribute: it does not write the attribute. Python also recognises, by
+    their content, objects that moved to another attribute or stand in a place without a name.
+
+    Args:
+        structure: the structure of a function's result. Its records are numbered from 0.
+        op: the operation of one of its records. Anything but an `Update` writes nothing.
+        numbers: the numbers of the children of this record.
     """
-    # Exact static objects are the caller's own already, so C may write them.
-    if type(op) is not Update or op.node.aux.objects:
+    # `exact_objects` is filled only if the function received the originals, and then C may write them.
+    if type(op) is not Update or op.node.aux.exact_objects:
         return False
-    # A static leaf has no attribute of its own that C could leave alone.
+    # A static leaf is a child, so it is in no static attribute.
     for number in numbers:
         child = structure.records[number][0]
         if type(child) is Static and child.has_objects:
             return True
+    # C can do the rest if the auxiliary data holds no such object, or if all of them stay in their attributes.
     return op.node.aux.has_objects and _step_keeping(op, numbers) is None
 
 
 def _step(op: Op, numbers: tuple[int, ...]) -> Step:
-    """Compiles one record: an operation and the numbers of the children."""
+    """Makes the step for one record, given as its operation and the numbers of its children."""
     if op is LEAF:
         return Step(native.LEAF)
     if type(op) is Given:
@@ -362,20 +406,21 @@ def _step(op: Op, numbers: tuple[int, ...]) -> Step:
         return _step_updating(op, numbers)
     assert type(op) is Node
     recipe = None if op.aux.is_copied else _recipe_for(op, numbers)
+    # C has no way of its own to build the node, and no function in JAX's registry does it from the children alone. So
+    # the step does the same as `_walk.build`. That works for all nodes, and copies the auxiliary data if it has to.
     if recipe is None or (recipe.shape == native.OTHER and not is_registered(op.type)):
-        # The same as `_walk.build` does: it works for any function, and with auxiliary data that has to be copied.
         return _step_calling(lambda children: op.type.put_together(op.aux.thaw(), list(children)), numbers)
     return _step_by_recipe(recipe, op, numbers)
 
 
 def _recipe_for(node: Node, numbers: tuple[int, ...]) -> Recipe | None:
-    """Asks how the native walk builds a node. None if only a call of a Python function can."""
+    """Asks the native walk how it builds a node. None if it cannot, so that a Python function has to."""
     recipe = native.recipe(node.type, node.aux.peek(), len(numbers))
     return None if recipe is None else Recipe(*recipe)
 
 
 def _step_by_recipe(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> Step:
-    """Makes a step that C runs without calling Python."""
+    """Makes a step for a node that C builds itself, or by one call of `Node.unflatten`."""
     return Step(recipe.shape, node.type.cls, (node, numbers), *_content(recipe, node, numbers))
 
 
@@ -386,26 +431,31 @@ def _step_calling(make: Callable[[tuple[Any, ...]], Any], numbers: tuple[int, ..
 
 def _step_updating(op: Update, numbers: tuple[int, ...]) -> Step:
     """Makes a step that builds a node and writes its content into an object of the caller."""
-    # Exact static objects are the caller's own already, so writing them changes nothing.
-    keeping = None if op.node.aux.objects else _step_keeping(op, numbers)
+    # `exact_objects` is filled only if the function received the caller's own. Writing these changes nothing.
+    keeping = None if op.node.aux.exact_objects else _step_keeping(op, numbers)
     return _step(op.node, numbers)._replace(target=op.number) if keeping is None else keeping
 
 
 def _step_keeping(op: Update, numbers: tuple[int, ...]) -> Step | None:
-    """Makes the same step with `KEPT` in place of each static object that stays in its attribute. C does not write it.
+    """Makes the step of an update so that static objects of the caller stay where they are, such as configs.
+
+    A static object whose copy comes back unchanged in the same attribute has `native.KEPT` as its value in the step:
+    C does not write that attribute.
 
     Returns:
-        None if another static object would have to be written, or if the class is not built attribute by attribute.
+        The step; None if a static object has changed or moved, or if the class is not built attribute by attribute.
     """
     step = _attributes_step(op.node, numbers)
+    # The step that would build the object as the function received it.
     received = None if op.received_aux is None else Node(op.node.type, op.received_aux, op.node.keys)
     received_step = None if received is None else _attributes_step(received, numbers)
     if step is None or received_step is None:
         return None
-    # There may be more values than names, hence `strict=False`. The last ones are the library's bookkeeping.
+    # There may be more values than names, hence `strict=False`. The last values are the library's bookkeeping.
     received_value = dict(zip(received_step.names, received_step.values, strict=False))
     written: list[Any] = []
     for name, value in zip(step.names, step.values, strict=False):
+        # A value that any equal one can replace is written. Any other one must be as the function received it.
         if not objects_with_identity(value):
             written.append(value)
         elif name in received_value and Static(value) == Static(received_value[name]):
@@ -416,7 +466,7 @@ def _step_keeping(op: Update, numbers: tuple[int, ...]) -> Step | None:
 
 
 def _attributes_step(node: Node, numbers: tuple[int, ...]) -> Step | None:
-    """Makes the step that builds a node attribute by attribute. None if its class is built otherwise."""
+    """Makes the step that builds a node attribute by attribute. None if its class is built in another way."""
     recipe = _recipe_for(node, numbers)
     if recipe is None or recipe.shape not in _SHAPES_WITH_NAMES:
         return None
@@ -424,11 +474,11 @@ def _attributes_step(node: Node, numbers: tuple[int, ...]) -> Step | None:
 
 
 _SHAPES_WITH_NAMES: set[int] = set()
-"""Shapes of classes whose static attributes are written by name."""
+"""Shapes of classes whose instances are built attribute by attribute, by name. Filled by `start`."""
 
 
 def _content(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> Any:
-    """Finds the numbers, names and values of a step that C runs itself. `Step` has the meaning of each.
+    """Returns the numbers, names and values of a step. `Step` explains them.
 
     Args:
         recipe: the answer of `native.recipe` for the node.
@@ -471,9 +521,12 @@ def _content(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> Any:
 
 
 def _places_by_sort(are_static: Sequence[int]) -> list[int]:
-    """Counts attributes: the place of each one among the traced or among the static ones.
+    """Returns the place of each attribute among those of its sort: among the traced or among the static ones.
 
-    For example, `(0, 1, 0)` gives `[0, 0, 1]`.
+    For example, `(0, 1, 0)` gives `[0, 0, 1]`: the third attribute is the second traced one, so its place is 1.
+
+    Args:
+        are_static: for each attribute, 1 if it is static and 0 if it is traced.
     """
     counters = itertools.count(), itertools.count()  # of the traced ones, of the static ones
     return [next(counters[is_static]) for is_static in are_static]
@@ -502,10 +555,10 @@ def _in_order(
 # --- the start --------------------------------------------------------------------------------------------------------
 
 _CONVENTIONS: dict[int, Inherited] = {}
-"""The native walk's number for a convention → the convention."""
+"""The native walk's number for a convention → the convention. Filled by `start`."""
 
 NUMBERS: dict[Inherited, int] = {}
-"""The inverse."""
+"""Convention → the native walk's number for it. Filled by `start`."""
 
 
 def start(entries: dict[bytes, Any]) -> bool:
@@ -529,6 +582,7 @@ def start(entries: dict[bytes, Any]) -> bool:
     )
     # `take_over` stores the functions of this file for C to call, and the tables for C to read.
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
+    # The class of the mark for an attribute without a value. At most one library has such a mark.
     (marker,) = markers() or [None]
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}
     if not native.take_over(

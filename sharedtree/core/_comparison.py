@@ -3,8 +3,8 @@
     left    [w, w]      pairs     the lists at the root, (w, v) at [0], (w, u) at [1]
     right   [v, u]      ties      [0] and [1] hold one object on the left and two on the right
 
-Both are DAGs, and are walked as such. Two nodes that stand at one path are merged into one class of nodes. So each pair
-makes one class out of two, and there are no more pairs than nodes, however much is shared. This is Hopcroft and Karp's
+Both are DAGs, and are walked as such. Two nodes that stand at one path are merged into one set of nodes. So each pair
+makes one set out of two, and there are no more pairs than nodes, however much is shared. This is Hopcroft and Karp's
 test of whether two automata are equal ("A linear algorithm for testing equivalence of finite automata", 1971).
 
 Two things differ from the paper. The comparison goes on after a difference, which is reported once, at the first path
@@ -33,12 +33,12 @@ ChildKey = TypeVar("ChildKey", bound=Hashable)
 
 
 class Pair(NamedTuple):
-    """Two nodes or leaves, one of each side, at the same path.
+    """Two nodes or leaves at the same path, one of each side.
 
     Attributes:
-        left: the one on the left: an object, or its number.
-        right: the one on the right.
-        at: the path, as a number of a `Paths`.
+        left: the node or leaf on the left: an object, or its number.
+        right: that on the right.
+        at: the path, as a number that a `Paths` has for it.
         inherited: data that the comparison passes down from the pair above.
     """
 
@@ -49,14 +49,12 @@ class Pair(NamedTuple):
 
 
 def differences_from(root: Pair, compare: Callable[[Pair], Iterable[Pair | D]]) -> Iterator[D]:
-    """Compares two trees depth first, without recursion.
+    """Compares two trees depth first, without recursion, and yields their differences.
 
     Args:
         root: the two roots.
-        compare: compares one pair. Yields its differences, and the pairs below it to compare next.
-
-    Yields:
-        The differences.
+        compare: compares one pair. Yields the differences of the two, of any class but `Pair`, and the pairs below them
+            to compare next.
     """
     stack = [root]
     while stack:
@@ -71,22 +69,22 @@ def differences_from(root: Pair, compare: Callable[[Pair], Iterable[Pair | D]]) 
 
 
 class Paths:
-    """Paths as numbers, 0 the empty one.
+    """A table of paths, each with a number. The empty path has the number 0.
 
-    Each path is stored as its last step and the number of the path before it. So paths with a common beginning share
-    it, and the paths of a deep tree take no more memory than the tree.
+    Each path is stored as its last step and the number of the path before that step. So paths with a common beginning
+    share it, and the paths of a deep tree take no more memory than the tree.
     """
 
     def __init__(self) -> None:
         self._steps: list[tuple[int, Any]] = [(-1, "")]
 
     def below(self, at: int, step: Any) -> int:
-        """Extends a path by a step, and returns the new path. `str` prints the step."""
+        """Extends a path by a step, and returns the number of the new path. `text` prints the step by `str`."""
         self._steps.append((at, step))
         return len(self._steps) - 1
 
     def text(self, at: int, most: float = MAX_PATH_CHARACTERS) -> str:
-        """Prints a path as `jax.tree_util.keystr` does. Of a path of more than `most` characters, prints the end."""
+        """Prints a path as `jax.tree_util.keystr` does. Of a path with more than `most` characters, prints the end."""
         # The steps are collected from the last one back, so that a long path costs no more than what is printed of it.
         steps: list[str] = []
         length = 0
@@ -99,7 +97,7 @@ class Paths:
 
 
 class Matching:
-    """Classes of corresponding nodes of two sides. Nodes are numbers, counted from 0 on either side.
+    """Sets of corresponding nodes of two sides. Nodes are numbers, counted from 0 on either side.
 
     Args:
         num_left: the number of nodes on the left.
@@ -108,14 +106,15 @@ class Matching:
 
     def __init__(self, num_left: int, num_right: int) -> None:
         self._offset = num_left
-        self._classes = UnionFind(num_left + num_right)  # right nodes follow the left ones
+        # The numbers of the right nodes follow those of the left ones here.
+        self._sets = UnionFind(num_left + num_right)
         # Nodes whose children were compared with those of some node of the other side.
         self._compared_left: set[int] = set()
         self._compared_right: set[int] = set()
 
     def unite(self, left: int, right: int) -> bool:
-        """Merges the classes of two nodes. Returns False if they correspond already and need no comparison."""
-        return self._classes.unite(left, self._offset + right)
+        """Merges the sets of two nodes. Returns False if the nodes correspond already, and need no comparison."""
+        return self._sets.unite(left, self._offset + right)
 
     def is_short(self, left: int, right: int, num_left: int, num_right: int) -> bool:
         """Tells whether to compare only the common children of two nodes, and records the comparison.
@@ -126,7 +125,8 @@ class Matching:
             num_left: how many children the left node has.
             num_right: how many children the right node has.
         """
-        # A larger node is compared in full only once, so that a list at many paths is gone through only once.
+        # If two nodes have different numbers of children, the larger one is compared in full only the first time. So a
+        # long list that one side has at many paths is gone through once.
         was_left_compared, was_right_compared = left in self._compared_left, right in self._compared_right
         self._compared_left.add(left)
         self._compared_right.add(right)
@@ -144,8 +144,8 @@ def matched(
         is_short: whether to leave out the children of only one side. Then only the smaller side is gone through.
 
     Returns:
-        (key, left child, right child), in the order of the left side. `MISSING` stands for a missing child. Children
-        of the right side alone come last.
+        (key, left child, right child) for each key. `MISSING` stands for a missing child. The order is that of the left
+        side, and children of the right side alone come last; with `is_short`, it is that of the smaller side.
     """
     if is_short:
         smaller = min(left, right, key=len)
@@ -155,7 +155,7 @@ def matched(
 
 
 def is_alone(left: Any, right: Any) -> bool:
-    """Tells whether only one of the two sides has a child."""
+    """Tells whether only one side has a child: whether one of the two children is `MISSING`."""
     return left is MISSING or right is MISSING
 
 
@@ -172,7 +172,7 @@ class SplitTie(NamedTuple):
 
 
 class Ties:
-    """Correspondence of the objects of two sides, to find the ties of only one side."""
+    """Finds ties that only one of two sides has, from the objects that stand at the same path on both sides."""
 
     def __init__(self) -> None:
         # Object → the object of the other side at the first path to it, and that path.
@@ -180,17 +180,18 @@ class Ties:
         self._right: dict[Hashable, tuple[Hashable, int]] = {}
 
     def apart(self, left: Hashable, right: Hashable, at: int, *, is_object: bool = True) -> SplitTie | None:
-        """Records two objects at one path. Returns a tie if this shows it to exist on one side only.
+        """Records two objects at one path. Returns the tie that only one side has, if these two show one; else None.
 
         Args:
-            left: a key for the object on the left. It stands for the object as long as this instance exists.
+            left: a key for the object on the left. It must mean the same object as long as this instance is in use.
             right: a key for the object on the right.
             at: the path.
-            is_object: whether the right one is an object. A value has no ties.
+            is_object: whether the right one carries identity. If not, it has no ties.
         """
         first_right, left_path = self._left.setdefault(left, (right, at))
         first_left, right_path = self._right.setdefault(right, (left, at)) if is_object else (left, at)
-        # The left object stood beside another right one before. So it is one on the left and two on the right.
+        # The left object stood beside another right one before. So there is a tie on the left, of one object, where the
+        # right side has two.
         if first_right != right:
             return SplitTie(left_path, is_on_left=True)
         return SplitTie(right_path, is_on_left=False) if first_left != left else None
@@ -200,12 +201,12 @@ class Ties:
 
 
 def lines_of(first: Iterable[Any], count: int, mark: str = "") -> list[str]:
-    """Prints the first few of many items, one a line, and how many more there are.
+    """Makes indented lines for an error: one for each of the first few items, and "and 3 more" for the others.
 
     Args:
         first: the items to print.
-        count: how many there are in all.
-        mark: a text to put before the count of the others.
+        count: how many items there are in all.
+        mark: a text to put before "and 3 more".
     """
     lines = [str(item) for item in first]
     lines += [f"{mark}and {count - len(lines)} more"] if count > len(lines) else []
@@ -223,5 +224,5 @@ def class_text(value: Any) -> str:
 
 
 def described(value: Any, otherwise: Callable[[Any], str] = shown) -> str:
-    """Prints a value in a few words: dtype and shape for an array, the text of `otherwise` for anything else."""
+    """Prints a value in a few words: dtype and shape of an array, and the result of `otherwise` for any other value."""
     return array_text(value) if carries_identity(value) else otherwise(value)

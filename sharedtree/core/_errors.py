@@ -1,7 +1,7 @@
 """Errors and warnings of the package, and the place in the user's code that each warning names.
 
-    CycleError                  an object contains itself            first line: what is wrong, with the paths
-    UntiedWarning               a tie was lost                       "A tie was lost in `step` (train.py:12). ..."
+    CycleError         an object contains itself      "A `Node` contains itself: it sits at `.a` and again, ..."
+    UntiedWarning      a tie was lost                 "A tie was lost in `step` (train.py:12). ..."
 
 There is one class for each way to fail. The first line of a message says what is wrong and names the paths. Then follow
 the reason, in a sentence, and the fix, as code that runs. The paths are also an attribute, for programs that catch the
@@ -9,8 +9,9 @@ error.
 
 Warnings arise at trace time, deep inside JAX, where the line number says nothing to a user. Also, Python shows one text
 from one line only once, so only the first of several functions would be warned about. So each warning names the wrapped
-function with file and line, and `warnings.warn_explicit` declares its definition as the source. What Python has shown
-is stored per code object: a notebook cell that is run again defines its function again, and warns again.
+function with file and line, and `warnings.warn_explicit` declares its definition as the source. Python keeps a list of
+the warnings that it has shown, and here each code object has a list of its own: a notebook cell that is run again
+defines its function again, and warns again.
 """
 
 import functools
@@ -230,13 +231,13 @@ class Definition(NamedTuple):
 
 
 def definition_of(function: Any) -> Definition:
-    """Returns the definition of the innermost function in wrappers, partials, methods and callable objects."""
-    # Unwrap until there is code, or until a callable comes again: one that wraps nothing is its own inside.
+    """Returns the definition of the user's function inside wrappers, partials, methods and callable objects."""
+    # Unwrap until there is code, or until a callable comes again: `_inside` returns one that wraps nothing unchanged.
     layers: list[Any] = []
     while not isinstance(function, types.CodeType) and not any(function is layer for layer in layers):
         layers.append(function)
         function = _inside(function)
-    # The innermost layer with a name gives it; an object without one is called by its class.
+    # The name is that of the innermost layer that has one. If none has, it is that of the object's class.
     owner = next((layer for layer in reversed(layers) if hasattr(layer, "__qualname__")), type(layers[0]))
     module = str(getattr(owner, "__module__", None) or "<unknown>")
     # A function written in C has no code.
@@ -246,7 +247,7 @@ def definition_of(function: Any) -> Definition:
 
 
 def _inside(function: Any) -> Any:
-    """Removes one layer: returns the wrapped callable, or a function's code; the argument itself if it has neither."""
+    """Removes one layer of a callable. Returns what it wraps, the code of a function, or else the callable itself."""
     if isinstance(function, functools.partial):
         return function.func
     if isinstance(function, types.MethodType):
@@ -324,8 +325,8 @@ def report_untied(
         paths: The paths, for programs that catch the error.
         verb: "lost" or "cut", for the first sentence.
         count: The number of ties.
-        may_wait: True defers the warning to the end of the trace in progress, if there is one. Its own check may find
-            the same loss, and then drops this warning.
+        may_wait: True defers the warning to the end of the innermost trace in progress, if there is one. The trace has
+            a check of its own, and drops this warning if the check has found the same loss.
 
     Raises:
         UntiedError: If `on_untie` is "error".
@@ -359,7 +360,11 @@ _traces = _ActiveTraces()
 
 @contextmanager
 def deferring_warnings() -> Iterator[list[tuple[Definition, str]]]:
-    """Collects the deferrable warnings of the block. If the block raises, they are given at once."""
+    """Collects the warnings that `report_untied` defers during the block, in the list that it yields.
+
+    After the block, the caller has to give them (`give_warnings`) or to drop them. If the block raises, they are given
+    at once.
+    """
     deferred: list[tuple[Definition, str]] = []
     _traces.deferred.append(deferred)
     try:

@@ -2,11 +2,12 @@
 
     st.count_parameters({"a": Layer(weight)})      # `Layer` is no pytree node: an error, instead of 0
 
-Some functions are asked about a tree: its ties, its leaves, its size. To them an unregistered object is one static
-leaf, so they would answer as if the model were empty. An object that holds arrays is therefore an error there, callable
-or not, if it stands alone or in plain containers. In a field of a module, in a `Partial` and as an argument of a
-transform it remains a static value, as its library says: normalisers with arrays and a `__call__` are ordinary. JAX
-takes a plain function for a leaf, whatever its closure holds, and so does this module.
+Some functions answer questions about a tree: its ties, its leaves, its size. To them an unregistered object is one
+static leaf, so they would answer as if the model were empty. Such an object is therefore an error there if it holds
+arrays, and if it is the whole tree or stands in plain containers. It does not matter whether it can be called. In a
+field of a module, in a `Partial` and as an argument of a transform it remains a static value, as its library says:
+normalisers with arrays and a `__call__` are ordinary. JAX takes a plain function for a leaf, whatever its closure
+holds, and so does this module.
 """
 
 import contextlib
@@ -82,11 +83,12 @@ def require_all_seen_in(records: Sequence[Record], root: int, base: int = 0) -> 
 
 
 def holds_array(obj: Any) -> bool:
-    """Searches an object for an array, breadth first: its attributes, slots and parts, and theirs in turn.
+    """Tells whether an object holds an array: in its attributes, slots and items, or in those of an object in these.
 
-    Nothing of the object's class is called. So properties are not searched.
+    The search is breadth first and ends after `MAX_SEARCHED` objects. It calls no code of the object's class, so it
+    does not look into properties.
     """
-    # A function wrapped by `jax.jit` or a decorator has caches for attributes.
+    # A function that `jax.jit` or another decorator has wrapped may hold arrays in its caches.
     if _is_opaque(obj) or "__wrapped__" in (_attributes_of(obj) or {}):
         return False
     # Each object is queued once, so a cycle ends, and the search is bounded even in a graph of a whole program.
@@ -109,12 +111,12 @@ def _is_opaque(obj: Any) -> bool:
 
 
 def _parts_of(obj: Any) -> Iterable[Any]:
-    """Lists the objects directly in an object: elements, values, attributes and slots."""
+    """Lists the objects directly in an object: items, or values, or attributes and slots."""
     if isinstance(obj, types.MethodType):
         return (obj.__self__,)
     if isinstance(obj, functools.partial):
         return (obj.func, *obj.args, *obj.keywords.values())
-    # Lists, since another thread may change the container meanwhile.
+    # Each of the next lines makes a list at once, because another thread may change the container meanwhile.
     if isinstance(obj, _CONTAINERS):
         return list(obj)
     if isinstance(obj, dict):
@@ -132,7 +134,7 @@ def _attributes_of(obj: Any) -> dict[str, Any] | None:
 
 
 def _slot_values(obj: Any) -> list[Any]:
-    """Returns the values of the slots that are set, those of the bases included."""
+    """Returns the values of all slots that are set, including the slots that base classes declare."""
     values: list[Any] = []
     for base in type(obj).__mro__:
         for member in vars(base).values():
@@ -143,9 +145,9 @@ def _slot_values(obj: Any) -> list[Any]:
 
 
 def _raise_hidden(obj: Any, path: str) -> None:
-    """Raises the error for an object that holds arrays, with the fix for its kind."""
+    """Raises the error for an unregistered object that holds arrays, with the fix for its kind."""
     place = f" at `{path}`" if path else ""
-    # A partial: JAX has one that is a node.
+    # A `functools.partial`: JAX's `Partial` is a node and can take its place.
     if isinstance(obj, functools.partial):
         raise UnregisteredTypeError(
             f"A `functools.partial`{place} holds arrays, but it is no pytree node, so they cannot be seen.\n"
@@ -153,7 +155,7 @@ def _raise_hidden(obj: Any, path: str) -> None:
             "    jax.tree_util.Partial(partial.func, *partial.args, **partial.keywords)",
             (path,),
         )
-    # A method of a node: the node is what should be passed.
+    # A method of a node: the user should pass the node.
     owner = obj.__self__ if isinstance(obj, types.MethodType) else obj
     if owner is not obj and node_type_of(owner) is not None:
         raise UnregisteredTypeError(

@@ -1,4 +1,4 @@
-"""Private names of JAX. No other file uses any; for each it is said here why, and what happens without it.
+"""Uses private names of JAX. No other file does. This list says why each is needed, and what happens without it.
 
 - `trace_ctx`: the trace in which a tracer was made tells a leaked tracer from one of an enclosing transform. JAX's
   public API has nothing for this.
@@ -162,7 +162,8 @@ class InnerProgram(NamedTuple):
     """A program that an operation runs, such as the body of a `jax.lax.scan`.
 
     Attributes:
-        inputs: for each input variable the tracer that it first is.
+        inputs: for each input variable of the program, the operand of the operation that is its first value. (In a
+            loop, the variable has other values later.)
         jaxpr: the program. Its outputs are those of the operation.
     """
 
@@ -171,15 +172,16 @@ class InnerProgram(NamedTuple):
 
 
 def programs_in(operation: Any) -> list[InnerProgram]:
-    """Lists the programs whose outputs are the outputs of an operation; none if JAX does not say."""
-    # `scan` and `jit` have their program in `jaxpr`, `while` in `body_jaxpr`, `cond` a tuple of them in `branches`. The
-    # program of a `while`'s condition is left out, because its output is another one.
+    """Lists the programs that an operation runs and whose outputs are its own; none if JAX does not say."""
+    # `scan` and `jit` have their program in `jaxpr`, `while` has its body in `body_jaxpr`, and `cond` has a tuple of
+    # programs in `branches`. The condition of a `while` is left out, because its output is not one of the operation's.
     params = getattr(operation, "params", {})
-    closed = [params[name] for name in ("jaxpr", "body_jaxpr") if name in params] or [*params.get("branches", ())]
+    candidates = [params[name] for name in ("jaxpr", "body_jaxpr") if name in params] or [*params.get("branches", ())]
     operands = operands_of(operation)
     outvars = getattr(operation, "outvars", ())
     programs: list[InnerProgram] = []
-    for program in closed:
+    for program in candidates:
+        # A closed jaxpr has the open one as an attribute.
         jaxpr = getattr(program, "jaxpr", program)
         if len(jaxpr.invars) <= len(operands) and len(jaxpr.outvars) == len(outvars):
             # Operands of the operation itself, such as the index of a branch, precede the inputs of the program.
@@ -213,19 +215,27 @@ def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
 
 
 def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...]], Any]:
-    """Returns the unflatten function that JAX's registry holds for `cls`, as a function of the children alone."""
+    """Returns a function that makes instances of a registered class as JAX does: children → instance.
+
+    Args:
+        cls: the class.
+        aux: the auxiliary data that each instance gets.
+        num_children: how many children each instance has.
+    """
     _, unflatten = registered_functions(cls)
-    # A partial is three times faster than a `PyTreeDef`. Not for `register_dataclass`, whose function is written in C++
-    # and reads past the end of too few children.
+    # A partial of the function that the author registered is three times faster than a `PyTreeDef`. For a class of
+    # `register_dataclass` this would be another function than JAX's: JAX makes its instances in C++, and the registry
+    # has only a counterpart in Python.
     if isinstance(unflatten, (types.FunctionType, types.MethodType)) and registered_fields(cls) is None:
         return functools.partial(unflatten, aux)
-    # `unflatten` of the structure of one node, whose children are all leaves.
+    # For the others, the structure of one node whose children are leaves calls what JAX calls. The C++ code for
+    # `register_dataclass` reads past the end of too few children, see `registered_counts`.
     registry = jtu.default_registry
     return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
 
 
 def registered_functions(cls: type) -> tuple[Any, Any]:
-    """Returns the flatten and the unflatten function of a registered class; None for each one not known."""
+    """Returns the flatten and the unflatten function of a registered class. None stands for one that is not known."""
     entry = getattr(_tree_util, "_registry", {}).get(cls)
     return getattr(entry, "to_iter", None), getattr(entry, "from_iter", None)
 
@@ -247,7 +257,7 @@ def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | No
 
 @functools.lru_cache(256)
 def registered_counts(cls: type) -> tuple[int, int] | None:
-    """Returns the numbers of children and of static fields, as `registered_fields` does the names."""
+    """Returns how many children and how many static fields a class of `register_dataclass` has; None for others."""
     fields = registered_fields(cls)
     if fields is None:
         return None
@@ -296,13 +306,15 @@ def api_boundary(function: C) -> C:
 
 
 def hide_frames(error: Exception) -> None:
-    """Removes frames from an error in an `except` block, like `api_boundary` but without its cost per call.
+    """Removes or hides the frames of JAX and of this package in the traceback of an error. Called in `except` blocks.
 
-    A bare `raise` after it does not add this function's frame again.
+    The effect is that of `api_boundary`, but without a cost for calls that do not fail. After this, the caller should
+    use a bare `raise`, which does not add the caller's frame to the traceback again.
     """
     util: Any = _traceback_util
     try:
-        # The three modes and the test for an outer boundary are those of `api_boundary` itself.
+        # As in `api_boundary`, JAX's setting decides: "off" shows all frames, "tracebackhide" marks those to hide, and
+        # all other modes remove them. An outer boundary would do the same once more, so it is left to that one.
         mode = util._filtering_mode()  # noqa: SLF001 -- see the module's docstring
         if mode == "off" or util._is_under_reraiser(error):  # noqa: SLF001 -- see the module's docstring
             return

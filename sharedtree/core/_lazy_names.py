@@ -1,11 +1,12 @@
-"""Public names that are imported at their first use: files, pictures, plain data, reports.
+"""Imports public names at their first use: those for files, pictures, plain data and reports.
 
     st.save  →  `__getattr__("save")`  →  `sharedtree.serialise.save`, and from then on an ordinary attribute
 
-A program that only trains does not import these rooms, which are two fifths of the package's modules. An error in such
-a room is raised at the first use of one of its names, as `import sharedtree` would have raised it.
+A *room* is a subpackage or module of the package. A program that only trains does not import these rooms, which are two
+fifths of the package's modules. If importing such a room fails, the error is raised at the first use of one of its
+names, and not by `import sharedtree`.
 
-What trains is imported as a whole: the first transform that a program wraps imports all adapters
+The code for training is imported as a whole: the first transform that a program wraps imports all adapters
 (`transforms/_adapters.py`), so that none of them can come from a newer version an hour later.
 
 A program that runs for days should import `sharedtree.serialise` at its start. Otherwise, if the package is updated
@@ -50,7 +51,7 @@ _RECIPES = {
 
 
 def later(name: str) -> Any:
-    """Imports the object of a public name, and makes it an attribute of the package.
+    """Returns the object of a public name, after importing its room, and makes it an attribute of the package.
 
     Raises:
         AttributeError: If there is no such name. For a name in `_RECIPES` the message has the recipe.
@@ -68,7 +69,7 @@ def later(name: str) -> Any:
 
 
 def later_in(package: str, file_of: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a room, some of whose names are imported when they are first used.
+    """Makes the `__getattr__` of a room that imports some of its names at their first use.
 
     Args:
         package: the name of the room.

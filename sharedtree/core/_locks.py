@@ -17,7 +17,10 @@ _all_locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()
 
 
 class Lock:
-    """A lock for `with`. A thread may take it twice, as happens if a finalizer runs while the thread holds it."""
+    """A lock for `with`.
+
+    A thread that holds it may take it again, as a finalizer does that runs in this thread meanwhile.
+    """
 
     __slots__ = ("__weakref__", "_lock")
 

@@ -160,14 +160,15 @@ static PyObject *native_recipe(PyObject *Py_UNUSED(module), PyObject *args)
     return Py_BuildValue("iOOO", kind->shape, kind->order, kind->is_static, kind->places);
 }
 
-/* Returns the item of a list at a number that is a Python object; a new reference. */
+/* Returns the item of a list at an index that is a Python integer; a new reference. */
 static PyObject *item_numbered(PyObject *list, PyObject *number)
 {
     Py_ssize_t i = PyLong_AsSsize_t(number);
     return i == -1 && PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(list, i));
 }
 
-/* Returns the items of a list at the numbers in a tuple, or, if this is NULL, at the step's; as a list or a tuple. */
+/* Returns the items of a list at the indices in `numbers`, a tuple; if this is NULL, at the numbers of the step. The result is a
+   list or a tuple. */
 PyObject *items_at(PyObject *list, PyObject *numbers, const Step *step, int as_list)
 {
     Py_ssize_t size = numbers == NULL ? step->size : PyTuple_Size(numbers);

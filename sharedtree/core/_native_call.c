@@ -158,7 +158,7 @@ static int is_true(PyObject *record, Py_ssize_t i)
     return PyTuple_GetItem(record, i) == Py_True;
 }
 
-/* Makes the key of a pattern: the number of positional arguments, with keywords a pair of this and their names. */
+/* Makes the key of a pattern: 2 for f(m, x), which is the number of positional arguments; (1, ("rate",)) for f(m, rate=r). */
 static PyObject *pattern_key(PyObject *args, PyObject *kwargs)
 {
     OWNED *count = PyLong_FromSsize_t(PyTuple_Size(args)), *names = NULL;
@@ -198,8 +198,9 @@ static int find_pattern(PyObject *settings, PyObject *args, PyObject *kwargs, Py
     return DONE;
 }
 
-/* Binds arguments to a signature, as its `bound` says: after the values that are in `bound_args` already come the positional
-   arguments, then those keywords that become positional; the other keywords remain. */
+/* Binds the arguments of a call to a signature. `bound` is a tuple: the values that come before all arguments, which the caller has
+   put into `bound_args`; the names of the keywords that become positional; and the names of the other keywords. Appends the
+   positional arguments and the former keywords to `bound_args`, and enters the others into `bound_kwargs`. */
 static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject *bound_args, PyObject *bound_kwargs)
 {
     PyObject *by_keyword = PyTuple_GetItem(bound, 1), *by_name = PyTuple_GetItem(bound, 2);
@@ -385,7 +386,9 @@ static int passes_through(PyObject *structure, PyObject *caller_numbers, PyObjec
     return 1;
 }
 
-/* Returns 1 if C can finish a call with such a result; -1 on an error. */
+/* Returns 1 if C can finish a call with such a result; 0 if Python has to; -1 on an error. It is Python's work if the program says
+   so, if there is content for objects of the caller without `in_place`, if one leaf comes twice, or if an object of the caller
+   would not pass through as it is. */
 static int can_finish(const Call *c, const Program *program, PyObject *leaves)
 {
     int in_place = is_true(c->settings, IN_PLACE);

@@ -1,10 +1,10 @@
 """Chooses the walk: the native one, in C, or the one in Python, which does the same and is several times slower.
 
-The native one is used if it was compiled, unless `SHAREDTREE_NATIVE=0` is set or the interpreter has no lock.
+The native one is used if it was compiled, unless `SHAREDTREE_NATIVE=0` is set or the interpreter has no global lock.
 
-A native module is not used, with a warning, if it was compiled from another source than the other files belong to, or
-for another interpreter. Its source, several C files, lies beside these files; where a wheel was installed, the digest
-of the source is in `_native_source.py` instead. The compiled file contains the digest of the source that it was
+A compiled module that does not fit is not used, and there is a warning: it was compiled for another interpreter, or
+from C files of another version than the Python files. The C files lie beside this one; where a wheel was installed,
+there is their digest instead, in `_native_source.py`. The compiled file contains the digest of the C files that it was
 compiled from, so that a wrong one is recognised without being loaded.
 """
 
@@ -26,7 +26,11 @@ _OFF = ("0", "false", "no", "off")
 
 
 def _load() -> tuple[Any, str]:
-    """Loads the native module. Returns it, or None, and the reason for `engine` to print."""
+    """Loads the native module, and warns if there is one that cannot be used.
+
+    Returns:
+        (the module, "native"); or (None, the reason why the walk in Python is used, for `engine` to print).
+    """
     setting = os.environ.get("SHAREDTREE_NATIVE", "")
     if setting.strip().lower() in _OFF:
         return None, f"SHAREDTREE_NATIVE={setting.strip()}"
@@ -58,7 +62,7 @@ def _matching_module() -> tuple[Any, str | None]:
     digest = _digest_of_source()
     if digest is None:
         return None, "neither its source nor `_native_source.py` is there to tell whether it fits"
-    # The search in the bytes keeps a wrong module from being loaded. The attribute is the proof.
+    # A file without these bytes is not loaded. They might be there by accident, so the attribute decides.
     if digest.encode() in library:
         module: Any = importlib.import_module(_NAME)
         if module.built_from == digest:
@@ -67,10 +71,14 @@ def _matching_module() -> tuple[Any, str | None]:
 
 
 def _failure_of_build() -> str | None:
-    """The compiler's error, if a wheel has no native module although there was a compiler where it was built."""
-    # In a checkout nothing was promised: the module is missing until somebody compiles it.
+    """Returns a sentence with the compiler's error, if a wheel has no native module because a compiler failed.
+
+    Returns None in a checkout, and for a wheel that was built where there was no compiler.
+    """
+    # This is a checkout, where the module is missing until somebody compiles it.
     if _source_files():
         return None
+    # `FAULT` is empty if there was no compiler, or if the module was compiled.
     try:
         fault = importlib.import_module(f"{__package__}._native_source").FAULT
     except (ModuleNotFoundError, AttributeError):
@@ -79,9 +87,9 @@ def _failure_of_build() -> str | None:
 
 
 def _digest_of_source() -> str | None:
-    """SHA-256 of the C source that belongs to the other files; None if neither it nor its digest is installed.
+    """Returns the digest of the C files of this version; None if neither the files nor their digest are installed.
 
-    It covers the names and contents of all C files. `hatch_build.py` computes the same.
+    It is a SHA-256 of the names and contents of all C files. `hatch_build.py` computes the same.
     """
     files = _source_files()
     if files:
@@ -96,17 +104,18 @@ def _digest_of_source() -> str | None:
 
 
 def _source_files() -> list[pathlib.Path]:
-    """The C files and their header, sorted by name. Empty where a wheel was installed."""
+    """Lists the C files and their header, sorted by name. Empty where a wheel was installed."""
     return sorted(pathlib.Path(__file__).parent.glob("_native*.[ch]"))
 
 
 def _is_whole(library: bytes) -> bool:
-    """False for an ELF file that was cut off: the loader maps what is missing, and using that ends the process."""
+    """Returns False for an ELF file whose end is missing: to load it and to use the missing part ends the process."""
     if not library.startswith(b"\x7fELF\x02\x01"):
         return True
     if len(library) < 64:
         return False
-    # The table of sections is the last thing in the file.
+    # The table of sections is the last thing in the file. The header has its start, the size of an entry and their
+    # number.
     (start,), (size, count) = struct.unpack_from("<Q", library, 40), struct.unpack_from("<HH", library, 58)
     return start + size * count <= len(library)
 

@@ -375,6 +375,7 @@ Kind *kind_of(PyTypeObject *type)
     return get_pointer(&kinds, type);
 }
 
+/* Removes the kind of a class from the table. Its memory stays, since open nodes may refer to it. */
 static void retire_kind(void *type)
 {
     if (kind_of(type) != NULL)
@@ -636,8 +637,8 @@ static int emit_text(Walk *w, PyObject *text)
     return DONE;
 }
 
-/* Returns 1 if a container of `size` parts may be written out. Without a limit on the parts, a list that holds one list twice,
-   and so on 60 levels deep, would take 2^60 bytes. */
+/* Returns 1 if a container of `size` parts may be written out. `depth` is the number of containers around it in the same static
+   value. Without a limit on the parts, a list that holds one list twice, and so on 60 levels deep, would take 2^60 bytes. */
 static int has_room(Walk *w, Py_ssize_t size, int depth)
 {
     if (depth == 0)
@@ -828,8 +829,9 @@ static int are_simple_keys(PyObject *keys)
     return 1;
 }
 
-/* Writes the keys of a dictionary and pushes its values, in the reference's order: sorted; unsorted if the keys cannot be
-   compared, which outside of modules is an error of JAX and so UNHANDLED here. UNHANDLED too if comparing would run Python. */
+/* Writes the keys of a dictionary and pushes its values, in the order of the reference: sorted, except for an `OrderedDict`. Keys
+   that cannot be sorted stay in their own order. Outside of modules they are an error of JAX, so UNHANDLED here. UNHANDLED also
+   for keys whose comparison would run Python. */
 static int push_by_keys(Walk *w, const Kind *kind, PyObject *dict)
 {
     OWNED *keys = kind->shape == ORDERED_DICT ? PyMapping_Keys(dict) : PyDict_Keys(dict), *sorted = NULL;
@@ -899,9 +901,10 @@ static int emit_dict(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux
     return emit_statics(w, keys_in(kind, aux));
 }
 
-/* Marks absent fields. If the fields are not exactly the declared ones, turns the code F into A and appends a byte for each name, 1
-   if present. `w->names` has an entry for each name of the kind, NULL for an absent field. The bytes come after the static values,
-   and 0 and 1 are no codes of static values, so the end of these is clear. */
+/* Completes the bytes of a node whose fields were read by name. Does nothing if exactly the declared fields are present. Otherwise
+   turns the code F into A and appends a byte for each name, 1 if it is present. `w->names` has an entry for each name of the kind,
+   NULL for an absent field. The bytes come after the static values. As 0 and 1 are no codes of static values, the end of these is
+   clear. */
 static int emit_presence(Walk *w, Kind *kind, size_t start)
 {
     Py_ssize_t num_declared = PyTuple_Size(kind->order), size = PyTuple_Size(kind->names);
@@ -948,8 +951,8 @@ static int open_by_name(Walk *w, Kind *kind, PyObject *holder)
     return emit_presence(w, kind, start);
 }
 
-/* Returns 1 if no array can ever get into a static attribute: it is no container, or a tuple of simple values. For others Python
-   searches for arrays at each call. */
+/* Returns 1 if no array can ever get into the value of a static attribute of a `sharedtree.Module`: it is no container, or a tuple
+   of simple values. If not, Python searches the value for arrays at each call. */
 static int is_static_for_ever(PyObject *value)
 {
     if (PyList_Check(value) || PyDict_Check(value))
@@ -1483,8 +1486,15 @@ static int visit_static(Walk *w, PyObject *object)
     return outcome == UNHANDLED ? record_static(w, object) : outcome;
 }
 
-/* Visits a leaf of a known class. In an NNX variable or outside of modules it is a value, even if it is an object with identity
-   elsewhere. */
+/* Visits a leaf of a known class, which is traced or static by its shape and the rules:
+
+       FILTERED, with any convention    arrays and NumPy numbers are traced
+       OUTSIDE, ANY                     every leaf is traced
+       EQUINOX                          arrays and NumPy numbers are traced
+       JAX, IN_VARIABLE                 arrays and NumPy numbers are traced if JAX traces their dtype, and so are numbers
+
+   A traced array has identity: if it comes again, a reference is written. Directly in an NNX variable and outside of modules it
+   is a value, and is recorded each time. */
 static int visit_leaf(Walk *w, PyObject *object, const Kind *kind, int convention)
 {
     int is_array = kind->shape == NUMPY_ARRAY || kind->shape == NUMPY_NUMBER || kind->shape == JAX_ARRAY;
@@ -1549,7 +1559,8 @@ static int visit_unknown(Walk *w, PyObject *object, int convention)
     return visit(w, object, convention);
 }
 
-/* Ends the visit of the innermost open node, and gives the node its number. */
+/* Ends the visit of the innermost open node, and gives the node its number. A list that is a value at this place may have had a
+   number before, as an object inside a module. Then it has that number again from now on. */
 static int close_node(Walk *w)
 {
     Frame frame = w->frames[--w->depth];
@@ -1742,6 +1753,7 @@ static PyObject *entry_of_latest(PyObject *latest, const Walk *w)
     return is_same ? Py_NewRef(parts[ENTRY_OF]) : NULL;
 }
 
+/* Makes each `Latest` invalid. Python calls this before it lets pinned values die whose structures live on. */
 static PyObject *native_forget_keys(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     PyObject *new_epoch = PyList_New(0);
@@ -1842,7 +1854,8 @@ static int emit_visited(Walk *w, PyObject *visited)
     return kind == NULL ? FAILED : emit_node(w, kind, count, value);
 }
 
-/* Returns the pinned values, each followed by its class; by None if that has changed since the key was written. */
+/* Returns the pinned objects, each followed by its class. A value whose class has changed since the key was written is followed by
+   None. A pinned token is followed by `Token`. */
 static PyObject *pins_of(const Walk *w)
 {
     PyObject *pins = PyList_New(0);

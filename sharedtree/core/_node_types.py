@@ -9,7 +9,7 @@ There are four kinds: the plain containers; classes that a library's row takes a
 field; every other class in JAX's registry, by the flatten function that its author registered; and the classes of
 `register_node`, which JAX does not know.
 
-Whether a leaf is traced depends on the module that holds it: its library says by a *convention*.
+Whether a leaf is traced depends on the module that holds it: the library of the module has a *convention* for this.
 
     leaf            traced by Equinox    traced by JAX    carries identity
     an array        yes                  yes              yes
@@ -17,11 +17,15 @@ Whether a leaf is traced depends on the module that holds it: its library says b
     1.0             no                   yes              no
     jax.nn.relu     no                   no               no
 
-Nothing here knows any library. Each file of `libraries/` enters a row, a `Library`, with the answers to questions about
-its classes that JAX's registry does not answer. A row returns None for the classes of all other libraries. The walk
-asks how instances come apart, `Module.parameters` which leaves train, `state` what represents an instance in plain
-data, and files how an instance is written and what a file may name. The walk asks once for each class, when the first
-instance comes. What a user may change in a class is asked again for each new structure with its instances.
+Nothing here knows any library. Each file of `libraries/` enters a *row*, a `Library`: functions and facts that answer
+questions about its classes to which JAX's registry has no answer. A function of a row returns None for the classes of
+all other libraries. The walk asks how instances come apart, `Module.parameters` which leaves train, `state` what
+represents an instance in plain data, and files how an instance is written and what a file may name. The walk asks once
+for each class, when the first instance comes. What a user may change in a class is asked again for each new structure
+with its instances.
+
+The *native walk* is the walk in C, which reads many classes by itself. A *static* attribute or leaf is not traced. The
+*auxiliary data* of a node is all that its class needs besides the children.
 """
 
 import collections
@@ -49,10 +53,12 @@ Convention = Literal["equinox", "jax", "variable"]
 
 
 Inherited = Convention | Literal["outside", "any"]
-"""The convention at some place in a tree: that of the nearest module, or that there is none.
+"""The convention at some place in a tree: that of the nearest module around it, or one of two outside all modules.
 
-`"outside"`: outside modules every leaf is the transform's, to trace or to refuse, and no object carries identity.
-`"any"`: the same below a mutable container that carries identity by a policy, where arrays carry identity, too.
+`"outside"`: every leaf counts as traced, and the transform refuses what it cannot trace. Only modules and references
+carry identity.
+`"any"`: below a mutable container that carries identity by a policy. Every leaf counts as traced here, too, but arrays
+and mutable containers carry identity.
 """
 
 
@@ -74,17 +80,19 @@ class NodeType(NamedTuple):
 
     Attributes:
         cls: the class.
-        is_plain: a plain container, which outside modules is a value and not an object.
-        is_mutable: a plain container that can be mutated, and so carries identity inside modules.
-        convention: which leaves it traces; None inherits that of the enclosing module.
+        is_plain: whether it is a plain container, which outside modules is a value and not an object.
+        is_mutable: whether it is a plain container that can be mutated, and so carries identity inside modules. False
+            for all modules.
+        convention: which leaves below an instance are traced; None inherits the convention of the enclosing module.
         take_apart: instance → (children, auxiliary data).
         put_together: (auxiliary data, children) → a new instance.
         keys_of: instance → one key entry a child, as in JAX's key paths.
         fields: the names of all fields, for a class that is read field by field. Its auxiliary data is then (names of
             the traced fields that are set, pairs of names and values of the static ones).
-        names_children: whether the keys may depend on the instance, and not on class and auxiliary data alone.
-        writes_back: whether the library of the class writes changes of an instance back into the caller's. False if
-            nobody would miss a change. None if no library says.
+        keys_vary: whether the keys may depend on the instance, and not on class and auxiliary data alone.
+        writes_back: what becomes of a change that a function makes in an instance. True: the library of the class
+            writes it back into the caller's object. False: the change is lost, and nobody would miss it. None: no
+            library says.
         roles: the roles of the leaves below an instance; None if no library says.
     """
 
@@ -96,7 +104,7 @@ class NodeType(NamedTuple):
     put_together: Callable[[Any, Sequence[Any]], Any]
     keys_of: Callable[[Any], KeyEntries]
     fields: tuple[str, ...] = ()
-    names_children: bool = False
+    keys_vary: bool = False
     writes_back: bool | None = None
     roles: RolesBelow | None = None
 
@@ -122,10 +130,11 @@ class NodeType(NamedTuple):
         """
         if self.convention is not None:
             return self.convention
-        # A variable's convention is only for what is directly in it. A `Partial` has no convention, and outside modules
-        # it has none to inherit.
+        # The class has none of its own: it is a plain container or a `Partial`. The convention of a variable is only
+        # for what is directly in it. A `Partial` outside modules has nothing to inherit, so it gets JAX's.
         if outer == "variable" or (outer in ("outside", "any") and not self.is_plain):
             return "jax"
+        # A mutable container that carries identity by a policy: so do the arrays below it.
         return "any" if outer == "outside" and containers and self.is_mutable else outer
 
 
@@ -149,20 +158,22 @@ _WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
 
 
 def carries_identity(leaf: Any) -> bool:
-    """Tells whether a traced leaf is an object, two occurrences of which are a tie, and not a value."""
+    """Tells whether a traced leaf is an object and not a value: if so, two occurrences inside a module are a tie."""
     return isinstance(leaf, _WITH_IDENTITY)
 
 
 def is_traced(leaf: Any, convention: Inherited) -> bool:
-    """Tells whether a leaf becomes an input of the computation, under the convention of its module."""
-    # Outside modules the transform decides, and raises its own error for what it cannot trace.
+    """Tells whether a leaf becomes an input of the computation, under the convention at its place."""
+    # Outside modules all leaves do, and the transform raises its own error for one that it cannot trace.
     if convention in ("outside", "any"):
         return True
     # JAX refuses NumPy arrays of texts and objects, so in its convention they are static. To Equinox all are arrays.
     if isinstance(leaf, np.ndarray | np.generic):
         return convention == "equinox" or _is_numeric(leaf.dtype)
+    # All other kinds of arrays, and references, are traced under every convention.
     if isinstance(leaf, _WITH_IDENTITY):
         return True
+    # Numbers, and objects that JAX can convert to arrays, are static under Equinox's convention alone.
     return convention != "equinox" and (type(leaf) in TRACED_NUMBERS or hasattr(type(leaf), "__jax_array__"))
 
 
@@ -179,7 +190,7 @@ def node_type_of(obj: Any) -> NodeType | None:
     plain = PLAIN.get(cls)
     if plain is not None:
         return plain
-    # Without this, each number and array would go on to JAX's registry below.
+    # Without this, each number and array would be looked up in JAX's registry below.
     if cls in _COMMON_LEAVES:
         return None
     node_type = node_types_by_class.get(cls)
@@ -190,7 +201,7 @@ def node_type_of(obj: Any) -> NodeType | None:
 
 
 def _remembered(node_type: NodeType) -> NodeType:
-    """Enters a node type into the table for the next instance, and returns the one that is there from now on."""
+    """Enters a node type into the table, and returns the one that the table has for the class from now on."""
     # The table keeps its classes alive. JAX's registry does so for ever anyway; but a namedtuple is in no registry, and
     # a program may make new ones without end.
     if node_type.is_plain:
@@ -200,7 +211,7 @@ def _remembered(node_type: NodeType) -> NodeType:
 
 
 def node_type_of_class(cls: type) -> NodeType:
-    """Finds the node type of a class of which there is no instance at hand.
+    """Finds the node type of a class without having an instance.
 
     Raises:
         UnregisteredTypeError: if neither JAX nor sharedtree know the class.
@@ -230,9 +241,9 @@ def is_module(obj: Any) -> bool:
 
 
 def is_value_of_variable(obj: Any) -> bool:
-    """Tells whether an object directly in an NNX `Variable` is its value, which carries no identity there.
+    """Tells whether an object directly in an NNX `Variable` is an array, which carries no identity at this place.
 
-    A `jax.Ref` in a variable is an object of its own, and so is any node.
+    A `jax.Ref` in a variable carries identity, and so may a node. This returns False for both.
     """
     if node_type_of(obj) is not None or isinstance(obj, jax.Ref):
         return False
@@ -301,7 +312,8 @@ def register_node(
 def require_registered(tree: Any) -> None:
     """Raises an error if `tree` itself is an instance of a class that nobody registered.
 
-    A leaf is fine, and so is an object without attributes: only an object that holds attributes looks like a model.
+    A node, a leaf that JAX can trace, a callable and an object without attributes are fine. Any other object with
+    attributes looks like a model.
 
     Raises:
         UnregisteredTypeError: with the class, and the two ways to register it as code.
@@ -342,7 +354,7 @@ threads cannot tear."""
 
 
 _COMMON_LEAVES = TRACED_NUMBERS | {str, bytes, np.ndarray}
-"""Classes of leaves that are worth a look-up, because asking JAX's registry takes longer."""
+"""Classes of frequent leaves. Looking a class up here is faster than asking JAX's registry."""
 
 
 def is_in_jax_registry(cls: type) -> bool:
@@ -367,7 +379,7 @@ def _new_node_type(cls: type, obj: Any) -> NodeType | None:
 
     Args:
         cls: the class.
-        obj: an instance. JAX's registry may take it apart, one level deep.
+        obj: an instance. If no library knows the class, JAX's registry is asked to take it apart, one level deep.
     """
     by_library = node_type_by_library(cls)
     if by_library is not None:
@@ -418,20 +430,22 @@ def _registered_type(cls: type) -> NodeType:
         cls,
         is_plain=False,
         is_mutable=False,
-        # A `Partial` has no convention: its leaves are traced as those of the module around it.
+        # A `Partial` has no convention, and inherits that of the module around it. JAX's is that of all classes about
+        # which no library says anything.
         convention=None if issubclass(cls, jtu.Partial) else convention_by_library(cls) or "jax",
         take_apart=_take_apart_registered if conversion is None else take_apart_and_convert,
         put_together=put_together,
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
-        # A registered function may make the keys from anything. A library with a layout makes them from the fields.
-        names_children=conversion is None and native_layout_of(cls) is None,
+        # A registered function may make the keys from anything in the instance. For a class with a layout, or with a
+        # conversion (treeo's classes), they are the names of its fields.
+        keys_vary=conversion is None and native_layout_of(cls) is None,
         writes_back=writes_back_by_library(cls),
         roles=role_by_library(cls),
     )
 
 
 def is_registered(node_type: NodeType) -> bool:
-    """Tells whether the functions in JAX's registry take the instances apart, with nothing added."""
+    """Tells whether a class is taken apart by its functions in JAX's registry alone, without an `AuxConversion`."""
     return node_type.take_apart is _take_apart_registered
 
 
@@ -441,12 +455,12 @@ def _take_apart_registered(obj: Any) -> tuple[Sequence[Any], Any]:
 
 
 def maker_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...]], Any]:
-    """Makes a function that puts instances of a class in JAX's registry together from the children alone.
+    """Makes a function that puts an instance together from its children alone: children → instance.
 
     Args:
-        cls: the class, or a namedtuple.
-        aux: the auxiliary data of all of them.
-        num_children: how many children each has.
+        cls: a namedtuple, or a class in JAX's registry.
+        aux: the auxiliary data that all instances get.
+        num_children: how many children each instance has.
     """
     return maker_of_namedtuple(cls) if is_namedtuple(cls) else unflatten_of(cls, aux, num_children)
 
@@ -455,7 +469,7 @@ def maker_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...
 
 
 def is_namedtuple(cls: type) -> bool:
-    """Tells whether a class is a namedtuple, by the test that JAX has."""
+    """Tells whether a class is a namedtuple, by the same test as JAX's."""
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
@@ -474,14 +488,15 @@ def namedtuple_type(cls: Any) -> NodeType:
 
 
 def take_namedtuple_apart(obj: Any) -> tuple[Sequence[Any], Any]:
-    """The items of an instance of any namedtuple, and no auxiliary data. Runs none of the class's code."""
+    """Returns the items of a namedtuple as its children, and None as its auxiliary data. Runs no code of the class."""
     return tuple.__getitem__(obj, slice(None)), None
 
 
 def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
-    """Makes a function that makes a namedtuple of its items."""
-    # The `__new__` that `collections.namedtuple` writes only calls `tuple.__new__`. If the class has that one, and has
-    # neither an `__init__` nor a metaclass that would notice, `tuple.__new__` is called from C, past Python.
+    """Makes a function that makes a namedtuple of a class: items → instance."""
+    # The `__new__` that `collections.namedtuple` writes only calls `tuple.__new__`. If the class has that `__new__`,
+    # and neither an `__init__` nor a metaclass that would notice, the result calls `tuple.__new__` directly, which is
+    # faster.
     tuple_new: Any = getattr(cls.__new__, "__globals__", {}).get("_tuple_new")
     if type(cls) is type and tuple_new is tuple.__new__ and cls.__init__ is object.__init__:
         return functools.partial(tuple_new, cls)
@@ -495,25 +510,30 @@ def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
     """Tells whether a node is a dictionary that JAX refuses, because its keys cannot be sorted.
 
     Args:
-        node_type: the node type.
-        aux: its auxiliary data.
+        node_type: the node type of the node.
+        aux: the auxiliary data of the node. For a dictionary it has the keys.
     """
     if node_type.cls not in (dict, collections.defaultdict):
         return False
-    # The auxiliary data of a `defaultdict` is its factory and the names.
-    names = aux if node_type.cls is dict else aux[1]
-    # Most dictionaries have texts for keys, and are not sorted again.
-    if all(type(name) is str for name in names):
+    # The auxiliary data of a `defaultdict` is its factory and the keys.
+    keys = aux if node_type.cls is dict else aux[1]
+    # Most dictionaries have texts for keys, which can be sorted. So this is not tried.
+    if all(type(key) is str for key in keys):
         return False
     try:
-        sorted(names)
+        sorted(keys)
     except TypeError:
         return True
     return False
 
 
 def name_in(key: Any) -> Any:
-    """Reads a child's name from its key entry: an attribute name, the key of a dictionary, or an index as a text."""
+    """Reads a child's name from its key entry of JAX.
+
+    Returns:
+        The name of an attribute; the key of a dictionary, which may be of any type; the index in a sequence, or the
+        number of a child without a better name, as a text. For a class's own kind of entry, its text in a path.
+    """
     if isinstance(key, jtu.GetAttrKey):
         return key.name
     if isinstance(key, jtu.DictKey):
@@ -524,9 +544,10 @@ def name_in(key: Any) -> Any:
 
 
 def _sorted_keys(mapping: dict[Any, Any]) -> tuple[Any, ...]:
-    """Keys of a dictionary, sorted as JAX does.
+    """Returns the keys of a dictionary, sorted as JAX sorts them.
 
-    Keys that cannot be sorted stay in the dictionary's order. Outside modules the walk has JAX refuse these.
+    Keys that cannot be sorted stay in the dictionary's order. Outside modules the walk has JAX raise its error for
+    such a dictionary.
     """
     try:
         return tuple(sorted(mapping))
@@ -605,11 +626,13 @@ class NativeLayout(NamedTuple):
     """Directions for the native walk to read and make instances itself, without the functions in JAX's registry.
 
     Attributes:
-        shape: the native walk's name for classes of this kind, such as `"FIELDS"`.
-        fields: (all names in order; a byte for each, 1 if it is static; a byte for each, its place among the traced or
-            the static ones; the traced names; the static names). Those needed by the shape; the others are empty.
+        shape: the native walk's name for the way to read and make them, such as `"FIELDS"`.
+        fields: (all names in order; a byte for each name, 1 if it is static; a byte for each name, its place among the
+            traced or among the static ones; the traced names; the static names). An entry that the shape does not need
+            is empty.
         slots: the slots to write besides the instance's dictionary, by name or by descriptor.
-        facts: anything else about the class. If it changes, the layout is dropped.
+        facts: anything else that the layout depends on. Layouts are compared: if that of a class has changed, the
+            native walk leaves its instances to the registered functions from then on.
     """
 
     shape: str
@@ -634,20 +657,20 @@ class NativeLayout(NamedTuple):
 
 
 Trained = Literal["never", "if marked", "always", "if inexact"]
-"""The leaves below an attribute that train: none, those that an inner module marks, all, or the inexact ones."""
+"""The leaves below a child of a module that train: none, those that an inner module marks, all, or the inexact ones."""
 
 
 class PlainForm(NamedTuple):
     """Representation of an instance in a state: plain data.
 
     Attributes:
-        kind: the holder of the states of the children. `"dict"`: a dictionary by name. `"list"`: a list. `"whole"`:
-            nothing, because the instance has one child, and the state of this represents it.
+        kind: what holds the states of the children. `"dict"`: a dictionary by name. `"list"`: a list. `"whole"`:
+            nothing, because the instance has one child, and the state of this child stands for both.
         names: for a dictionary, the name of each child.
         children: the children to put into a state.
         statics: for a dictionary, the static attributes by name.
         make: (new children, new static attributes) → a new instance.
-        keys: for a list or `"whole"`, the key entry of each child in paths.
+        keys: for `"list"` or `"whole"`, the key entry of each child in paths.
     """
 
     kind: Literal["dict", "list", "whole"]
@@ -699,10 +722,12 @@ class AttributeRules:
     """Rules for writing instances attribute by attribute. The base class has the rules for dataclasses.
 
     Attributes:
-        is_open: whether classes declare no attributes. An unknown one in a file is no mistake then.
+        is_open: whether classes declare no attributes. Then an attribute in a file that the class does not declare is
+            no mistake.
         own_entries: the names of the library's bookkeeping in each instance: kinds, marks, metadata. A file
             has them among the attributes, but the authors of classes do not know them.
-        is_assigned: whether `reassign` sets the result of a migration. Otherwise it is set as values of a file are.
+        is_assigned: whether the attributes that a migration returns are set by `reassign`. If not, they are set in the
+            same way as those of a file.
     """
 
     is_open: bool = False
@@ -715,14 +740,14 @@ class AttributeRules:
         return tuple([field.name for field in declared])
 
     def may_have(self, cls: Any, name: str) -> bool | None:
-        """Tells whether an undeclared attribute may have this name. None leaves it to Python's own rules."""
+        """Tells whether an undeclared attribute may have this name. None: if Python lets an instance have it."""
 
     def may_stay_unset(self, cls: Any, name: str) -> bool:
         """Tells whether an instance may lack a field."""
         return False
 
     def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
-        """Finds a function to make the default of a field, for a file without it. None if the field has no default."""
+        """Finds a function that makes the default of a field, for a file without the field. None if it has none."""
         field = dataclass_entries(cls).get(name)
         if field is not None and field.default_factory is not dataclasses.MISSING:
             return field.default_factory
@@ -734,7 +759,7 @@ class AttributeRules:
         return None if default is dataclasses.MISSING else lambda: default
 
     def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
-        """Converts the attributes of an instance for a file. The traced ones come first. By default, changes nothing.
+        """Returns the attributes of an instance as a file has them, the traced ones first. By default, changes nothing.
 
         Args:
             obj: the instance.
@@ -759,7 +784,7 @@ class AttributeRules:
             new_names: name in the file → name of the attribute now; None if a migration dropped it.
 
         Returns:
-            The instance, or an equal one.
+            The instance; or another object in its place, if only one object with this content may exist.
 
         Raises:
             FormatError: if the attributes do not fit together.
@@ -774,17 +799,17 @@ class AttributeRules:
 
 
 class NamesInFiles(NamedTuple):
-    """Allow-list of a library: the names for files, as `module:qualname`.
+    """Allow-list of a library: what a file may name, as `module:qualname`.
 
-    If a file names a function, it gets into the model, and the model will call it. So functions are listed one by one,
-    and only if they compute arrays from arrays. Classes are listed one by one, too, if other classes of the library
-    evaluate or call their contents. A name missing from the installed version does no harm.
+    A function that a file names gets into the model, and the model will call it. So functions are listed one by one,
+    and only if they compute arrays from arrays. Classes are listed one by one, too, if some classes of the library
+    evaluate or call their contents. A name that is missing from the installed version does no harm.
 
     Each text is a table: a module and a colon, then the names in it.
 
     Attributes:
         packages: the top-level packages of the library.
-        imported_from: the package to import for these, if it is another one.
+        imported_from: the package to import in order to have these, if it is not one of them.
         kinds: the kinds of classes whose members may all be named.
         has_methods: whether public methods of the library's modules may be named.
         only_names: whether a user who trusts the package allows no more than the names in this list.
@@ -831,7 +856,7 @@ class Library(NamedTuple):
         introduce: prepares the native walk (its argument) for the library, before the first class.
         parts_of_frozen: immutable static value → the values in it.
         marker: the class of the mark for an attribute without a value. At most one library has one.
-        held_anyway: classes whose instances keep nothing else alive.
+        held_anyway: classes whose instances keep nothing alive that could otherwise die, so that keys may keep them.
         writes_back: class in JAX's registry → whether the library writes what a function changes in an instance back
             into the caller's. False if nobody would miss the change.
         role_of: class → the roles of the leaves below its instances, see `RolesBelow`.
@@ -842,7 +867,7 @@ class Library(NamedTuple):
         kind_in_files: class → how its instances are written, if not by the registered functions.
         attributes: the rules for writing instances attribute by attribute.
         fault_of_aux: (class, auxiliary data) → the reason why no file may contain it.
-        answers_as_told: class → whether reading an attribute of an instance may return whatever a file put there.
+        answers_as_told: class → True if reading an attribute of an instance may return anything that a file put there.
         compared_by_parts: classes whose `==` compares all attributes. Subclasses count if they inherit it.
         choices: base classes whose subclasses have no instances. Each subclass is itself a value for a file to name.
         names: the allow-list for files.
@@ -893,7 +918,7 @@ def convention_by_library(cls: Any) -> Convention | None:
 
 
 def writes_back_by_library(cls: Any) -> bool | None:
-    """Asks whether changes of an instance are written back into the caller's objects. None if no library says."""
+    """Asks the libraries what becomes of changes in an instance. See `NodeType.writes_back`."""
     for library in LIBRARIES:
         writes_back = library.writes_back(cls)
         if writes_back is not None:
@@ -920,7 +945,7 @@ def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
 
 
 def trained_below(cls: Any, aux: Any, num_children: int) -> Sequence[Trained]:
-    """Asks which leaves train below each child of a module. The inexact ones, unless a library says otherwise."""
+    """Asks which leaves train below each child of a module. If no library says, the inexact ones do."""
     for library in LIBRARIES:
         trained = library.trained_below(cls, aux, num_children)
         if trained is not None:
@@ -929,7 +954,7 @@ def trained_below(cls: Any, aux: Any, num_children: int) -> Sequence[Trained]:
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Asks what represents a module in a state. None for its children by key."""
+    """Asks what represents a module in a state. None if its children by key do."""
     for library in LIBRARIES:
         plain_form = library.plain_form_of(obj, node_type)
         if plain_form is not None:
@@ -938,7 +963,11 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
 
 
 def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
-    """Asks whether a value of `argnums` is a library's filter. Returns the position and the filter as code."""
+    """Asks whether a value of `argnums` is a library's filter.
+
+    Returns:
+        (The position of the argument, the filter as code). None for any other value.
+    """
     for library in LIBRARIES:
         answer = library.argument_and_filter(argnums)
         if answer is not None:
@@ -947,7 +976,7 @@ def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
 
 
 def parts_of_frozen(value: Any) -> Iterable[Any] | None:
-    """Asks for the values in a static value, if a library says it is immutable."""
+    """Asks for the values in a static value that a library declares immutable. None for any other value."""
     for library in LIBRARIES:
         parts = library.parts_of_frozen(value)
         if parts is not None:
@@ -956,7 +985,7 @@ def parts_of_frozen(value: Any) -> Iterable[Any] | None:
 
 
 def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
-    """Asks how the instances of a class are written. Returns the first answer, with its library."""
+    """Asks how the instances of a class are written into a file. Returns the first answer, with its library."""
     for library in LIBRARIES:
         kind = library.kind_in_files(cls)
         if kind is not None:
@@ -967,7 +996,7 @@ def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
 def fault_of_aux(cls: Any, aux: Any) -> str | None:
     """Asks why no file may contain an instance of a class with this auxiliary data. None if a file may.
 
-    Writing asks this, too, because the file could not be read.
+    Reading refuses such a file. Writing asks, too, so that it writes no file that nobody could read.
     """
     for library in LIBRARIES:
         fault = library.fault_of_aux(cls, aux)
@@ -993,7 +1022,7 @@ def markers() -> frozenset[type]:
 
 
 def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Drops the attributes without a value. Returns the very dictionary if all have one. Looks at each type."""
+    """Returns attributes without those that have a mark in place of a value; the very dictionary if none has."""
     if markers().isdisjoint(map(type, attributes.values())):
         return attributes
     return {name: value for name, value in attributes.items() if type(value) not in markers()}

@@ -9,12 +9,16 @@ with the same outcome.
     tree  →  native.walk  →  key b"..."  →  in the table: its structure               the usual case, no record is made
                                          →  not there: the walk in Python, an entry   the first time, and for errors
 
-The native walk describes a tree by a key (see `_native_walk.c`), and the table leads from keys to structures. A tree
-without an entry is walked in Python, which makes the structure or raises the error. The key for that structure is
-written from the log of the walk in Python and not from the tree, which another thread may have changed in between.
+The native walk describes a tree by a *key*, a string of bytes (see `_native_walk.c`), and the table leads from keys to
+structures. A tree without an entry is walked in Python, which makes the structure or raises the error. The key for that
+structure is written from the log of the walk in Python and not from the tree, which another thread may have changed in
+between. A key may hold addresses of static values. These values are its *pins*: they must live as long as the entry.
 
 An entry lives as long as its structure, which the table holds weakly. The latest structures are kept alive until the
 next full garbage collection, so that a loop that drops its structures need not start anew each time.
+
+A `Context` packs several trees one after the other. Its *tags* are the objects of all trees so far, by number: for an
+object that comes again, the structure refers to the earlier record.
 """
 
 import functools
@@ -57,7 +61,7 @@ def pack(
 
     Args:
         tree: any object.
-        tags: the objects that earlier trees of the same `Context` had. Extended.
+        tags: the objects of the earlier trees of the same `Context`. Those of this tree are added.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
         maker: stands for the `Context`, see `Structure`; None outside of one.
@@ -71,22 +75,19 @@ def pack(
         leaves, records, root = _walk.walk(tree, tags, rules, prefix)
         return leaves, intern(records, root, base, maker)
     leaves, structure = packed
-    # The native walk knows no makers: its table leads to structures outside of any `Context`.
+    # The table leads to structures without a maker. So in a `Context`, one with the same records is interned for it.
     if maker is None:
         return leaves, structure
     return leaves, intern(structure.records, structure.root, base, maker)
 
 
 def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag:
-    """Packs a tree by itself, and keeps its objects.
+    """Packs one tree outside of any `Context`. Returns its flat DAG: the records and, by number, the objects.
 
     Args:
         tree: any object.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
-
-    Returns:
-        The records of the tree and, by number, the objects in it.
     """
     tags = Tags()
     packed = pack_natively(tree, tags, rules, prefix)
@@ -100,11 +101,14 @@ def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag
 def walk(
     tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = ""
 ) -> tuple[list[Any], tuple[Record, ...], int]:
-    """Packs a tree without interning its structure.
+    """Packs a tree into its traced leaves and its records, for callers that need no `Structure`.
+
+    The native walk interns a structure all the same, as its table leads to nothing else. The walk in Python interns
+    nothing.
 
     Args:
         tree: any object.
-        tags: the objects seen by earlier walks. Records refer to them by number. Extended.
+        tags: the objects seen by earlier walks. Records refer to them by number. Those of this tree are added.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
 
@@ -119,12 +123,13 @@ def walk(
 
 
 def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None = None) -> Any:
-    """Puts a DAG together. All of its nodes are new; the leaves are taken as they are.
+    """Puts a DAG together and returns it. All of its nodes are new; the leaves are taken as they are.
 
     Args:
         structure: the structure to build.
         leaves: one object for each traced leaf. They need not be arrays.
-        table: the objects of the earlier trees of the same `Context`. Extended.
+        table: the objects of the earlier trees of the same `Context`, by number. Those of this tree are added. None
+            outside of one.
 
     Raises:
         ValueError: if the number of leaves is not `structure.num_leaves`.
@@ -146,14 +151,15 @@ def build(
     caller_object: Callable[[int], Any] | None = None,
     updated_object: Callable[[int, Any], Any] | None = None,
 ) -> None:
-    """Runs down the records, appending one object a record to `table`.
+    """Puts a tree together: makes one object for each record, in order, and appends it to `table`.
 
-    The native walk compiles a structure once and builds it many times. Bare records are built in Python.
+    A structure is built by C, if that is in use: it is compiled once and built many times. Bare records are built in
+    Python.
 
     Args:
         records: a structure, or the records that follow those already in the table.
         leaves: one object for each traced leaf, in order.
-        table: the objects of all earlier records. Extended.
+        table: the objects of all earlier records. Those of these records are added.
         caller_object: number → the caller's object, for `Given`.
         updated_object: (number, new content) → the caller's object with this content, for `Update`.
     """
@@ -169,37 +175,45 @@ def build(
 
 
 def pack_natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
-    """Packs a tree by the native walk if its structure is in the table. Otherwise walks in Python and enters it.
+    """Packs a tree by the native walk. If its structure is not in the table yet, walks in Python and enters it.
 
-    Arguments as for `walk`.
+    The arguments are those of `walk`.
 
     Returns:
         The traced leaves not seen before, and the interned structure. None if the native walk is not in use or cannot
-        follow these rules; then `tags` is unchanged.
+        follow these rules, and the caller has to walk in Python; then `tags` is unchanged.
     """
-    # C cannot follow these rules: they need a call of Python or a look-up for each leaf or node.
+    # C cannot follow these rules: it would have to treat `jax.ShapeDtypeStruct` in another way, or to call a function
+    # or look into a table for each leaf or node.
     if native is None or rules.is_leaf is not None or not rules.are_structs_traced:
         return None
     if rules.given or rules.updated or rules.given_copies:
         return None
     if rules.on_static is not None:
         return _walk_and_check_statics(tree, tags, rules, prefix)
+    # `native.walk` returns the leaves and the structure; None for an unknown structure and for anything that it cannot
+    # do, with `tags` unchanged.
     packed = native.walk(tree, tags, flags_of(rules), _entries)
     return _walk_in_python(tree, tags, rules, prefix) if packed is None else packed
 
 
 def flags_of(rules: Rules) -> int:
-    """Encodes the rules that the native walk can follow: one bit each, in the order that C has, and the convention."""
+    """Encodes the rules that the native walk can follow in one number.
+
+    The lower eight bits have one rule each, in the order of the flags in `_native_walk.c`. Above them stands the number
+    of the convention.
+    """
     truths = rules.containers | rules.arrays << 1 | rules.values << 2 | rules.filtered << 3 | rules.is_exact << 4
     return truths | _classes_in_native_walk.NUMBERS[rules.convention] << 8
 
 
 def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
-    """Packs a tree of a known structure, and passes each of its static values to `rules.on_static`.
+    """Packs a tree by the native walk, and passes each of its static values to `rules.on_static`.
 
     Returns:
-        None if the structure is not known, or if its static values may be other objects than those of the tree. The
-        walk in Python then checks each value before any structure gets it.
+        The leaves and the structure. None if the structure is not in the table, or if its static values may be other
+        objects than those of this tree. `tags` is then unchanged, and the caller has to walk in Python: that walk
+        checks each value before any structure gets it.
     """
     start = len(tags.objects)
     packed = native.walk(tree, tags, flags_of(rules), _entries)
@@ -207,8 +221,8 @@ def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> 
         return None
     _, structure = packed
     statics = list(statics_of(structure))
-    # The structure may come from another tree, and then it has values that equal this one's. If they are settled, they
-    # have the same value for ever, so checking them is as good as checking this tree's.
+    # The structure may come from another tree. Its static values equal those of this tree, but may be other objects. If
+    # they are settled, which means that they never change, checking them is as good as checking those of this tree.
     if not all(static.is_settled for _, static in statics):
         tags.forget(start)
         return None
@@ -216,7 +230,7 @@ def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> 
     first_paths: dict[int, Path] = {}
 
     def path_text(number: int) -> str:
-        # Paths cost a walk, and only an error asks for one.
+        # Finding paths takes a walk over all records, so it is done only when an error asks for one.
         if not first_paths:
             for record, path in edges(structure.records, [((), structure.root)], structure.base):
                 first_paths.setdefault(record, path)
@@ -228,24 +242,31 @@ def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> 
 
 
 def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure]:
-    """Packs a tree whose structure is not in the table, and enters it."""
+    """Packs a tree by the walk in Python, and enters its structure into the table if C can write a key for it.
+
+    Returns:
+        The traced leaves not seen before, and the interned structure.
+    """
     base = len(tags.objects)
     reading = Reading()
     leaves, records, root = _walk.walk(tree, tags, rules, prefix, reading)
-    # The class of a node may have been changed since it was described to C. Its key would then be wrong.
+    # If the class of a node was changed since it was described to C, the key would be wrong. From then on, C leaves
+    # its instances to the registered functions.
     _classes_in_native_walk.drop_changed_layouts(records)
     structure = intern(records, root, base)
+    # `pins` alternates between a value that the key has by address and the class that the value had in the key.
+    # `settled` alternates between a value that never changes and the token that stands for it in keys.
     try:
         key, pins, settled = native.key_of(reading.visited, flags_of(rules), base)
     except Exception:  # noqa: BLE001 -- what has no key is walked in Python each time
         return leaves, structure
-    # `pins` alternates between a value that the key has by address and the class that the value had in the key. A user
-    # may have assigned to `__class__` in between; a key with one class and a structure with another must not meet.
+    # A user may have assigned to `__class__` of a value during the walk. Then the key has one class and the structure
+    # another one, and the key must not lead to this structure. Tokens are pins, too, but no values of the user.
     for value, class_in_key in zip(pins[::2], pins[1::2], strict=True):
         class_in_structure = reading.static_memo.classes.get(id(value))  # alive in `pins`
         if class_in_key is not _classes_in_native_walk.Token and class_in_structure is not class_in_key:
             return leaves, structure
-    # `settled` has values that never change, each followed by its token. C knows them by address while `held` lives.
+    # As long as the object in `held` lives, C recognises the settled values by address and knows their tokens.
     held = [native.hold(tuple(settled))] if settled else []
     _enter(key, structure, (*IdentitySet(pins[::2]), *held))
     return leaves, structure
@@ -254,8 +275,8 @@ def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[li
 # --- the table of structures ------------------------------------------------------------------------------------------
 
 MAX_KEYS = 4_096
-"""Size of the table at which it is emptied. A module whose static values are new objects each time has a new key for
-each walk."""
+"""Size of the table at which it is emptied. It would grow without end for a module whose static values are new objects
+each time, because each walk then has a new key."""
 
 MAX_KEPT = 256
 MAX_KEPT_RECORDS = 100_000
@@ -276,13 +297,17 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
     Args:
         key: its key.
         structure: the structure.
-        pins: the objects that the key has by address, which must live as long as the entry.
+        pins: the objects that the key has by address, which must live as long as the entry. Each occurs once.
     """
-    entries = _entries  # at the end of the process the names of this file go before the last structure
+    # The callback below may run at the end of the process, when the global names of this file are gone already. So it
+    # uses a local one.
+    entries = _entries
     entry = weakref.ref(structure, lambda _: entries.pop(key, None))
-    dropped_pins: list[Any] = []  # dies when the lock is free, because a finaliser may run any code
+    # Pins that are let go of below. They die at the end of this function and not under the lock, because a finaliser
+    # may run any code.
+    dropped_pins: list[Any] = []
     with _lock:
-        # A full table is emptied, and the structures in it let go of what their keys have by address.
+        # A full table is emptied, and the structures in it let go of the pins of their keys.
         if len(_entries) >= MAX_KEYS:
             structures = [reference() for reference in list(_entries.values())]
             for dropped_structure in structures:
@@ -290,11 +315,15 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
                     dropped_pins.append(dropped_structure.pins)
                     dropped_structure.pins = {}
             _entries.clear()
-            native.forget_keys()  # while all that is in them by address is alive in `dropped_pins`
+            # C forgets the keys that it has stored, too. The objects to which their addresses refer must be alive until
+            # then, which they are in `dropped_pins`.
+            native.forget_keys()
         # The structure holds the pins, not the table: a pin may lead to the structure, which would then live for ever.
         structure.pins[key] = pins
         _entries[key] = entry
-    # Keep it alive for the next call, unless that would keep alive something that a user wants to die.
+    # Keep the structure alive for the next call, if it is not too large. One with static objects of a user keeps these
+    # alive, too. Of such ones only the latest few are kept. Any other one is kept only if it keeps nothing alive that
+    # might otherwise die: no pin of it is a token or a user's value.
     if len(structure.records) <= MAX_KEPT_RECORDS:
         if structure.objects:
             _keep_exact(structure)
@@ -317,10 +346,11 @@ def _keep(structure: Structure) -> None:
 
 
 def _keep_exact(structure: Structure) -> None:
-    """Keeps a structure alive that holds static objects of a user.
+    """Keeps a structure alive that holds static objects of a user, such as the config of a model.
 
-    JAX's caches hold no such structure, so without this each eager function would walk a model with a config in Python.
-    In return the static objects of the latest few models may outlive them, until the next full garbage collection.
+    JAX's caches hold no such structure. So without this, each eager function would walk such a model in Python. The
+    price: the static objects of the latest `MAX_KEPT_EXACT` models may outlive them, until the next full garbage
+    collection.
     """
     global _kept_exact  # noqa: PLW0603 -- as in `_keep`
     earlier = [kept for kept in _kept_exact if kept is not structure]
@@ -328,7 +358,12 @@ def _keep_exact(structure: Structure) -> None:
 
 
 def _drop_kept(phase: str, info: dict[str, int]) -> None:
-    """Lets go of all structures kept here. The garbage collector calls it; only a full collection counts."""
+    """Lets go of all structures that are kept alive here. The garbage collector calls it before each collection.
+
+    Args:
+        phase: "start" or "stop".
+        info: has the generation that is collected. Only a collection of the oldest one, 2, is a full one.
+    """
     global _kept, _kept_exact  # noqa: PLW0603 -- as in `_keep`
     if phase == "start" and info["generation"] == 2:
         _kept = _kept_exact = ()
@@ -342,9 +377,10 @@ _HELD_ANYWAY = (np.dtype, *[cls for library in LIBRARIES for cls in library.held
 
 
 def _is_held_anyway(value: Any) -> bool:
-    """Tells whether something else keeps a value alive for ever, or it keeps nothing alive.
+    """Tells whether keeping a value alive does no harm: it lives for ever anyway, or it keeps nothing else alive.
 
-    Such are the functions and classes that their module holds by name, functions without data, and dtypes.
+    This holds for what its module has under its own name, such as functions and classes; for any function of a loaded
+    module that has no closure, defaults or attributes; and for dtypes.
     """
     if isinstance(value, _HELD_ANYWAY):
         return True
@@ -352,6 +388,7 @@ def _is_held_anyway(value: Any) -> bool:
         module = sys.modules.get(value.__module__)
         if module is None:
             return False
+        # A function refers to its module, to the values in its closure, to its defaults and to its attributes.
         if type(value) is types.FunctionType and value.__globals__ is module.__dict__:
             return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__)
         return operator.attrgetter(value.__qualname__)(module) is value
@@ -366,7 +403,7 @@ def write_natively(pending: list[Any]) -> bool:
     """Writes new contents into objects in C: all of them, or none.
 
     Args:
-        pending: objects to write to, each followed by another one with its new content.
+        pending: objects to write to, each followed by a new object of its class that has the content to write.
 
     Returns:
         False if the native walk is not in use or cannot write one of them. Nothing was written then.

@@ -2,8 +2,9 @@
 
     tree     {"a": w, "b": [w, v]}       prefix   {"a": 0, "b": None}       labels   w: 0   w: None   v: None
 
-A prefix has the shape of a tree down to some depth, and a leaf of the prefix holds for everything below it. In a DAG
-several paths may lead to one leaf, and the prefix may have a different label on each. Callers decide what that means.
+A prefix has the shape of a tree down to some depth. Its leaves are *labels*: what a transform does, such as an axis. A
+label holds for all leaves below its place. In a DAG several paths may lead to one leaf, and the prefix may have a
+different label on each. Callers decide what that means.
 """
 
 import weakref
@@ -23,11 +24,11 @@ from ._structure import LEAF, Node, Path, Update
 
 
 class Label(NamedTuple):
-    """A label of a leaf.
+    """One label of one leaf.
 
     Attributes:
         record: the number of the leaf.
-        label: what the prefix has for it.
+        label: the label that the prefix has for it.
         path: the first path on which the leaf has this label.
     """
 
@@ -37,7 +38,7 @@ class Label(NamedTuple):
 
 
 class Branch:
-    """A node of a prefix that sharedtree made, not the user. It fits any node with as many children.
+    """A node of a prefix that sharedtree made itself. It fits any node of a tree that has as many children.
 
     Two are equal if their parts are. `branch_of` makes equal ones one object.
 
@@ -52,7 +53,8 @@ class Branch:
         self._hash: int | None = None
 
     def __hash__(self) -> int:
-        # It is kept, for a branch that is shared would be hashed once for each path to it: 2**60 times in a tower.
+        # The hash is stored. Otherwise a shared branch would be hashed once for each path to it: 2**60 times, where 60
+        # branches hold the next one twice.
         if self._hash is None:
             self._hash = hash((Branch, self.parts))
         return self._hash
@@ -69,12 +71,13 @@ _lock = Lock()
 
 
 def branch_of(parts: tuple[Any, ...]) -> Branch:
-    """Returns the branch with these parts, of which there is one while it is alive.
+    """Returns the one branch with these parts, a new one if none is alive.
 
-    So prefixes that share parts are compared part by part, and not path by path.
+    Equal branches are one object, and tuples compare their items by `is` before they compare by `==`. So comparing two
+    branches looks at their parts only, and not at each path below.
 
     Args:
-        parts: True, False, or branches that this function returned. User's objects could run code in the lock.
+        parts: True, False, or branches that this function returned. Objects of a user could run code under the lock.
     """
     with _lock:
         branch = _branches.get(parts)
@@ -94,8 +97,8 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
         path: the path to the root, for errors and results.
 
     Yields:
-        Each leaf once for each label object that reaches it. A label that is a number is no object, so it counts anew
-        at each place in the prefix.
+        Each leaf, once for each label that reaches it. Labels are told apart by identity. A number has none, so
+        it is yielded again for each edge by which it reaches the leaf.
 
     Raises:
         SharingMismatchError: if the prefix has a node of another class than the tree at the same path.
@@ -110,7 +113,8 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
         op, children = tree.records[number]
         node = op.node if type(op) is Update else op
         numbers = visited.setdefault(part, set())
-        # Python shares small integers: two equal ones at two places may be one object or two. Both are yielded.
+        # Python shares small integers, so two equal numbers at two places may be one object or two. In either case both
+        # are yielded.
         if number in numbers and (type(node) is Node or not is_number(part)):
             continue
         numbers.add(number)
@@ -147,7 +151,8 @@ def parts_for(part: Any, node: Node, num_children: int, name: str, path: Path) -
     node_type = node_type_of(part)
     parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
     is_of_class = node_type is not None and node_type.cls is node.type.cls
-    # The static data of a module may differ: a prefix for a model need not repeat its static fields.
+    # The auxiliary data of a plain container, such as the keys of a dict, must be equal. That of a module may differ: a
+    # prefix for a model need not repeat its static fields.
     if not is_of_class or len(parts) != num_children or (node.type.is_plain and Static(aux) != node.aux):
         node_text, part_details = f"{name_of(node)} with {num_children} children", ""
         if is_of_class:  # the two differ in their keys, for example

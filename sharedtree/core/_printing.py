@@ -7,9 +7,9 @@ reports and the command line, and from there a terminal or a log. There a contro
 newline could begin a line that looks like one of ours, and a character that changes the direction of writing could make
 a text look like another one.
 
-A message has lines of its own, so newlines can no longer be escaped once it is complete. So each foreign text is made
-`printable` where it enters a message. Besides, `SharedTreeError` makes `printable_lines` of every message: a text that
-was forgotten can only break a line.
+A complete message has newlines of its own, so those of foreign texts can no longer be told apart in it. So each foreign
+text is made `printable` where it enters a message. Besides, `SharedTreeError` makes `printable_lines` of every message:
+a foreign text for which this was forgotten can only break a line.
 
 Values are printed in bounded time, whatever their `__repr__` does.
 """
@@ -93,7 +93,10 @@ _PATHS = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath, pathlib
 
 
 class _Printer(reprlib.Repr):
-    """Prints plain containers cut off. Prints other ones by their class: they would print each object once per path."""
+    """Prints plain containers cut off. For subclasses of them, other containers and dataclasses, prints only the class.
+
+    The `__repr__` of such an object would print a shared part once for each path, which may take exponentially long.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,14 +108,15 @@ class _Printer(reprlib.Repr):
         name = public_name(x)
         if name is not None:
             return name
-        # These are cut before they are printed: one that comes from a file may be long, and be printed at many paths.
+        # Paths of files and bytes are cut before they are printed: one that comes from a file may be long, and may be
+        # printed at many paths.
         if cls in _PATHS:
             return f"{cls.__name__}({str(x)[:_MAX_LENGTH]!r})"
         if cls is bytes:
             return repr(x[:_MAX_LENGTH])
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             return self._repr_namedtuple(x, level)
-        # `reprlib` prints plain lists, tuples and dictionaries itself. Here are their subclasses, and other containers.
+        # `reprlib` prints plain lists, tuples and dictionaries itself. So these are subclasses, or other containers.
         if isinstance(x, _CONTAINERS) or (dataclasses.is_dataclass(x) and not isinstance(x, type)):
             return f"<{type(x).__qualname__}>"
         return super().repr_instance(x, level)
@@ -126,9 +130,10 @@ class _Printer(reprlib.Repr):
 
 
 def public_name(value: Any) -> str | None:
-    """Returns the name under which a user imports a callable: `jax.nn.relu`; None if there is none, and for classes.
+    """Returns the name by which a user has a callable, such as `jax.nn.relu`; None if there is none, and for classes.
 
-    The `repr` of `jax.nn.relu` names a private object and an address, that of a user's function has an address.
+    It is shown in place of the `repr`, which for `jax.nn.relu` has a private name and an address, and for a user's
+    function an address.
     """
     if not callable(value) or isinstance(value, type):
         return None
@@ -146,7 +151,10 @@ _printer = _Printer()
 
 
 def shown(value: Any) -> str:
-    """Returns a `repr` cut off at 80 characters, in bounded time. If its `__repr__` raises, prints its class."""
+    """Returns the `repr` of a value, cut off at 80 characters, in bounded time.
+
+    A callable with a public name is shown by that name, and a value whose `__repr__` raises by its class.
+    """
     text = _printer.repr(value)
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}..."
 

@@ -5,9 +5,9 @@
             raise DepthError(...)
 
 JAX flattens trees by recursion, one step per level. Before Python 3.12 a step counts against the limit of
-`sys.setrecursionlimit`, and since then against a limit for C code, which cannot be changed. When either is hit, JAX
-never gives the steps back, and the thread can recurse no more. So a tree for which there is no room must be refused
-before JAX sees it.
+`sys.setrecursionlimit`, and since then against a limit for C code, which cannot be changed. If JAX fails because either
+limit is hit, it never gives the steps back, and the thread can recurse no more. So a tree for which there is no *room*,
+which means as many free steps as it has levels, must be refused before JAX sees it.
 
 Before Python 3.12 raising the limit makes room. But the limit is that of all threads, and under a high limit an endless
 recursion ends the process instead of raising an error. So it is raised only as far as the deepest tree needs, and the
@@ -38,7 +38,7 @@ _MARGIN = 200
 _STEPS_PER_LEVEL, _MAX_STEPS = 8, 8_000
 
 CAN_RAISE = sys.version_info < (3, 12)
-"""True if raising the recursion limit makes room in this version of Python."""
+"""Whether raising the recursion limit makes room in this version of Python."""
 
 
 class _ThreadCalls(threading.local):
@@ -46,14 +46,15 @@ class _ThreadCalls(threading.local):
 
 
 active = _ThreadCalls()
-"""The number of calls in progress in this thread."""
+"""`active.num_calls`: how many `restoring_limit` blocks are open in this thread."""
 
 raised_depths: dict[int, int] = {}
 """Thread → the depth for which it needs a raised limit. Nearly always empty."""
 
 _lock = Lock()
 
-# Guarded by the lock: the limit before the raise, and the raised limit; 0 if it is not raised.
+# Guarded by the lock. `_limit_before` is the limit that the program itself has set. `_limit_set` is the raised limit;
+# it is 0 while the limit is not raised.
 _limit_before = _limit_set = 0
 
 
@@ -86,7 +87,9 @@ def restores_limit(function: C) -> C:
 
 
 def make_room(depth: int) -> bool:
-    """Raises the limit if necessary. Returns True if JAX can then flatten a tree of this depth in the current call.
+    """Raises the limit if that is possible and necessary. Returns True if JAX can flatten a tree of this depth now.
+
+    The room lasts until the end of the outermost `restoring_limit` block in this thread.
 
     Cost: nothing up to a depth of 100; beyond, a microsecond for every two levels.
     """
@@ -94,7 +97,7 @@ def make_room(depth: int) -> bool:
         return True
     if depth > MAX_FLATTENED:
         return False
-    # The limit cannot be raised, or no call would restore it. So only look whether there is room already.
+    # The limit cannot be raised, or there is no block that would restore it. So only find out whether there is room.
     if not CAN_RAISE or not active.num_calls:
         return _is_room_for(depth + _MARGIN)
     thread = threading.get_ident()
@@ -102,7 +105,7 @@ def make_room(depth: int) -> bool:
         # Entered even if there is room already, since another thread may have raised the limit, and may restore it.
         raised_depths[thread] = max(depth, raised_depths.get(thread, 0))
         _set_limit()
-    # This fails for a program that has recursed through calls of ours until even the raised limit is near.
+    # There may still be no room: the program may have recursed, through calls of ours, until near the raised limit.
     return _is_room_for(depth + _MARGIN)
 
 
@@ -115,17 +118,21 @@ def give_back() -> None:
 
 
 def _set_limit() -> None:
-    """Sets the limit for the deepest entry of `raised_depths`, or restores it if there is none."""
+    """Sets the limit that the deepest entry of `raised_depths` needs. Restores the program's own if there is none.
+
+    The caller holds the lock, or is the only thread.
+    """
     global _limit_before, _limit_set  # noqa: PLW0603 -- only under the lock
     current = sys.getrecursionlimit()
-    # This is the first raise, or the program has set another limit meanwhile, which counts from now on.
+    # Either the limit is not raised yet, or the program has set another one meanwhile. Both are the program's own.
     if current != _limit_set:
         _limit_before = current
     depth = max(raised_depths.values(), default=0)
+    # The larger of two needs: JAX's recursion in C when it flattens, and that of its functions in Python.
     extra = max(depth + _MARGIN, min(_STEPS_PER_LEVEL * depth, _MAX_STEPS)) if depth else 0
     limit = _limit_before + extra
-    # Python refuses a limit below the current depth of this thread, which then has used the room of another one. The
-    # next call to end tries again.
+    # Python refuses a limit below the current depth of this thread. That happens if this thread has recursed into the
+    # room that was made for another one. Then `_limit_set` stays as it is, and the next call to end tries again.
     with contextlib.suppress(RecursionError):
         if limit != current:
             sys.setrecursionlimit(limit)
@@ -133,7 +140,10 @@ def _set_limit() -> None:
 
 
 def _is_room_for(levels: int) -> bool:
-    """Tries to recurse so deeply, by comparing nested lists: this recurses in C, as JAX does, but survives failure."""
+    """Tries to recurse by so many levels. Returns False if that fails.
+
+    It compares two nested lists. This recurses in C, as JAX does, but gives the steps back if it fails.
+    """
     left: list[Any] = []
     right: list[Any] = []
     for _ in range(levels):

@@ -1,4 +1,4 @@
-"""Compares the sharing of two DAGs, joins it, and repairs ties among computed leaves.
+"""Compares the sharing of two DAGs, joins it, and gives computed leaves the identity that the ties of a DAG need.
 
     left     [w, w, v]     pairs   (list, list)   at [0] (w, a)   at [1] (w, b)   at [2] (v, b)
     right    [a, b, b]     `w` is split into `a` and `b`: a tie of the left one that the right one lacks
@@ -48,7 +48,7 @@ class Rooted(Protocol):
 
 
 class RecordPair(NamedTuple):
-    """A record of one shape and the record of the other at the same path. `path` is the first such one."""
+    """A record of the left shape and the record of the right one at the same path. `path` is the first such path."""
 
     left: int
     right: int
@@ -56,7 +56,7 @@ class RecordPair(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """A path at which two shapes differ, and the records of both there, in words."""
+    """A path at which two shapes differ, with a description of the record that each has there."""
 
     path: Path
     left: str
@@ -94,7 +94,10 @@ class SplitRecord(NamedTuple):
 
 
 Agree = Callable[[int, int], bool]
-"""(record on the left, record on the right) → whether they match although they are not alike."""
+"""(number on the left, number on the right) → True if the two records match.
+
+Asked about two leaves, and about two nodes that are not of one class with equally many children.
+"""
 
 
 def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair | Mismatch]:
@@ -105,10 +108,12 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
     Args:
         left: one shape.
         right: the other.
-        agree: decides about all other records. Nothing below them is walked.
+        agree: decides about all other pairs of records. Nothing below these is walked.
         compares_keys: whether `agree` also decides about two nodes of one class with different keys, such as two dicts.
+            A mismatch then names the keys in which the two differ.
 
-    Cost: one step for each edge below a pair. There may be as many pairs as the product of the numbers of records.
+    Cost: one step for each edge below a pair. If the sharing differs much, there may be as many pairs as the product of
+    the two numbers of records.
     """
     visited: set[tuple[int, int]] = set()
     stack: list[RecordPair] = [RecordPair(left.root, right.root, ())]
@@ -119,14 +124,15 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
         visited.add((pair.left, pair.right))
         left_op, left_children = left.records[pair.left]
         right_op, right_children = right.records[pair.right]
+        # Two nodes of one class with equally many children match.
         if (
             type(left_op) is Node
             and type(right_op) is Node
             and left_op.type.cls is right_op.type.cls
             and len(left_children) == len(right_children)
         ):
-            # A class may take its keys from anywhere, so that they differ between instances of one shape. Static data
-            # decides, as it does for JAX.
+            # Different keys alone do not make two shapes different, because a class may take its keys from anywhere.
+            # The auxiliary data must differ, too, as it must for JAX.
             if compares_keys and left_op.keys != right_op.keys and left_op.aux != right_op.aux:
                 has_matched = agree(pair.left, pair.right)
                 yield pair if has_matched else _mismatch(pair.path, left.records[pair.left], right.records[pair.right])
@@ -144,7 +150,7 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
 
 
 def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
-    """Describes two records, with the keys in which they differ."""
+    """Makes the mismatch for two records, with the keys in which they differ."""
     return Mismatch(path, _text_beside(left, right), _text_beside(right, left))
 
 
@@ -165,7 +171,7 @@ def _text_beside(record: Record, counterpart: Record) -> str:
 
 
 def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair]:
-    """Yields the pairs of two shapes. Arguments as for `pairs`.
+    """Yields the pairs of two trees that must have one shape. The arguments are those of `pairs`.
 
     Raises:
         SharingMismatchError: at the first mismatch.
@@ -179,17 +185,18 @@ def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool =
 def lost_ties(
     left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False
 ) -> list[SplitRecord] | Mismatch:
-    """Finds the ties of `left` missing from `right`. Arguments as for `pairs`.
+    """Finds the ties of `left` that `right` lacks. The arguments are those of `pairs`.
 
     Returns:
-        The records of `left` with several counterparts in `right`, or the first mismatch.
+        One entry for each further counterpart that a record of `left` has in `right`: a tie of three that are three
+        records on the right gives two entries. Or the first mismatch, if the shapes differ.
     """
     first_pairs: dict[int, RecordPair] = {}
     split: list[SplitRecord] = []
     for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
             return pair
-        # Each pair comes once. So a second pair of one left record has another record on the right.
+        # Each pair comes once. So if a left record comes a second time, it is with another record on the right.
         first = first_pairs.setdefault(pair.left, pair)
         if first.right != pair.right:
             split.append(SplitRecord(pair.left, (first.right, pair.right), (first.path, pair.path)))
@@ -197,7 +204,10 @@ def lost_ties(
 
 
 def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record, ...], dict[int, int]]:
-    """Makes one record of each group of records: the lowest, reached first by a walk.
+    """Makes one record of each group of records. Groups with a common record count as one group.
+
+    The record with the lowest number of each group stays, with its operation. It is the one that a walk completes
+    first.
 
     Args:
         shape: a DAG.
@@ -205,19 +215,20 @@ def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record
             they are if the groups come from the pairs of two shapes.
 
     Returns:
-        The records of the merged DAG, and old number → new number for each record that is left.
+        The records of the merged DAG, and old number → new number for each record that stays.
     """
-    # Each class gets the number of its lowest record as its key, and `canonical` numbers the classes anew.
-    classes = UnionFind(len(shape.records))
+    # The sets of records that become one. `find` returns the lowest number of a set, which is the key by which
+    # `canonical` knows the set. It numbers the sets anew, as a walk would.
+    sets = UnionFind(len(shape.records))
     for group in groups:
         for number in group:
-            classes.unite(group[0], number)
+            sets.unite(group[0], number)
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
         op, children = shape.records[number]
-        return op, [classes.find(child) for child in children]
+        return op, [sets.find(child) for child in children]
 
-    return canonical(classes.find(shape.root), expand)
+    return canonical(sets.find(shape.root), expand)
 
 
 class UnionFind:
@@ -230,7 +241,7 @@ class UnionFind:
         self._lower = list(range(count))  # number → a lower one of its set, or itself for the representative
 
     def find(self, number: int) -> int:
-        """The representative of a number's set."""
+        """The representative of a number's set: its lowest number."""
         lower = self._lower
         while lower[number] != number:
             # Path halving: each step shortens the chain for the next look-up, and nothing recurses.
@@ -239,7 +250,7 @@ class UnionFind:
         return number
 
     def unite(self, left: int, right: int) -> bool:
-        """Makes one set of the sets of two numbers. Returns False if they are one already."""
+        """Unites the sets of two numbers. Returns False if both are in one set already."""
         left, right = self.find(left), self.find(right)
         if left < right:
             self._lower[right] = left
@@ -249,7 +260,7 @@ class UnionFind:
 
 
 def name_of(op: Any, num_children: int | None = None) -> str:
-    """Names an operation in words, for errors.
+    """Describes an operation in words, for errors: "a `Linear` with 2 children", for example.
 
     Args:
         op: the operation.
@@ -269,9 +280,10 @@ def name_of(op: Any, num_children: int | None = None) -> str:
 
 
 def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
-    """Copies each leaf that occurred before, so that all leaves are objects of their own.
+    """Returns the leaves with a copy in place of each one that occurred before. So each is an object of its own.
 
-    Returns the sequence unchanged if no leaf occurs twice. Cost: one set of ids, and the copies.
+    Leaves without identity, such as numbers, stay. Returns the very sequence if no leaf occurs twice. Cost: one set of
+    ids, and the copies.
     """
     if len(set(map(id, leaves))) == len(leaves):  # alive in `leaves`
         return leaves
@@ -284,9 +296,10 @@ def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
 
 
 def with_identity(leaves: Sequence[Any], tree: FlatDag | Structure) -> Sequence[Any]:
-    """Converts NumPy's numbers to arrays at leaves that are tied.
+    """Returns the leaves with an array in place of each NumPy number that becomes a tied leaf.
 
-    Returns the sequence unchanged if it has no such numbers. Cost: a check of each type, and of the edges if there are.
+    Returns the very sequence if it has no such numbers. Cost: a check of each type; if there are such numbers, a visit
+    of each edge.
 
     Args:
         leaves: the new leaves of the tree, in order.
@@ -303,7 +316,7 @@ def with_identity(leaves: Sequence[Any], tree: FlatDag | Structure) -> Sequence[
 
 
 def another(leaf: Any) -> Any:
-    """Copies a leaf that carries identity, buffer included. A reference becomes a new reference to a copy."""
+    """Copies a leaf that carries identity, with its data. A reference becomes a new reference with the same value."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     if isinstance(leaf, jax.ShapeDtypeStruct):

@@ -1,6 +1,6 @@
-"""Static values: what is not traced is part of the structure, and is compared strictly, by type and by value.
+"""Static values: all that is not traced. They are part of the structure, and are compared by type and by value.
 
-    Static([1, "a"])     key   (list, ((int, 1), (str, "a")))     equal to another if both keys are; holds a copy
+    Static([1, "a"])     key   (list, ((int, 1), (str, "a")))     holds a copy; two are equal if their keys are
 
 `1`, `True` and `1.0` differ, `0.0` and `-0.0` differ, `nan` equals itself, arrays compare by dtype, shape and bytes.
 A value that can be mutated is copied when its `Static` is made, so a later mutation shows up as a difference. It is
@@ -12,11 +12,14 @@ copied again for each trace that receives it, so no trace can change the value o
     class with `==` and a hash                  its `==`           the same object
     class with `==` and no hash                 its `==`           a new one if that is equal, else the same
 
-Keys are nested tuples, which Python hashes and compares, walking a nested tuple once per *path*. A tuple that holds one
-tuple twice, and so on 60 levels deep, has 2^60 paths. So a value of more than 200 parts, counted by paths, gets a key
-in which each part is a row. Equal rows are one object (hash consing, Ershov 1958), made once for each object in the
-value and compared by `is`. The value alone decides which of the two kinds of key it gets, so equal values have equal
-keys.
+A key is a nested tuple, which Python hashes and compares. For this Python enters each part once per *path* to it. A
+tuple that holds one tuple twice, and so on 60 levels deep, has 2^60 paths. So a value of more than 200 parts, counted
+by paths, gets a key of another kind, in which a *row* stands for each part. Equal rows are one object (hash consing,
+Ershov 1958), made once for each object in the value and compared by `is`. The value alone decides which of the two
+kinds of key it gets, so equal values have equal keys.
+
+A walk takes many static values, and a *memo* (`StaticMemo`) has its results so far: an object that is part of several
+values is read and copied once. A *settled* value never changes.
 
 Copies are made part by part and never by `copy.deepcopy`: a deep copy of a function, a lock or a device is another
 object, or an error. One object in a value is one object in its copy, so the time for a copy grows with the number of
@@ -49,7 +52,7 @@ from ._printing import shown
 
 
 class Static:
-    """A value, compared strictly and safe from changes outside.
+    """A static value with the key by which it is compared. It holds a copy, which no change outside can reach.
 
     Two are equal if their values have the same type and content.
 
@@ -57,10 +60,11 @@ class Static:
         value: Anything with an `==`; it need not be hashable.
         memo: Results shared by the `Static`s of one walk.
         is_exact: True keeps the caller's own object instead of a copy, for a tree that is only taken apart to be put
-            together again. The key is still made of the content at this moment.
+            together again. The key is still that of the content at this moment.
 
     Attributes:
-        objects: The result of `objects_with_identity` for an exact value, each in an `IdentityKey`; else empty.
+        exact_objects: With `is_exact`, the objects in the value for which an equal object is no substitute
+            (`objects_with_identity`), each in an `IdentityKey`. Else empty.
 
     Raises:
         Incomparable: If the value, or something in it, has no usable `==`.
@@ -68,18 +72,20 @@ class Static:
     Cost: one walk over the containers in `value`, and a copy of the mutable ones.
     """
 
-    __slots__ = ("_hash", "_is_mutable", "_key", "_may_have_objects", "_value", "objects")
+    __slots__ = ("_hash", "_is_mutable", "_key", "_may_have_objects", "_value", "exact_objects")
 
     def __init__(self, value: Any, memo: "StaticMemo | None" = None, *, is_exact: bool = False) -> None:
-        """Reads the key of the value and, unless the value is exact, copies the mutable parts."""
+        """Makes the key of the value. Without `is_exact`, copies what is mutable and makes the key of the copy."""
         self._key, self._is_mutable, self._may_have_objects = key_of(value, memo)
         self._value = value
-        self.objects: tuple[IdentityKey, ...] = ()
+        self.exact_objects: tuple[IdentityKey, ...] = ()
         if is_exact and self._may_have_objects:
-            objects = objects_with_identity(value)
-            self.objects = tuple([IdentityKey(obj) for obj in objects])
+            exact_objects = objects_with_identity(value)
+            self.exact_objects = tuple([IdentityKey(obj) for obj in exact_objects])
+            # The walk compares these classes with those in the key of the tree, to notice an assigned `__class__`. For
+            # other objects, making the key has recorded the class where that is needed.
             if memo is not None:
-                for obj in objects:
+                for obj in exact_objects:
                     note_class(memo, obj, type(obj))
         elif self._is_mutable and not is_exact:
             memo = new_static_memo() if memo is None else memo
@@ -90,7 +96,7 @@ class Static:
         self._hash = hash(self._key)
 
     def thaw(self) -> Any:
-        """Returns the value for a new tree: the object itself if it is immutable or exact, else a new copy."""
+        """Returns the value for a new tree: a new copy if it `is_copied`, else the stored object itself."""
         return self.copied(IdentityDict()) if self.is_copied else self._value
 
     def copied(self, copies: IdentityDict[Any]) -> Any:
@@ -102,22 +108,25 @@ class Static:
         twin = object.__new__(Static)
         twin._key, twin._hash = self._key, self._hash
         twin._is_mutable, twin._may_have_objects = self._is_mutable, self._may_have_objects
-        twin._value, twin.objects = self.copied(copies), self.objects
+        twin._value, twin.exact_objects = self.copied(copies), self.exact_objects
         return twin
 
     @property
     def has_objects(self) -> bool:
-        """True if `objects_with_identity` finds anything in the value."""
+        """True if the value is or holds an object for which an equal one is no substitute, taken exactly or not.
+
+        See `objects_with_identity`.
+        """
         return self._may_have_objects and bool(objects_with_identity(self._value))
 
     @property
     def is_copied(self) -> bool:
         """True if `thaw` makes a new copy each time."""
-        return self._is_mutable and not self.objects
+        return self._is_mutable and not self.exact_objects
 
     @property
     def is_mutable(self) -> bool:
-        """True if anyone who has the value could change it, or anything in it."""
+        """True if the value, or anything in it, can be mutated in practice. See `key_of`."""
         return self._is_mutable
 
     @property
@@ -143,12 +152,12 @@ class Static:
 
 
 def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
-    """Replaces the copies in a static value by their originals.
+    """Returns a static value with its original in place of each copy in it.
 
-    A copy stays if it was changed since it was made.
+    A copy that was changed since it was made stays.
 
     Args:
-        value: A static value. Containers are entered, and made anew if they hold a copy.
+        value: A static value. Its containers are searched for copies. One that holds a replaced copy is made anew.
         originals: Copy → original.
     """
     replacements: IdentityDict[Any] = IdentityDict()  # part → its replacement, so that shared parts stay shared
@@ -170,8 +179,13 @@ def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
 
 
 def shown_beside(value: Any, counterpart: Any) -> str:
-    """Prints a value for an error beside a different one. If both print alike, prints the first differing part."""
-    # Go down to the first parts that differ, until the two texts do.
+    """Prints a value for an error that names two different ones. If both print alike, prints the first differing part.
+
+    Args:
+        value: The value to print.
+        counterpart: The value from which it differs.
+    """
+    # While both texts are the same, go down to the first part that differs.
     while shown(value) == shown(counterpart):
         if isinstance(value, dict):
             value, counterpart = tuple(value.items()), tuple(counterpart.items())
@@ -198,19 +212,20 @@ def key_of(value: Any, memo: "StaticMemo | None" = None) -> tuple[Any, bool, boo
         memo: Results of the same walk. This call uses and extends them.
 
     Returns:
-        The key; True if anything in the value can be mutated in practice (nobody mutates a `functools.partial`);
-        and False if `objects_with_identity` is certain to find nothing in it.
+        (key, is_mutable, may_have_objects). `is_mutable` is True if anything in the value can be mutated in practice
+        (nobody mutates a `functools.partial`). `may_have_objects` is False if `objects_with_identity` is certain to
+        find nothing in it.
 
     Raises:
         Incomparable: If the value, or something in it, has no usable `==`.
     """
-    # Nearly all values are small, and a nested key is the cheaper one, so that is tried first.
-    keys = _KeyMaker(memo, is_nested=True)
+    # Nearly all values are small, and a nested key is cheaper, so it is tried first.
+    key_maker = _KeyMaker(memo, is_nested=True)
     try:
-        return keys.key_of(value), keys.is_mutable, keys.may_have_objects
+        return key_maker.key_of(value), key_maker.is_mutable, key_maker.may_have_objects
     except _TooManyPartsError:
-        keys = _KeyMaker(new_static_memo() if memo is None else memo, is_nested=False)
-        return keys.key_of(value), keys.is_mutable, keys.may_have_objects
+        key_maker = _KeyMaker(new_static_memo() if memo is None else memo, is_nested=False)
+        return key_maker.key_of(value), key_maker.is_mutable, key_maker.may_have_objects
 
 
 _MAX_NESTED = 200
@@ -240,7 +255,8 @@ class _KeyMaker:
         self.may_have_objects = False
         self._memo = memo
         self._is_nested = is_nested
-        # The number of parts that may still come before a nested key is given up. Keys of rows count on below zero.
+        # The number of parts that may still come before a nested key is given up. For a key of rows there is no limit,
+        # but parts are counted all the same, below zero: the difference of two readings is the number between them.
         self._room = _MAX_NESTED
 
     def key_of(self, value: Any) -> Any:
@@ -253,10 +269,11 @@ class _KeyMaker:
             return type(value), value
         entry = None if self._memo is None else self._memo.rows.get(id(value))  # alive in the entry
         if self._is_nested:
-            # An earlier value of this walk held the same large object: no need to count its parts again.
+            # An earlier value of this walk held the same object, and it has too many parts for a nested key.
             if entry is not None and entry.num_parts > _MAX_NESTED:
                 raise _TooManyPartsError
             return content_of(value, self)
+        # The parts of the object count at each path to it. `_new_entry` counts them at the first one.
         if entry is None:
             entry = self._new_entry(value)
         else:
@@ -266,14 +283,18 @@ class _KeyMaker:
         return entry.row
 
     def keys_of(self, parts: Collection[Any]) -> tuple[Any, ...]:
-        """Makes the keys of the parts of a container."""
+        """Makes the keys of the parts of a container, and counts the parts.
+
+        Raises:
+            _TooManyPartsError: If the key was to be nested and has too many parts.
+        """
         self._room -= len(parts)
         if self._is_nested and self._room < 0:
             raise _TooManyPartsError
         return tuple([self.key_of(part) for part in parts])
 
     def note_class(self, value: Any, cls: type) -> None:
-        """Records the class of an object in the key."""
+        """Records the class that an object had when it got into the key. Does nothing without a memo."""
         if self._memo is not None:
             note_class(self._memo, value, cls)
 
@@ -281,15 +302,16 @@ class _KeyMaker:
         """Makes the row of an object and enters it in the memo."""
         assert self._memo is not None
         was_mutable, had_objects, room_before = self.is_mutable, self.may_have_objects, self._room
-        # The flags are reset, so that after the next line they speak of this object alone.
+        # `content_of` sets the flags for each part that it meets. They are reset here, so that they then speak of this
+        # object alone.
         self.is_mutable = self.may_have_objects = False
         row = _Row(content_of(value, self))
         row = _rows.intern(hash(row), row)
-        # `content_of` has taken one unit of room for each part. More than the limit need not be known exactly.
+        # `content_of` has subtracted one from the room for each part. More than the limit need not be known exactly.
         num_parts = min(room_before - self._room, _MAX_NESTED + 1)
         entry = _RowEntry(value, row, self.is_mutable, self.may_have_objects, num_parts)
         self._memo.rows[id(value)] = entry  # alive in the entry
-        # From here on the flags speak of the whole value again.
+        # Now the flags speak again of all that was read before, and of this object.
         self.is_mutable |= was_mutable
         self.may_have_objects |= had_objects
         return entry
@@ -345,8 +367,8 @@ class StaticMemo(NamedTuple):
     Attributes:
         rows: id → the object, kept alive by the entry, and its row.
         copies: Object → its copy. See `copy_of`.
-        classes: id → the object's class when it was read. Only for objects with an `IdentityKey` or an equality key,
-            which keeps them alive.
+        classes: id → the object's class when it was read. Only for objects compared by identity or by their own `==`,
+            and for exact objects. Their keys (`IdentityKey`, `_EqualityKey`) keep them alive.
     """
 
     rows: dict[int, _RowEntry]
@@ -360,7 +382,7 @@ def new_static_memo() -> StaticMemo:
 
 
 def note_class(memo: StaticMemo, value: Any, cls: type) -> None:
-    """Records the class of an object in a key. Detects a change of class during the walk."""
+    """Records the class that an object had when it got into a key. Detects a change of class during the walk."""
     if memo.classes.setdefault(id(value), cls) is not cls:  # alive in the key
         memo.classes[id(value)] = _SeveralClasses  # as above
 
@@ -416,12 +438,12 @@ class _ArrayContent(tuple[Any, ...]):
 
 
 BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented), _ArrayContent})
-"""The types whose instances are alike exactly if they have the same type and are equal."""
+"""The types for which type and `==` together say all: an instance is its own key. Floats are not among them."""
 
 _IMMUTABLE = BY_VALUE | {float, complex, type, range, types.FunctionType, types.BuiltinFunctionType, types.MethodType}
 
 _FIXED_CLASSES = (type, np.dtype, jax.sharding.PartitionSpec, jax.sharding.Sharding, jax.sharding.Mesh)
-"""Classes that, with all their subclasses, have instances that never change."""
+"""Classes whose instances, and those of all subclasses, never change."""
 
 _NUMBERS_AND_TEXTS = (float, complex, int, str, bytes)
 
@@ -443,12 +465,13 @@ class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the wa
 # --- the content by which a value is compared -------------------------------------------------------------------------
 
 
-def content_of(value: Any, keys: _KeyMaker) -> Any:
+def content_of(value: Any, key_maker: _KeyMaker) -> Any:
     """Returns the content by which a value is compared: its class, and everything else that tells it from others.
 
     Args:
         value: Any object of a class outside `BY_VALUE`.
-        keys: Makes the keys of the parts. Its flags `is_mutable` and `may_have_objects` are set where they apply.
+        key_maker: Makes the keys of the parts. Its flag `is_mutable` is set if the value or a part of it is mutable,
+            and `may_have_objects` if `objects_with_identity` may list one.
 
     Raises:
         Incomparable: If the value, or something in it, has no usable `==`.
@@ -456,50 +479,57 @@ def content_of(value: Any, keys: _KeyMaker) -> Any:
     cls: Any = type(value)
     # By far the most frequent class, and looking up its row in `_CONTAINERS` would take too long.
     if cls is tuple:
-        return cls, keys.keys_of(value)
-    # No `==` of its own: equal only to itself. A partial inherits the `==` of `object`, but has parts.
+        return cls, key_maker.keys_of(value)
+    # The class has no `==` of its own, so a value is equal only to itself. A partial has the `==` of `object`, too, but
+    # is compared by its parts.
     if cls.__eq__ is object.__eq__ and cls is not functools.partial:
         if cls.__hash__ is not object.__hash__:
             _is_hashable(value)  # for the error if its `__hash__` raises
-        keys.note_class(value, cls)
+        key_maker.note_class(value, cls)
         return cls, IdentityKey(value)
     if cls in _NUMBERS_AND_TEXTS:
         return cls, _bits_of(value)
     base = _container_base(cls)
     if base is not None:
-        return _content_of_container(value, base, keys)
+        return _content_of_container(value, base, key_maker)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
-    keys.may_have_objects = True
+    key_maker.may_have_objects = True
     # The `==` of a tracer or a reference makes an array, or raises.
     if isinstance(value, (Tracer, jax.Ref)):
         return cls, IdentityKey(value)
     if isinstance(value, jax.Array):
         return _content_of_jax_array(value)
     if _compares_by_field(cls):
-        return _content_of_dataclass(value, keys)
+        return _content_of_dataclass(value, key_maker)
     if compares_by_parts(cls):
-        return cls, keys.keys_of(_keys_and_values(_attributes_of(value)))
+        return cls, key_maker.keys_of(_keys_and_values(_attributes_of(value)))
     # Any other class has an `==` of its own, which decides.
     _require_equality(value)
     # A subclass of `float` inherits an `==` that takes 0.0 for -0.0.
     bits = _bits_of(value) if isinstance(value, _NUMBERS_AND_TEXTS) else None
     if _is_hashable(value):
-        keys.note_class(value, cls)
+        key_maker.note_class(value, cls)
         return cls, bits, _equality_key(value)
-    keys.is_mutable = True
+    key_maker.is_mutable = True
     return cls, bits, _equality_key_of_copy(value)
 
 
-def _content_of_container(value: Any, base: type, keys: _KeyMaker) -> Any:
-    """Returns the content of a container: its parts and, if a subclass has an `==` of its own, a key for that."""
+def _content_of_container(value: Any, base: type, key_maker: _KeyMaker) -> Any:
+    """Returns the content of a container: its class and parts and, if a subclass has its own `==`, a key for that.
+
+    Args:
+        value: The container.
+        base: The row of `_CONTAINERS` that it belongs to: its class or a base.
+        key_maker: As for `content_of`.
+    """
     cls, container = type(value), _CONTAINERS[base]
     # `objects_with_identity` may list it: a mutable one, one of a subclass that is more than its items, or a partial.
     if container.is_mutable or (cls is not base and not _is_only_its_items(cls)) or cls is functools.partial:
-        keys.may_have_objects = True
+        key_maker.may_have_objects = True
     if container.is_mutable:
-        keys.is_mutable = True
-    parts = keys.keys_of(container.parts(value))
+        key_maker.is_mutable = True
+    parts = key_maker.keys_of(container.parts(value))
     content = parts if container.is_ordered else frozenset(parts)
     # The `==` of an array gives one answer per element, so it cannot be asked.
     if cls is base or cls.__eq__ is base.__eq__ or base is np.ndarray:
@@ -509,18 +539,19 @@ def _content_of_container(value: Any, base: type, keys: _KeyMaker) -> Any:
     return cls, content, _equality_key_of_copy(value)
 
 
-def _content_of_dataclass(value: Any, keys: _KeyMaker) -> Any:
-    """Returns the content of a dataclass with a generated `==`: the fields compared by it."""
+def _content_of_dataclass(value: Any, key_maker: _KeyMaker) -> Any:
+    """Returns the content of a dataclass with a generated `==`: the fields that this compares, and their keys."""
     cls: Any = type(value)
     # A field that was never set is left out, and so is one declared with `compare=False`.
     compared = [field.name for field in dataclass_fields(cls) if field.compare and hasattr(value, field.name)]
-    was_mutable = keys.is_mutable
-    parts = keys.keys_of([getattr(value, name) for name in compared])
+    was_mutable = key_maker.is_mutable
+    parts = key_maker.keys_of([getattr(value, name) for name in compared])
     if _can_be_mutated(cls):
-        keys.is_mutable = True
+        key_maker.is_mutable = True
     elif _defines_hash(cls):
-        # The class vouches for its parts, so a list in it does not count as mutable.
-        keys.is_mutable = was_mutable
+        # By a hash written by hand, a class promises that its instances do not change. So a list in one does not count
+        # as mutable.
+        key_maker.is_mutable = was_mutable
     return cls, tuple(compared), parts
 
 
@@ -531,9 +562,10 @@ def _content_of_jax_array(value: jax.Array) -> Any:
 
 
 def _bits_of(value: Any) -> Any:
-    """Returns the plain number or text of an instance of `_NUMBERS_AND_TEXTS` or a subclass.
+    """Returns a number or text, of one of `_NUMBERS_AND_TEXTS` or a subclass, in a form that compares strictly.
 
-    Floats are returned as bytes, so that 0.0 and -0.0 differ and `nan` equals itself.
+    A float or complex number becomes bytes, so that 0.0 and -0.0 differ and `nan` equals itself. Any other one becomes
+    an instance of the built-in class.
     """
     if isinstance(value, float):
         return struct.pack("d", value)
@@ -546,7 +578,7 @@ def _bits_of(value: Any) -> Any:
 
 
 class IdentityKey:
-    """A key equal only to keys of the same object, kept alive by it."""
+    """A key that is equal only to keys of the same object. It keeps the object alive."""
 
     __slots__ = ("obj",)
 
@@ -561,10 +593,10 @@ class IdentityKey:
 
 
 class _EqualityKey:
-    """A key equal to keys of the same object, and of equal objects of the same type.
+    """A key that is equal to keys of the same object, and of equal objects of the same type.
 
-    The hash is taken once. So an object that changes although it can be hashed stays what it was when it was first
-    compared, as in `jax.jit`.
+    The hash is taken once. So if an object changes although it can be hashed, its key still has the hash of the first
+    time, as in `jax.jit`.
     """
 
     __slots__ = ("__weakref__", "_hash", "obj")
@@ -592,9 +624,9 @@ class _EqualityKey:
 _equality_keys: Interned[_EqualityKey] = Interned()
 
 _first_keys: WeakIdentityDict["weakref.ref[_EqualityKey]"] = WeakIdentityDict()
-"""Object with an `==` and a hash of its own → the first key that was made for it, for as long as a structure has it.
+"""Object with an `==` and a hash of its own → its first key. The entry is dead once no structure has this key any more.
 
-Equal keys are one object, so a key lives on if an earlier structure has an equal object.
+Equal keys are interned as one object. So the key of an object may be that of an equal object in an earlier structure.
 """
 
 
@@ -627,7 +659,7 @@ def _require_equality(value: Any) -> None:
 
 
 def _is_equal(value: Any, counterpart: Any) -> bool:
-    """Compares by `==`, and turns any exception into `Incomparable`."""
+    """Compares two objects by `==`, and turns any exception into `Incomparable`."""
     try:
         return bool(value == counterpart)
     except Exception as error:  # noqa: BLE001 -- whatever a user's `__eq__` raises
@@ -685,10 +717,10 @@ def copy_of(value: Any, copies: IdentityDict[Any]) -> Any:
 
 
 def _copy_dataclass(value: Any, copies: IdentityDict[Any]) -> Any:
-    """Copies a dataclass with a generated `==`, unless it is frozen and holds nothing mutable."""
+    """Copies a dataclass with a generated `==`. Returns the object itself if it is frozen and holds nothing mutable."""
     if _can_be_mutated(type(value)):
         return _copy_by_parts(value, copies)
-    # A frozen one is not asked for its hash, for that would walk all paths below it.
+    # It is frozen. To ask for its hash would be another test of its parts, but hashing walks all paths below it.
     names = [field.name for field in dataclass_fields(type(value)) if hasattr(value, field.name)]
     new_parts = {name: copy_of(getattr(value, name), copies) for name in names}
     if all(getattr(value, name) is new_parts[name] for name in names):
@@ -701,6 +733,7 @@ def _copy_dataclass(value: Any, copies: IdentityDict[Any]) -> Any:
 
 def _copy_unhashable(value: Any, copies: IdentityDict[Any]) -> Any:
     """Copies an object with an `==` of its own and no hash. Returns the object itself if the copy is not equal."""
+    # The number of copies before those of this object and its parts.
     size_before = len(copies)
     if hasattr(value, "__dict__") or _slots_of(type(value)):
         clone = _copy_by_parts(value, copies)
@@ -708,13 +741,16 @@ def _copy_unhashable(value: Any, copies: IdentityDict[Any]) -> Any:
         clone = _run_copier(copy.deepcopy, value)
     if clone is value or _is_equal(value, clone):
         return clone
-    # Copies of its parts may lead to the clone, which is given up.
+    # The clone is given up. Copies of its parts may refer to it, so they are forgotten, too.
     copies.forget_after(size_before)
     return value
 
 
 def _copy_by_parts(value: Any, copies: IdentityDict[Any]) -> Any:
-    """Copies an object by `copy.copy`, and then its attributes part by part."""
+    """Copies an object by `copy.copy`, and then its attributes part by part.
+
+    Returns the object itself if `copy.copy` gives that, or an object of another class.
+    """
     clone = _run_copier(copy.copy, value)
     if clone is value or type(clone) is not type(value):
         return value
@@ -735,10 +771,16 @@ def _run_copier(copier: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _copy_attributes(value: Any, clone: Any, copies: IdentityDict[Any]) -> None:
-    """Replaces the contents of a shallow copy's `__dict__` and slots by copies."""
-    # A list, for another thread may add an attribute meanwhile.
+    """Copies the attributes and slots of an object into its shallow copy.
+
+    Args:
+        value: The object.
+        clone: The shallow copy.
+        copies: The copies made so far. This call uses and extends them.
+    """
+    # A list, because another thread may add an attribute meanwhile.
     for name, part in list(getattr(value, "__dict__", {}).items()):
-        # A part that `__copy__` has replaced is the clone's alone already.
+        # If the class's `__copy__` has put another object here, that belongs to the clone alone already.
         if vars(clone).get(name, part) is part:
             vars(clone)[name] = copy_of(part, copies)
     for slot in _slots_of(type(value)):
@@ -757,11 +799,12 @@ def _slots_of(cls: type) -> list[Any]:
 
 
 def with_new_parts(value: Any, new_part: "_CopyPart") -> Any:
-    """Makes a container anew if one of its parts is new; otherwise returns it, or whatever is no container.
+    """Returns a container of the same class with new parts. Returns the value itself if no part of it is new.
 
     Args:
-        value: Any static value.
-        new_part: part → itself or the object in its place. It is called more than once for a part.
+        value: Any static value. One that is no container is returned as it is.
+        new_part: part → the object to put in its place, which may be the part itself. It is called more than once for a
+            part.
     """
     cls = type(value)
     container = _CONTAINERS.get(tuple if _is_only_its_items(cls) else cls)
@@ -774,11 +817,12 @@ def with_new_parts(value: Any, new_part: "_CopyPart") -> Any:
 
 
 class Stability:
-    """Answer for one value: does it stay the same for ever, as far as its parts have been visited?
+    """The answer of `cannot_change` for one value, preliminary until its parts have been visited.
 
     Attributes:
-        is_settled: False once the value, or a visited part, can change.
-        parts: The parts to ask. Empty once they have answered.
+        is_settled: True if the value stays the same for ever, as far as it is known. False once the value itself, or a
+            visited part, turned out to be able to change.
+        parts: The parts that are still to be asked. Empty once they have answered.
     """
 
     __slots__ = ("is_settled", "parts")
@@ -792,15 +836,17 @@ class Stability:
 def cannot_change(value: Any, stabilities: IdentityDict[Stability] | None = None) -> bool:
     """Returns True if the object keeps its value for ever.
 
-    A `functools.partial` and a frozen dataclass could be changed, but nobody does, so only their parts decide. The
-    fields of a dataclass with a hash of its own are not asked: by its hash it promises to stay the same.
+    Only the parts of a `functools.partial` or a frozen dataclass decide: it could itself be changed, but nobody does
+    that. A frozen dataclass with a hash written by hand promises to stay the same, so its fields are not asked. An
+    object that is compared by identity keeps its value, which is the object itself, whatever changes in it. Values of
+    classes about which nothing is known count as able to change.
 
     Args:
         value: Any static value.
         stabilities: The answers so far. This call uses and extends them.
     """
     stabilities = IdentityDict() if stabilities is None else stabilities
-    stack = [value]
+    stack = [value]  # each value comes off twice: on the way down, and again after its parts
     while stack:
         stability = stabilities.get(stack[-1])
         # On the way down, the parts are put on top of the value.
@@ -817,13 +863,19 @@ def cannot_change(value: Any, stabilities: IdentityDict[Stability] | None = None
 
 
 def _parts_if_fixed(value: Any) -> Iterable[Any] | None:
-    """Returns the parts of a value if it cannot change except through them; else, or for an unknown class, None."""
+    """Returns the parts that decide whether a value can change.
+
+    Returns:
+        The parts, if the value can change through them alone. `()` if nothing in it can change. None if the value
+        itself can be changed, or if nothing is known about its class.
+    """
     cls: type = type(value)
     container = _CONTAINERS.get(tuple if is_namedtuple(cls) else cls)
     if container is not None:
         return None if container.is_mutable else container.parts(value)
-    # Nothing in these can change, so they have no parts to ask.
-    if cls in _IMMUTABLE or is_known_by_address(cls) or issubclass(cls, np.generic):
+    # The key of such a value is its content or its address, and stays the same for ever. An object compared by identity
+    # may change inside, but its key does not. So there are no parts to ask.
+    if cls in _IMMUTABLE or has_fixed_key(cls) or issubclass(cls, np.generic):
         return ()
     # A frozen dataclass changes only through its fields.
     if _compares_by_field(cls) and not _can_be_mutated(cls):
@@ -835,8 +887,11 @@ def _parts_if_fixed(value: Any) -> Iterable[Any] | None:
     return parts_of_frozen(value)
 
 
-def is_known_by_address(cls: type) -> bool:
-    """Returns True if an instance keeps its value for ever and the same object is likely to come again."""
+def has_fixed_key(cls: type) -> bool:
+    """Returns True if the key of an instance can never change, so that its address may stand for it.
+
+    This holds for classes, for objects that are compared by identity, and for dtypes, shardings and meshes.
+    """
     # A partial has the `==` of `object`, but is compared by its parts.
     if cls is functools.partial:
         return False
@@ -854,9 +909,10 @@ _MANY_PARTS = 200
 def objects_with_identity(value: Any) -> list[Any]:
     """Lists the objects in a static value, itself included, for which an equal object is no substitute.
 
-    A user can tell by `is` whether a list or a config in a model is still the same one. Also, an `==` may compare only
-    some attributes of an object. Numbers, texts and tuples have nothing beside their value, and two functions or
-    devices are equal only if they are one. The parts of a listed object are not entered.
+    Lists and configs are such objects: a user can tell by `is` whether a model still has the same one, and an `==` may
+    compare only some attributes. Numbers, texts and tuples are not, since they are nothing but their value. Functions
+    and devices are not either: two are equal only if they are the same object.
+    The search does not go on below an object that it lists.
 
     Returns:
         The objects in the order of the walk, without repetitions.
@@ -870,6 +926,7 @@ def objects_with_identity(value: Any) -> list[Any]:
         cls: Any = type(part)
         if cls in _INTERCHANGEABLE:
             continue
+        # In a large value, enter each object only once.
         num_visits += 1
         if num_visits == _MANY_PARTS:
             entered = IdentitySet()
@@ -899,7 +956,7 @@ def objects_with_identity(value: Any) -> list[Any]:
 
 
 def _compares_by_field(cls: Any) -> bool:
-    """Returns True for a dataclass with a generated `==`. This takes `1` for `True`, so it is not called."""
+    """Returns True for a dataclass with a generated `==`, which is not called: for it, `1` equals `True`."""
     if not hasattr(cls, "__dataclass_params__") or not cls.__dataclass_params__.eq:
         return False
     # `dataclass(eq=True)` keeps an `__eq__` that the class defines. A generated one was compiled from a string.
@@ -914,17 +971,20 @@ def _defines_hash(cls: Any) -> bool:
 
 
 def _can_be_mutated(cls: Any) -> bool:
-    """Returns True for a mutable container and for a dataclass with a generated `==`, unless frozen."""
+    """Returns True for a mutable container, and for a dataclass with a generated `==` that is not frozen."""
     return issubclass(cls, _MUTABLE) or (_compares_by_field(cls) and not cls.__dataclass_params__.frozen)
 
 
 def _is_only_its_items(cls: Any) -> bool:
-    """Returns True for a namedtuple without attributes or an `==` of its own."""
+    """Returns True for a namedtuple that has no attributes besides its items, and no `==` of its own."""
     return is_namedtuple(cls) and cls.__eq__ is tuple.__eq__ and cls.__dictoffset__ == 0
 
 
 def _container_base(cls: type) -> type | None:
-    """Returns the class itself or its first base in `_CONTAINERS`. Subclasses of `partial` are no containers."""
+    """Returns the class of `_CONTAINERS` to which a class belongs, itself or a base; None if it is no container.
+
+    Subclasses of `functools.partial` are no containers.
+    """
     if cls in _CONTAINERS:
         return cls
     if not issubclass(cls, _WITH_SUBCLASSES):
@@ -950,8 +1010,9 @@ class _Container(NamedTuple):
     Attributes:
         is_mutable: True if an instance can be changed.
         parts: instance → the values by which it is compared, beside its class.
-        copy: (instance, copies a part) → a copy of the same class; the instance itself if it is immutable and each
-            part is its own copy.
+        copy: (instance, function for each part) → a container of the same class with the results of the function as
+            parts. The instance itself if it is immutable and each part is its own result. Elements of sets, keys of
+            dictionaries and bounds of a `range` are not passed to the function.
         is_ordered: True if the order of the parts counts.
     """
 
@@ -962,7 +1023,7 @@ class _Container(NamedTuple):
 
 
 def _keys_and_values(mapping: dict[Any, Any]) -> list[Any]:
-    """Returns the keys and then the values, in order, since whoever gets the dictionary can see the order."""
+    """Returns the keys and then the values of a dictionary. Their order counts, because a user can see it."""
     return [*dict.keys(mapping), *dict.values(mapping)]
 
 
@@ -974,7 +1035,7 @@ def _parts_of_ordered_dict(mapping: "collections.OrderedDict[Any, Any]") -> list
 
 def _parts_of_array(value: np.ndarray[Any, Any]) -> list[Any]:
     """Returns the dtype, shape and bytes of an array as one part; for objects, the elements in place of the bytes."""
-    # `tobytes` of a masked array would leave out the masked elements.
+    # The view is a plain array: `tobytes` of a masked array would leave out the masked elements.
     array = value.view(np.ndarray)
     if array.dtype.hasobject:
         content: list[Any] = [_ArrayContent((array.dtype, array.shape)), *array.ravel().tolist()]
@@ -1078,7 +1139,7 @@ _CONTAINERS: dict[type, _Container] = {
     # The elements of a set can be hashed, so they are not copied.
     frozenset: _Container(False, lambda value: list(frozenset.__iter__(value)), _keep, is_ordered=False),
     slice: _Container(False, lambda value: (value.start, value.stop, value.step), _copy_slice),
-    # `range(0, 3, 2) == range(0, 4, 2)`, and whoever gets one can see which it is.
+    # By its parts, and not by `==`: `range(0, 3, 2) == range(0, 4, 2)`, but a user can see which of the two it is.
     range: _Container(False, lambda value: (value.start, value.stop, value.step), _keep),
     functools.partial: _Container(
         False, lambda value: [value.func, value.args, *_keys_and_values(value.keywords)], _copy_partial

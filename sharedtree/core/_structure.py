@@ -17,6 +17,10 @@ In a `Context` several trees are packed one after the other. The record numbers 
 previous tree ended, and a number below that start refers to an object in an earlier tree.
 
 A `FlatDag` has the same records and besides, by number, the objects that they stand for and their paths.
+
+Where a function has arguments and a result, the result may contain *objects of the caller*: objects that the function
+received and returns unchanged (`Given`), or whose changed content is to be written back into them (`Update`). Both
+refer to an object by the number of its record in the arguments.
 """
 
 import functools
@@ -55,7 +59,8 @@ class Node:
     """Operation: put a node together from its children.
 
     Two are equal if the classes are the same and the auxiliary data is strictly equal. `keys` name the children in
-    paths. They take no part in the comparison, because class and auxiliary data determine them.
+    paths. They take no part in the comparison, because for most classes they follow from class and auxiliary data.
+    Those of other classes (`NodeType.keys_vary`) are the keys of the first instance that had this structure.
     """
 
     __slots__ = ("_unflatten", "aux", "keys", "type")
@@ -68,9 +73,10 @@ class Node:
 
     @property
     def unflatten(self) -> Callable[[tuple[Any, ...]], Any]:
-        """Function that makes a new instance of the children alone. Cached.
+        """Function that makes a new instance: children → instance. Cached.
 
-        Only for classes in JAX's registry whose auxiliary data cannot change: each instance gets the same.
+        Only for namedtuples and classes in JAX's registry, and only if the auxiliary data cannot change: all instances
+        get the same object.
         """
         if self._unflatten is None:
             self._unflatten = maker_of(self.type.cls, self.aux.peek(), len(self.keys))
@@ -96,9 +102,12 @@ def _node_of(cls: type, aux: Static, keys: Path) -> Node:
 
 
 class Given(NamedTuple):
-    """Operation: take the caller's own object whose number is `number`.
+    """Operation: take the caller's own object.
 
-    It occurs in the results of a function. The number refers to the records of the arguments.
+    It occurs in the results of a function.
+
+    Attributes:
+        number: the number of the object among the records of the arguments.
     """
 
     number: int
@@ -110,9 +119,10 @@ class Update(NamedTuple):
     Attributes:
         number: the number of the object among the records of the arguments.
         node: the new content.
-        received_aux: the auxiliary data of the object when the function received it. A static object in it is left
-            alone if it equals its new value: the caller keeps the very object. None if the auxiliary data holds no
-            static objects, or if the function got the caller's own objects and not copies.
+        received_aux: the auxiliary data of the object when the function received it. A static object of the caller,
+            such as a config, is not replaced if its new value equals the one in here. None if the auxiliary data holds
+            no such objects, or if the function got the caller's own ones and not copies: then there is nothing to
+            compare.
     """
 
     number: int
@@ -128,8 +138,8 @@ class Update(NamedTuple):
             node: the new content.
             received: the operation that the object had in the arguments.
         """
-        # Exact means that the function got the caller's own static objects and not copies.
-        is_exact = bool(node.aux.objects)
+        # Only a walk that takes static objects uncopied sets `exact_objects`, so the function got the caller's own.
+        is_exact = bool(node.aux.exact_objects)
         if type(received) is not Node or is_exact or not received.aux.has_objects:
             return cls(number, node)
         return cls(number, node, received.aux)
@@ -169,21 +179,23 @@ class Structure:
     # `maker` stands for that Context, if there was one. It is not the Context itself, which keeps every leaf that it
     # has seen. Both are here because whoever unflattens, perhaps in another process, has only the structure. A `Given`
     # for each object of an earlier tree would say the same, but doubled the time of a flatten in a Context.
-    # `noted` and `tied_values` exist only for results of functions: the traced leaves that lost their ties on purpose,
-    # and those that were tied outside modules (see `ties/_leaf_notes`).
-    # `objects` are the static values that were taken exactly as they are (`Rules.is_exact`) and that no equal one can
+    # `noted` and `tied_values` exist only for results of functions. They are the indices, among the traced leaves, of
+    # those whose ties were undone on purpose or reported, and of those that were tied outside modules. When a tree of
+    # this structure is put together, these leaves are entered into the tables of `ties/_leaf_notes` again.
+    # `objects` are the user's static objects that were taken uncopied (`Rules.is_exact`) and that no equal one can
     # replace. Two structures that differ in nothing else compare equal record by record, but are two.
     #
     # Derived from the content by `complete`:
     #
     # `given` are the numbers of the caller's objects that it contains. `updates` says whether it has content to be
-    # written into objects of the caller. `is_noted` says whether any leaf needs a note when the tree is put together.
+    # written into objects of the caller. `is_noted` says whether `noted` or `tied_values` has any leaf.
     #
     # No part of the content:
     #
     # `pins` are objects that must live as long as the structure, for keys that lead to it (see `_pack_and_unpack`).
-    # `plans` say how transforms group its leaves; each has what the transform does for a key. `program` is the records
-    # as the native `build` runs them, None until the first build.
+    # `plans` has what transforms and checks have found out about the structure, each under a key of its own: mostly how
+    # a transform groups the leaves. `program` is the records as the native `build` runs them, None until the first
+    # build.
 
     __slots__ = (
         "__weakref__",
@@ -227,7 +239,7 @@ class Structure:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
 
     def complete(self) -> None:
-        """Computes the attributes that follow from the content. Called once, when no equal structure exists."""
+        """Computes the attributes that follow from the content. Called if no equal structure was found."""
         self.pins, self.plans = {}, {}
         self.num_leaves = sum(op is LEAF for op, _ in self.records)
         self.given = tuple(sorted({op.number for op, _ in self.records if type(op) is Given}))
@@ -277,8 +289,8 @@ def intern(
         root: the number of the record that is the whole tree.
         base: the number of the first record. Lower numbers refer to earlier trees of the same `Context`.
         maker: stands for that `Context`; None outside of one.
-        noted: in the result of a function, the traced leaves that lost their ties on purpose.
-        tied_values: in the result of a function, the traced leaves that were tied outside modules.
+        noted: in the result of a function, the indices of the leaves whose ties were undone on purpose or reported.
+        tied_values: in the result of a function, the indices of the leaves that were tied outside modules.
     """
     structure = Structure()
     structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
@@ -289,17 +301,17 @@ def intern(
 
 
 def _objects_in(records: Sequence[Record]) -> tuple[IdentityKey, ...]:
-    """Collects the user's own static objects from all exact static values, in order."""
-    objects: list[IdentityKey] = []
-    # Each trace comes here several times. So the loop repeats `_static_of` instead of calling it for each record.
+    """Collects the user's own static objects: `exact_objects` of all static values, in order."""
+    exact_objects: list[IdentityKey] = []
+    # Each trace comes here several times. So the code of `_static_of` is repeated here, which is faster than a call.
     for op, _ in records:
         if type(op) is Node:
-            objects += op.aux.objects
+            exact_objects += op.aux.exact_objects
         elif type(op) is Static:
-            objects += op.objects
+            exact_objects += op.exact_objects
         elif type(op) is Update:
-            objects += op.node.aux.objects
-    return tuple(objects)
+            exact_objects += op.node.aux.exact_objects
+    return tuple(exact_objects)
 
 
 # --- records as a DAG -------------------------------------------------------------------------------------------------
@@ -312,7 +324,7 @@ NodeKey = TypeVar("NodeKey", bound=Hashable)
 def canonical(
     root: NodeKey, expand: Callable[[NodeKey], tuple[Op, Sequence[NodeKey]]]
 ) -> tuple[tuple[Record, ...], dict[NodeKey, int]]:
-    """Numbers the nodes of any DAG as a walk would number them.
+    """Makes the records of any DAG, numbered as a walk would number them: children first, in flatten order.
 
     Args:
         root: the key of the root.
@@ -347,17 +359,21 @@ def edges(
     base: int = 0,
     keys_of: Callable[[int, Node], Path] | None = None,
 ) -> Iterator[tuple[int, Path]]:
-    """Yields each edge of a DAG once, as the number it leads to and a path that ends with it.
+    """Yields each edge of a DAG once: the number of the record to which it leads, and a path whose last step it is.
 
-    The path goes through the first path of the parent. So the first pair of a number is its representative path. Each
-    record is entered once, so the cost is linear in the records even where the number of paths is exponential.
+        Pair(w, [w, 3])     (3, the root)   (0, .a)   (2, .b)   (0, .b[0])   (1, .b[1])
+
+    The path goes through the first path of the parent. So the first pair with a number has the representative path of
+    this record. Each record is entered once, so the cost is linear in the edges even where the number of paths is
+    exponential.
 
     Args:
         records: the table.
         roots: the paths and numbers of the records to begin at. Each counts as an edge.
-        base: the number of the first record. Lower numbers are yielded and not entered.
-        keys_of: (number of a record, its node) → the keys of its children. Asked only about nodes whose class does not
-            determine them. None takes the keys that the nodes have.
+        base: the number of the first record. A lower number refers to an earlier tree: it is yielded, but nothing
+            below it is.
+        keys_of: (number of a record, its node) → the keys of its children. Asked only about nodes whose keys may
+            depend on the instance. None takes the keys that the nodes have.
     """
     entered: set[int] = set()
     # Children are pushed in reverse, so that they come off the stack in flatten order.
@@ -372,13 +388,18 @@ def edges(
         op, children = records[number - base]
         node = op.node if type(op) is Update else op
         if type(node) is Node:
-            keys = keys_of(number, node) if keys_of is not None and node.type.names_children else node.keys
+            keys = keys_of(number, node) if keys_of is not None and node.type.keys_vary else node.keys
             children_with_keys = tuple(zip(keys, children, strict=True))
             stack.extend((child, (*path, key)) for key, child in reversed(children_with_keys))
 
 
 def at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int]:
-    """Finds the records that several paths lead to. Everything below such a record is one, too."""
+    """Finds the records that several paths lead to: the shared ones, and all records below these.
+
+    Args:
+        records: the records of a tree, numbered from 0.
+        roots: the numbers of the records at which paths begin.
+    """
     visited: set[int] = set()
     shared: set[int] = set()
     stack = list(roots)
@@ -413,10 +434,13 @@ def with_several_edges(records: Sequence[Record], root: int) -> set[int]:
 
 
 def reached_outside(records: Sequence[Record], root: int) -> dict[int, int]:
-    """Counts, for each record, the paths that lead to it through plain containers alone.
+    """Finds the records outside modules: those to which a path leads through plain containers alone.
+
+    A record may be outside by one path and inside a module by another one. It is in the result, too.
 
     Returns:
-        Number → 1 for one such path, 2 for two or more. A record without any is missing.
+        Number → 1 if one such path leads to the record, 2 if several do. A record that is only inside modules is
+        missing.
 
     Cost: linear in the records returned.
     """
@@ -425,11 +449,11 @@ def reached_outside(records: Sequence[Record], root: int) -> dict[int, int]:
     while stack:
         number = stack.pop()
         count = num_paths.get(number, 0)
-        # The count stops at 2, so that no record is entered a third time.
+        # The count stops at 2, so no record is entered more than twice.
         if count == 2:
             continue
         num_paths[number] = count + 1
-        # Below a module nothing is outside.
+        # Only plain containers are entered, because nothing below a module is outside.
         op, children = records[number]
         node = op.node if type(op) is Update else op
         if type(node) is Node and node.type.is_plain:
@@ -438,7 +462,7 @@ def reached_outside(records: Sequence[Record], root: int) -> dict[int, int]:
 
 
 def statics_of(structure: Structure) -> Iterator[tuple[int, Static]]:
-    """Yields the static leaves and the auxiliary data of the nodes of a structure, with the numbers of the records."""
+    """Yields (number of the record, `Static`) for each static leaf, and for the auxiliary data of each node."""
     for number, (op, _) in enumerate(structure.records, structure.base):
         static = _static_of(op)
         if static is not None:
@@ -446,7 +470,7 @@ def statics_of(structure: Structure) -> Iterator[tuple[int, Static]]:
 
 
 def _static_of(op: Op) -> Static | None:
-    """The static value of a record: a static leaf, or the auxiliary data of a node."""
+    """The static value of a record: a static leaf, or the auxiliary data of a node. None for all others."""
     node = op.node if type(op) is Update else op
     if type(node) is Node:
         return node.aux
@@ -454,9 +478,9 @@ def _static_of(op: Op) -> Static | None:
 
 
 def depth_of(records: Sequence[Record]) -> int:
-    """Number of records on the longest path from a root to a leaf."""
+    """Number of records on the longest path downwards. 0 if there are no records."""
     depths: list[int] = []
-    # Children come before their parents, so their depths are there.
+    # Children come before their parents, so their depths are in the list already.
     for _, children in records:
         depths.append(1 + max((depths[child] for child in children), default=0))
     return max(depths, default=0)
@@ -468,10 +492,11 @@ def depth_of(records: Sequence[Record]) -> int:
 class FlatDag:
     """The records of a packed tree, and the objects that they stand for.
 
-    Everything else is computed on first use and cached. Nothing is copied: parts share the records and objects.
+    Everything else is computed on first use and cached. A part of the tree (`below`, `child`) is a `FlatDag` with the
+    same table of records and objects, and another root.
 
     Args:
-        records: the table, children before parents.
+        records: the table, children before parents, numbered from 0.
         root: the number of the record that is the whole tree.
         objects: number → object. Those that nobody will ask for may be missing.
     """
@@ -490,7 +515,7 @@ class FlatDag:
 
     @classmethod
     def without_objects(cls, structure: Structure) -> "FlatDag":
-        """Wraps a structure whose objects are unknown: each object is None."""
+        """Wraps a structure whose objects are unknown: None stands for each of them."""
         return cls.of(structure, [None] * len(structure.records))
 
     @classmethod
@@ -499,7 +524,7 @@ class FlatDag:
         return cls.of(structure, dict(zip(structure.leaf_numbers, leaves, strict=True)))
 
     def below(self, root: int) -> "FlatDag":
-        """The part whose root is another record. Numbers stay the same."""
+        """The part of the tree below a record, which becomes its root. Numbers stay the same."""
         return FlatDag(self.records, root, self.objects)
 
     def child(self, position: int) -> "FlatDag":
@@ -507,7 +532,7 @@ class FlatDag:
         return self.below(self.records[self.root][1][position])
 
     def edges(self, path: Path = ()) -> Iterator[tuple[int, Path]]:
-        """Yields each edge once, as the number it leads to and a path that ends with it; first paths come first.
+        """Yields (number, path) for each edge. See the function `edges`.
 
         Args:
             path: a path to put before all of them.
@@ -515,15 +540,15 @@ class FlatDag:
         return edges(self.records, [(path, self.root)], keys_of=self._keys_of)
 
     def _keys_of(self, number: int, node: Node) -> Path:
-        """Keys of a node's children, from the object where that is possible.
+        """Returns the keys of a node's children, from the object where that is possible.
 
         The record has keys, too, but they are those of the first tree with this structure: equal auxiliary data need
-        not mean equal keys, since a class may take them from anywhere. So they serve only if the object is missing, or
-        if a function has changed its class or the number of its children since.
+        not mean equal keys, since a class may take them from anywhere. So they serve only if the object cannot tell.
         """
         # The object is missing, as in a DAG made of leaves alone.
         if not self._has_object(number):
             return node.keys
+        # The object is None (`without_objects`), or a function has changed its class since it was packed.
         obj = self.objects[number]
         if type(obj) is not node.type.cls:
             return node.keys
@@ -531,6 +556,7 @@ class FlatDag:
             keys = node.type.keys_of(obj)
         except Exception:  # noqa: BLE001 -- a function may have left the object in any state
             return node.keys
+        # A function may have changed the number of its children.
         return keys if len(keys) == len(node.keys) else node.keys
 
     def _has_object(self, number: int) -> bool:
@@ -544,22 +570,22 @@ class FlatDag:
 
     @functools.cached_property
     def leaf_numbers(self) -> list[int]:
-        """Numbers of the traced leaves, in order. Those of a part include leaves outside of it."""
+        """Numbers of the traced leaves of the whole table, in order. In a part, `reached` tells which belong to it."""
         return [number for number, (op, _) in enumerate(self.records) if op is LEAF]
 
     @functools.cached_property
     def reached(self) -> set[int]:
-        """Numbers of the records below the root, and the root. In a part, these are not all."""
+        """Numbers of the root and of the records below it. In a part, the table has other records, too."""
         return set(canonical(self.root, lambda number: self.records[number])[1])
 
     @functools.cached_property
     def leaves(self) -> dict[int, Any]:
-        """Number → traced leaf."""
+        """Number → traced leaf, for all of `leaf_numbers`."""
         return {number: self.objects[number] for number in self.leaf_numbers}
 
     @functools.cached_property
     def first_paths(self) -> dict[int, Path]:
-        """Number → representative path, for each record below the root."""
+        """Number → representative path, for the root and each record below it."""
         first_paths: dict[int, Path] = {}
         for number, path in self.edges():
             first_paths.setdefault(number, path)
@@ -567,9 +593,10 @@ class FlatDag:
 
     @functools.cached_property
     def all_paths(self) -> dict[int, list[str]]:
-        """Number → its paths as errors print them, one for each edge, through the first path of the parent.
+        """Number → a path for each edge to the record, as errors print it. The representative path comes first.
 
-        Not all paths, since there may be exponentially many.
+        These are the paths of `edges`, which go through the first path of the parent. A record below a shared one has
+        more paths than these, perhaps exponentially many.
         """
         all_paths: dict[int, list[str]] = {}
         for number, path in self.edges():
@@ -580,22 +607,28 @@ class FlatDag:
     def holds_leaf(self) -> list[bool]:
         """Number → whether the record is a traced leaf or has one below it."""
         holds_leaf: list[bool] = []
-        # Children come before their parents, so their answers are there.
+        # Children come before their parents, so their answers are in the list already.
         for op, children in self.records:
             holds_leaf.append(op is LEAF or any(holds_leaf[child] for child in children))
         return holds_leaf
 
     @functools.cached_property
     def outside(self) -> dict[int, int]:
-        """Number → how many paths lead to the record through plain containers alone: 1, or 2 for more. Others lack."""
+        """The records outside modules, with the number of their paths outside: 1, or 2 for several.
+
+        Its keys often serve as a set. See `reached_outside`.
+        """
         return reached_outside(self.records, self.root)
 
     def is_object(self, number: int, *, containers: bool = False) -> bool:
         """Tells whether a record stands for a node that carries identity.
 
+        A module does wherever it is. A mutable container does if all of its paths lead through modules: one that a path
+        reaches outside modules counts as a value, unless `containers` is set.
+
         Args:
             number: the number of the record.
-            containers: whether mutable containers outside modules do.
+            containers: whether mutable containers carry identity outside modules, too.
         """
         node = self.node(number)
         if node is None or not node.type.carries_identity:
@@ -607,7 +640,7 @@ class FlatDag:
         return jtu.keystr(self.first_paths[number])
 
     def node(self, number: int) -> Node | None:
-        """The node of a record, also if its content is written into an object of the caller. None for leaves."""
+        """The node of a record, be it a `Node` or in an `Update`. None for any other record."""
         op = self.records[number][0]
         node = op.node if type(op) is Update else op
         return node if type(node) is Node else None
@@ -620,9 +653,9 @@ class FlatDag:
 def leaf_paths(structure: Structure) -> list[str]:
     """Representative path of each traced leaf of a structure, in order. Cached as long as the structure lives.
 
-    A leaf that only an earlier tree of the same `Context` leads to has no path here, and its number in place of one.
+    A leaf to which no path leads gets a text with its number instead.
     """
-    # JAX asks several times in each trace, and again in the next.
+    # JAX asks for the paths several times in each trace, and again in the next.
     cached = _paths.get(structure)
     if cached is not None:
         return cached
@@ -639,7 +672,7 @@ _paths: weakref.WeakKeyDictionary[Structure, list[str]] = weakref.WeakKeyDiction
 
 
 def with_paths(leaves: Sequence[Any], paths: Sequence[str]) -> list[tuple[LeafPath, Any]]:
-    """Pairs leaves with their paths as key entries, as JAX wants them from a flatten function with keys."""
+    """Pairs each path, as a key entry, with its leaf: the children that JAX wants from a flatten function with keys."""
     return list(zip(map(LeafPath, paths), leaves, strict=True))
 
 
@@ -647,11 +680,14 @@ def with_paths(leaves: Sequence[Any], paths: Sequence[str]) -> list[tuple[LeafPa
 
 
 class Roles(NamedTuple):
-    """Roles of the leaves of a tree.
+    """Roles of the leaves of a tree: whether an optimizer trains them. See `Role` in `_node_types`.
+
+    A parameter is trained. State is not. A leaf whose library says neither has the role "unsaid": it is trained, too,
+    but the optimizer may warn about it.
 
     Attributes:
         of_leaves: number of a leaf → its role. A leaf that is missing is a parameter.
-        unsaid: the numbers of instances whose classes do not say, unless they are below state.
+        unsaid: the numbers of the instances whose classes have the role "unsaid", unless they are below state.
     """
 
     of_leaves: dict[int, Role]
@@ -663,7 +699,7 @@ class Roles(NamedTuple):
 
 
 def roles_in(tree: FlatDag) -> Roles:
-    """Finds the roles of all leaves.
+    """Finds the roles of all leaves: each has the role that the nearest node above it with a role gives to it.
 
     Cost: a look at each record; if a class among them has roles, up to three visits of each.
     """
@@ -673,6 +709,7 @@ def roles_in(tree: FlatDag) -> Roles:
         return Roles(of_leaves, ())
     # A shared record is visited once for each role that it has on some path, not once for each path.
     visited: set[tuple[int, Role]] = set()
+    # Each entry is a record, and the role that it has by the nodes above it.
     stack: list[tuple[int, Role]] = [(tree.root, "parameter")]
     while stack:
         number, role = stack.pop()
@@ -685,6 +722,7 @@ def roles_in(tree: FlatDag) -> Roles:
             earlier_role = of_leaves.get(number)
             if earlier_role is None or _STRENGTH[role] > _STRENGTH[earlier_role]:
                 of_leaves[number] = role
+        # Records with an `Update` or a `Given` are passed over: roles are asked of trees that no function has returned.
         elif type(op) is Node:
             if op.type.roles == "unsaid" and role != "state":
                 unsaid.add(number)
@@ -695,7 +733,7 @@ def roles_in(tree: FlatDag) -> Roles:
 
 
 def _roles_of_children(node: Node, num_children: int) -> Sequence[Role | None]:
-    """The role that a node assigns to each of its children. None for a child that has the node's role."""
+    """The role that a node gives to each of its children. None for a child that keeps the role of the node itself."""
     roles = node.type.roles
     if not callable(roles):
         return [roles for _ in range(num_children)]

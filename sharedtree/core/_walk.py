@@ -2,8 +2,12 @@
 
     walk([w, Pair(w, 3)])    leaves  w      records  0: leaf   1: static 3   2: Pair(0, 1)   3: list(0, 2)      root 3
 
-Both directions loop over explicit stacks and never recurse, so depth is no limit. They ask an object nothing but what
-its node type says. `_native_*.c` does the same in C, and leaves to this file every error and everything uncommon.
+Both directions loop over explicit stacks and never recurse, so depth is no limit. `_native_*.c` does the same in C, and
+leaves to this file every error and everything uncommon.
+
+Three words of this file. The *node type* of a class says how its instances are taken apart and put together; it is None
+for a leaf. A *convention* says which leaves are traced: it is that of the library of the nearest module. The *auxiliary
+data* of a node is all that its class needs besides the children, such as the keys of a dict.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +37,10 @@ MAX_DEPTH = 100_000
 class Tags:
     """Numbers of the objects seen by one or several walks.
 
-    `objects` keeps every one of them alive. So an id stands for one object as long as the tags exist.
+    Each record of a walk has one entry in `objects`, at its number. An object is *tagged* if `numbers` has it, too: a
+    walk that meets a tagged object again writes its number instead of walking it again. Values are not tagged.
+
+    `objects` keeps all of the objects alive. So an id stands for one object as long as the tags exist.
     """
 
     __slots__ = ("numbers", "objects")
@@ -47,7 +54,7 @@ class Tags:
         return self.numbers.get(id(obj))  # tagged objects are alive in `objects`, so equal ids mean the same object
 
     def add(self, obj: Any, *, tag: bool) -> int:
-        """Gives an object the next number. With `tag`, `number_of` finds it from then on."""
+        """Gives an object the next number and returns it. With `tag`, `number_of` finds it from then on."""
         number = len(self.objects)
         self.objects.append(obj)
         if tag:
@@ -77,12 +84,14 @@ class Rules(NamedTuple):
             `Given`.
         updated: objects of the tree whose content is written into an object of the caller → the number of that object.
             Each becomes an `Update`.
-        received: the records of the arguments. The numbers in `given` and `updated` refer to them.
+        received: the records of the arguments of the function whose result this tree is. The numbers in `given` and
+            `updated` refer to them.
         is_exact: static values are taken uncopied from this very tree, for a structure that puts the same tree together
             again. Otherwise equal values of another tree may stand for them, so that one trace serves both.
         given_copies: copies of static objects, as a function received them → the caller's originals. A copy is
             replaced by its original if the two are still equal.
-        on_static: called with each static value and a function for its path. It raises to refuse the value.
+        on_static: called with each static value and a function that returns its path as a text. It raises an error to
+            refuse the value.
         is_leaf: a node or static value counts as a traced leaf if this returns true for it.
         is_leaf_takes_path: whether `is_leaf` takes a key path before the object, as in JAX's functions with paths.
         are_structs_traced: whether Equinox's convention traces a `jax.ShapeDtypeStruct` in place of an array. It has no
@@ -115,7 +124,8 @@ class Reading:
         visited: one entry for each visit, in order. None for a traced leaf; the number of an object that was seen
             before; (node type, number of children, auxiliary data) for a node; (None, 0, value) for a static leaf. No
             entry is changed later, even if another thread changes the tree.
-        static_memo: the facts about the static values.
+        static_memo: what the walk found out about static values: the keys and copies made for them so far, and their
+            classes.
     """
 
     __slots__ = ("static_memo", "visited")
@@ -126,16 +136,16 @@ class Reading:
 
 
 class _OpenNode:
-    """A node on the way from the root to where the walk is.
+    """A node whose children are not all walked yet: it is on the way from the root to where the walk is.
 
     Attributes:
-        obj: the node. It is alive while its id is among the open ones.
+        obj: the node itself. It is kept alive here, as `walk` looks for its id among those of the open nodes.
         type: its node type.
         children: its children, in order.
         aux: its auxiliary data.
         convention: the convention for the leaves below it.
         is_object: whether it carries identity where it stands.
-        numbers: the record numbers of its complete children.
+        numbers: the numbers of the records of its children so far.
     """
 
     __slots__ = ("aux", "children", "convention", "is_object", "numbers", "obj", "type")
@@ -161,7 +171,7 @@ class _OpenNode:
 def walk(
     tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", reading: Reading | None = None
 ) -> tuple[list[Any], tuple[Record, ...], int]:
-    """Packs a tree without interning its structure.
+    """Packs a tree into its traced leaves and its records. Interns nothing.
 
     Args:
         tree: any object.
@@ -169,7 +179,7 @@ def walk(
             adds its own.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
-        reading: an empty log to fill.
+        reading: an empty log, which the walk fills. None if nobody needs the log.
 
     Returns:
         The traced leaves not seen before, the records added, and the number of the root.
@@ -187,11 +197,12 @@ def walk(
     open_ids: set[tuple[int, bool]] = set()  # ids of the objects in `open_nodes`, which keeps them alive
     reading = Reading() if reading is None else reading
     static_memo, visited = reading.static_memo, reading.visited
-    # Most walks have no such objects: None spares them a look-up for each leaf and node.
+    # The objects of the caller, see `Rules`. Most walks have none: None spares them a look-up for each leaf and node.
     caller_numbers, updated_numbers = rules.given or None, rules.updated or None
 
     def current_path(levels_up: int = 0) -> Path:
-        """The path to the child that the walk has reached, or to the open node so many levels above it."""
+        """The path to the child that the walk has reached; with `levels_up`, to the open node that far above it."""
+        # In each open node, the walk is at the child that follows the complete ones.
         nodes = open_nodes[: len(open_nodes) - levels_up]
         return tuple([node.type.keys_of(node.obj)[len(node.numbers)] for node in nodes])
 
@@ -204,12 +215,14 @@ def walk(
         return rules.is_leaf(current_path(), obj) if rules.is_leaf_takes_path else rules.is_leaf(obj)
 
     def is_traced_here(obj: Any, convention: Inherited) -> bool:
+        """Tells whether a leaf is traced: by its convention and, with `filtered`, also by that of Equinox."""
         is_of_equinox = rules.filtered or convention == "equinox"
         if is_of_equinox and not rules.are_structs_traced and type(obj) is jax.ShapeDtypeStruct:
             return False
         return is_traced(obj, convention) and (not rules.filtered or is_traced(obj, "equinox"))
 
     def add_record(obj: Any, op: Op, children: tuple[int, ...], *, tag: bool) -> int:
+        # The record and the object get the same number, because both lists grow by one together.
         records.append((op, children))
         return tags.add(obj, tag=tag)
 
@@ -219,7 +232,11 @@ def walk(
         return add_record(obj, LEAF, (), tag=tag)
 
     def visit(obj: Any, convention: Inherited) -> int | None:
-        """Returns the number of a leaf or of an object seen before. Otherwise opens the node and returns None."""
+        """Visits one object of the tree.
+
+        Returns its number if that is known now: for a leaf, an object seen before and an object of the caller. Opens
+        any other node and returns None.
+        """
         node_type = node_type_of(obj)
         # Outside modules JAX decides what a node is, and to JAX a `deque` is a leaf.
         if node_type is not None and convention in ("outside", "any") and not node_type.is_known_to_jax:
@@ -234,6 +251,7 @@ def walk(
         if is_leaf_by_rule(obj):
             has_identity = carries_identity(obj) if node_type is None else node_type.carries_identity
             return add_leaf(obj, tag=has_identity)
+        # A leaf: traced, an object of the caller, or static.
         if node_type is None:
             if is_traced_here(obj, convention):
                 has_identity = rules.arrays and carries_identity(obj)
@@ -243,27 +261,31 @@ def walk(
             static = _make_static(obj, rules, path_text, static_memo)
             visited.append((None, 0, static.peek()))
             return add_record(obj, static, (), tag=False)
+        # A node: an object of the caller, or one to take apart.
         if caller_numbers is not None and node_type.carries_identity and obj in caller_numbers:
             return add_record(obj, Given(caller_numbers[obj]), (), tag=True)
         return open_node(obj, node_type, convention)
 
     def open_node(obj: Any, node_type: NodeType, convention: Inherited) -> None:
-        """Takes a node apart and makes it the innermost open node."""
+        """Takes a node apart and makes it the innermost open node. Raises the error for a cycle."""
         # `inner` is the convention for its children.
         inner = node_type.inherits(convention, containers=rules.containers)
         is_object = node_type.carries_identity and (convention != "outside" or inner != "outside")
-        # An object inside a module and the same one outside, where it is a value, are two. A cycle comes back to each.
-        if (id(obj), is_object) in open_ids:  # of one in `open_nodes`, alive
+        # A list outside a module, where it is a value, may also stand inside the module, where it is an object. These
+        # count as two. In a cycle the walk still comes back to one of them as the same kind, one turn later.
+        if (id(obj), is_object) in open_ids:  # alive in `open_nodes`
             _raise_cycle(obj, open_nodes, path_text, is_object=is_object)
         if len(open_nodes) >= MAX_DEPTH:
             raise_too_deep(prefix)
         children, aux = node_type.take_apart(obj)
         if convention in ("outside", "any") and has_unordered_keys(node_type, aux):
-            jtu.tree_flatten(obj, is_leaf=lambda part: part is not obj)  # raises JAX's own error
+            # This call raises JAX's own error. `is_leaf` has it look at this node alone, and not at what is below.
+            jtu.tree_flatten(obj, is_leaf=lambda part: part is not obj)
         static = _make_static(aux, rules, path_text, static_memo)
         visited.append((node_type, len(children), static.peek()))
         open_nodes.append(_OpenNode(obj, node_type, inner, children, static, is_object))
-        if node_type.carries_identity:  # only what can be mutated can contain itself
+        # A node without identity, such as a tuple, cannot be mutated, so it cannot contain itself.
+        if node_type.carries_identity:
             open_ids.add((id(obj), is_object))  # alive in `open_nodes`
 
     def close_node(node: _OpenNode) -> int:
@@ -279,7 +301,7 @@ def walk(
             op = Update.of(caller_number, op, rules.received[caller_number][0])
         return add_record(node.obj, op, tuple(node.numbers), tag=node.is_object or rules.values)
 
-    # `number` is that of the child that was just completed, None if a node was opened instead.
+    # Each step completes one record, whose number is then `number`, or opens a node, and then `number` is None.
     number = visit(tree, rules.convention)
     while open_nodes:
         node = open_nodes[-1]
@@ -298,11 +320,13 @@ def _is_value(obj: Any, node_type: NodeType | None, convention: Inherited, rules
     """Tells whether an object carries no identity at this place, whatever it carries elsewhere.
 
     Outside modules (convention "outside"), bare leaves and plain containers are values, as in vanilla JAX. Directly in
-    an NNX `Variable` (convention "variable"), its array is one.
+    an NNX `Variable` (convention "variable"), its array is a value.
+
+    Returns False for a leaf that is static, since `visit` makes a traced leaf of each leaf for which this is true.
     """
     if not rules.are_structs_traced and type(obj) is jax.ShapeDtypeStruct:
         return False
-    # A static leaf is no value in this sense, hence the checks of `filtered`: `visit` must reach its static branch.
+    # With `filtered`, the leaves that Equinox does not trace are static.
     if convention == "variable":
         return node_type is None and is_value_of_variable(obj) and (not rules.filtered or is_traced(obj, "equinox"))
     if convention != "outside":
@@ -319,12 +343,12 @@ def build(
     caller_object: Callable[[int], Any] | None = None,
     updated_object: Callable[[int, Any], Any] | None = None,
 ) -> None:
-    """Runs down the records, appending one object a record to `table`.
+    """Puts a tree together: makes one object for each record, in order, and appends it to `table`.
 
     Args:
-        records: the records that follow those already in the table.
+        records: the records that follow those already in the table. Children come before parents.
         leaves: one object for each `LEAF`, in order.
-        table: the objects of all earlier records.
+        table: the objects of all earlier records. Extended.
         caller_object: number → the caller's object, for `Given`.
         updated_object: (number, new content) → the caller's object with this content, for `Update`.
     """
@@ -350,13 +374,14 @@ def build(
 
 
 def _make_static(value: Any, rules: Rules, path_text: Callable[[], str], static_memo: StaticMemo) -> Static:
-    """Wraps a static leaf or the auxiliary data of a node, after the checks of the rules.
+    """Wraps a static leaf or the auxiliary data of a node in a `Static`, after the checks of the rules.
 
     Args:
         value: the static value.
         rules: see `Rules`.
-        path_text: returns the path, for errors. A path costs as much as the node is deep, so it is made only then.
-        static_memo: the facts about the static values of this walk. Extended.
+        path_text: returns the path, for errors. Making it takes as many steps as the node is deep, so only an error
+            calls this.
+        static_memo: results for the static values of this walk. Extended.
 
     Raises:
         DepthError: if the value is nested too deeply.
@@ -396,8 +421,15 @@ def raise_too_deep(prefix: str) -> None:
 
 
 def _raise_cycle(obj: Any, open_nodes: list[_OpenNode], path_text: Callable[[int], str], *, is_object: bool) -> None:
-    """Raises the error for a node below itself."""
-    depths = (i for i, node in enumerate(open_nodes) if node.obj is obj and node.is_object is is_object)
+    """Raises the error for a cycle.
+
+    Args:
+        obj: the node that the walk has met again, below itself.
+        open_nodes: the open nodes of the walk. The node is one of them.
+        path_text: number of levels above the place where the walk is → the path there.
+        is_object: whether the node carries identity at both places.
+    """
+    depths = (depth for depth, node in enumerate(open_nodes) if node.obj is obj and node.is_object is is_object)
     levels_up = len(open_nodes) - next(depths)
     raise cycle_error(obj, path_text(levels_up), path_text(0))
 
