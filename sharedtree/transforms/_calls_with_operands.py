@@ -182,7 +182,7 @@ class CallWithOperands:
             )
             names_in_function = Names(function).of(num_before + len(self.names.positional))
             run = functools.partial(_run, terms, body)
-            new_inner = Inner(function, shared.hold, run, terms, names_in_function, num_before)
+            new_inner = Inner(function, shared.get_function, run, terms, names_in_function, num_before)
             # If another thread was faster, both take its inner function, so that JAX traces once.
             inner = shared.inner.setdefault(self.policy, new_inner)
         return inner

@@ -295,8 +295,8 @@ class FunctionTrace:
             bound_to=terms.bound_to,
             is_condition=not terms.keeps,
         )
-        # `in_place=True` is meant for the body of a loop. The condition keeps no changes. For it the option counts as not
-        # set, so that lost changes are warned of.
+        # `in_place=True` is meant for the body of a loop. The condition keeps no changes. For it the option counts as
+        # not set, so that lost changes are warned of.
         is_policy_meant = terms.keeps or not terms.policy.in_place
         policy = terms.policy if is_policy_meant else with_in_place(terms.policy, None)
         unsaid = terms.unsaid if terms.caches_traces else None
@@ -480,7 +480,7 @@ def group_result_with_state(
     ]
     num_state = 1 + len(detached)
 
-    def op_of(outcomes: Outcomes) -> Callable[[Piece], Op | None]:
+    def new_op_of(outcomes: Outcomes) -> Callable[[Piece], Op | None]:
         """Returns a function from a piece to the op that stands for the caller's object. None for a new object."""
         # The pieces below the arguments and the detached objects. A piece that is in the result alone is packed.
         state: set[Piece] = set()
@@ -506,7 +506,7 @@ def group_result_with_state(
 
         return replacement
 
-    return group_result(tree, treatment._replace(prefix=Branch(tuple(prefixes))), labels, trace.terms.title, op_of)
+    return group_result(tree, treatment._replace(prefix=Branch(tuple(prefixes))), labels, trace.terms.title, new_op_of)
 
 
 def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], callers: IdentitySet, title: str) -> None:

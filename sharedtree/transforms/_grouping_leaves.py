@@ -208,7 +208,7 @@ def group_result(
     treatment: Treatment,
     labels: Sequence[Any] | None,
     transform: str,
-    op_of: Callable[[Outcomes], Callable[[Piece], Op | None]] | None = None,
+    new_op_of: Callable[[Outcomes], Callable[[Piece], Op | None]] | None = None,
 ) -> GroupedResult:
     """Groups the leaves of a function's result by label. Objects with conflicts are split, with no warning.
 
@@ -217,7 +217,7 @@ def group_result(
         treatment: what the transform will do with it.
         labels: labels of the groups, in order; a group may be empty. None for one group for each label that occurs.
         transform: name of the transform, for errors.
-        op_of: (outcomes of the result) → the function `op_of` of `split_records`. None to replace nothing.
+        new_op_of: (outcomes of the result) → the argument `op_of` of `split_records`. None to replace nothing.
 
     Raises:
         InconsistentSharingError: if the treatment refuses conflicts within one module, and there is one.
@@ -230,7 +230,7 @@ def group_result(
         refused = conflicts_within(outcomes, objects, modules_by_argument(outcomes))
         if refused:
             raise_inconsistent_result(outcomes, min(refused), transform)
-    structure, pieces = split_records(outcomes, op_of(outcomes) if op_of else lambda _: None)
+    structure, pieces = split_records(outcomes, new_op_of(outcomes) if new_op_of else lambda _: None)
     first_visits = outcomes.first_visits()
     leaf_pieces = [piece for (op, _), piece in zip(structure.records, pieces, strict=True) if op is LEAF]
     leaves = [tree.objects[piece.record] for piece in leaf_pieces]

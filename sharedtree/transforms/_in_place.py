@@ -379,7 +379,7 @@ def _with_kept_values(new: Any, old: Any) -> Any:
     """Puts old values in the place of the mark `KEPT`. Contents may be built in C even if they are written here.
 
     Args:
-        new: the new content, as `_content` returns it. C builds it with the mark for a static value that did not change.
+        new: the new content, as `_content` returns it. C builds it with the mark for an unchanged static value.
         old: the old content.
     """
     if native is not None and isinstance(new, dict):

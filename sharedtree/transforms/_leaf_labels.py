@@ -6,8 +6,8 @@ labels. A *visit* is a record of the tree together with the part of the prefix u
 
 The *outcome* of an object is what the labels come to for it. For a traced leaf it is the resolved label: for the label
 `-1` it is axis 1, if the leaf has two axes. For a node it is the tuple of its children's outcomes. An object without
-traced leaves has no outcome. An object has a *conflict* if it is reached with two different outcomes. The labels `1` and
-`-1` make no conflict if they resolve to the same axis.
+traced leaves has no outcome. An object has a *conflict* if it is reached with two different outcomes. The labels `1`
+and `-1` make no conflict if they resolve to the same axis.
 
     Pair(w, [w])  under  Pair(0, 1)        w has the outcomes 0 and 1, the list has (1,), the Pair has (0, (1,))
 
@@ -352,7 +352,7 @@ def distinct_labels(all_labels: Iterable[Any]) -> list[Any]:
 def labels_in(prefix: Any, is_label: Callable[[Any], bool]) -> list[Any]:
     """Collects the distinct labels of a prefix tree in flatten order.
 
-    An object that is neither a label nor a node is collected, too. It is refused when the prefix is compared with a tree.
+    An object that is neither a label nor a node is collected, too. `Outcomes` refuses it.
     """
     collected: list[Any] = []
     # A prefix may share its parts, with exponentially many paths to one of them.
