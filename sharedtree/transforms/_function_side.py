@@ -297,8 +297,8 @@ class FunctionTrace:
         )
         # `in_place=True` is meant for the body of a loop. The condition keeps no changes. For it the option counts as
         # not set, so that lost changes are warned of.
-        is_policy_meant = terms.keeps or not terms.policy.in_place
-        policy = terms.policy if is_policy_meant else with_in_place(terms.policy, None)
+        does_policy_hold = terms.keeps or not terms.policy.in_place
+        policy = terms.policy if does_policy_hold else with_in_place(terms.policy, None)
         unsaid = terms.unsaid if terms.caches_traces else None
 
         def unwritable(number: int | None, value: Any) -> str:
@@ -320,15 +320,15 @@ class FunctionTrace:
         Raises:
             StaticTracerError: if a static leaf holds a tracer of this trace.
         """
-        rules = self.forbidding(self.terms.rules if rules is None else rules)
+        rules = self.forbidding_leaks(self.terms.rules if rules is None else rules)
         tree = walked(result, rules, name)
         # JAX cannot return a `ShapeDtypeStruct`, so in a result it is static.
         if any(type(leaf) is jax.ShapeDtypeStruct for leaf in tree.leaves.values()):
             tree = walked(result, rules._replace(are_structs_traced=False), name)
         return tree
 
-    def forbidding(self, rules: Rules) -> Rules:
-        """Returns rules that forbid tracers of this trace in static leaves: packing such a leaf raises.
+    def forbidding_leaks(self, rules: Rules) -> Rules:
+        """Returns rules under which packing raises if a tracer of this trace is in a static leaf.
 
         A copy of a static object that the function left unchanged is packed as the caller's own object.
         """
@@ -401,7 +401,7 @@ class FunctionTrace:
         received = self.received.tree
         # Objects of other operands count as taken, and are not written back. So they are packed wherever they occur.
         records_of_operand = received.child(position).reached
-        rules = self.forbidding(self.terms.rules)
+        rules = self.forbidding_leaks(self.terms.rules)
         return packed(
             with_changes(result, received, rules, lambda record: record not in records_of_operand, records_of_operand)
         )
@@ -426,7 +426,7 @@ def enclosing_traces() -> Sequence[Any]:
     return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-# ---- In place, under a transform whose option for results has several labels (`out_axes`) ----
+# ---- In place, under a transform with an option for results (`out_axes`) ----
 
 
 def group_result_with_state(
@@ -470,7 +470,7 @@ def group_result_with_state(
             *[(received.objects[record], conventions_of[record]) for record in detached],
             (result, changes.convention),
         ],
-        trace.forbidding(changes._replace(given=None, updated=None)),
+        trace.forbidding_leaks(changes._replace(given=None, updated=None)),
         [*[IN_PLACE] * (1 + len(detached)), ""],
     )
     prefixes = [

@@ -442,10 +442,10 @@ class FunctionTransform(Wrapper):
         tree = trace.walked(trace.with_state(result))
         trace.check_walked(tree, is_with_state=bool(policy.in_place))
         # What goes out is the result and, in place, only the objects that changed. A static leaf with a tracer is an
-        # error (`forbidding`).
+        # error (`forbidding_leaks`).
         taken, rules = self.is_taken(received), trace.terms.rules
         if policy.in_place:
-            tree = with_changes(result, received.tree, trace.forbidding(rules), taken)
+            tree = with_changes(result, received.tree, trace.forbidding_leaks(rules), taken)
         elif policy.pass_through and self.passes_through:
             record_of_unchanged = find_unchanged(result, received.tree, taken, containers=policy.containers)
             tree = trace.walked(result, rules._replace(given=record_of_unchanged)) if record_of_unchanged else tree

@@ -138,7 +138,7 @@ def _cut(
     Args:
         outcomes: outcomes of every record.
         conflicts: the records that are split.
-        modules: those of them that are modules.
+        modules: the modules that are split.
         origins: see `Cut`.
     """
     tree = outcomes.tree
@@ -163,9 +163,9 @@ def _refuse_conflicts(outcomes: Outcomes, conflicts: Mapping[int, Sequence[Visit
         transform: name of the transform, for errors.
 
     Raises:
-        InconsistentSharingError: if a record with a conflict is a reference, a module that the treatment does not allow
-            to be split or, within one module, a container. Also if it is an array within the modules of one argument,
-            and the treatment refuses that.
+        InconsistentSharingError: if a record with a conflict is a reference or a module that the treatment does not
+            allow to be split. Also if a container or any module has both outcomes within one module, or if an array has
+            them within the modules of one argument and the treatment refuses that.
     """
     tree = outcomes.tree
     nodes = {record: tree.node(record) for record in conflicts}
@@ -179,7 +179,7 @@ def _refuse_conflicts(outcomes: Outcomes, conflicts: Mapping[int, Sequence[Visit
             raise_inconsistent(outcomes, record, transform)
         if node is not None and node.type.carries_identity:
             nodes_with_identity.add(record)
-    # What was collected is refused if both outcomes occur within one module: it would have to hold two copies.
+    # What was collected is refused if both outcomes occur within one module, which would have to hold two copies of it.
     refused: set[int] = set()
     if nodes_with_identity:
         each_alone = [[visit] for _, visit in outermost_modules(outcomes)]

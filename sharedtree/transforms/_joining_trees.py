@@ -361,7 +361,8 @@ def describe_beside(op: Op, partner: Op) -> str:
 
     Args:
         op: operation of the record.
-        partner: operation of the second record. Static data of `op` is shown up to where it differs from the partner's.
+        partner: operation of the second record. If the static data of both prints alike, only the first part in which
+            they differ is printed.
     """
     if type(op) is not Node:
         return name_of(op)

@@ -256,7 +256,7 @@ def _is_what_jit_returns(leaf: Any, committed_argument: Any) -> bool:
     return isinstance(leaf, jax.Array) and (committed_argument is None or leaf.committed)
 
 
-def is_object_outside(obj: Any, *, containers: bool) -> bool:
+def has_identity_outside(obj: Any, *, containers: bool) -> bool:
     """Returns True if an object carries identity, given that it is outside modules.
 
     References and modules do. Mutable containers do if `containers` is set and JAX takes them apart. JAX does not know
