@@ -53,7 +53,8 @@ def wrapped(
             f"`preserve_identities` takes a transform, not {shown(transform)}:\n"
             "    sharedtree.preserve_identities(jax.jit)"
         )
-    # A partial of a transform is that transform, with more options.
+    # A partial of a transform is that transform, with more options. With positional arguments it is a transform of its
+    # own, since the first of them may be the function.
     while isinstance(transform, functools.partial) and not transform.args:
         options = {**transform.keywords, **options}
         transform = transform.func

@@ -118,6 +118,7 @@ class CallWithOperands:
         labels_of_leaves = {
             labels[i] for i, operand in enumerate(arguments.args) if i and node_type_of(operand) is None
         }
+        # For each group, True if its only leaf is returned in its place.
         bare = [labels.count(label) == 1 and label in labels_of_leaves for (label,) in group_labels]
         return [group.leaves[0] if is_bare else group for group, is_bare in zip(groups, bare, strict=True)]
 
@@ -180,6 +181,7 @@ class CallWithOperands:
                 adds=adds,
                 keeps=keeps,
             )
+            # JAX's messages name the arguments as the function does, not as the operands of the transform.
             names_in_function = Names(function).of(num_before + len(self.names.positional))
             run = functools.partial(_run, terms, body)
             new_inner = Inner(function, shared.get_function, run, terms, names_in_function, num_before)

@@ -117,6 +117,7 @@ def receive(groups: Sequence[LeafGroup], statics: Sequence[Any] = (), bare: Sequ
         statics: the static arguments (`static_argnums`).
         bare: leaves that the transform got as they are, in no group.
     """
+    # The table gets the object of each record.
     structure, table = groups[0].selection.structure, list[Any]()
     leaves = gather_leaves(groups, bare)
     given_copies = None

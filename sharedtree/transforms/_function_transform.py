@@ -55,7 +55,7 @@ class FunctionTransform(Wrapper):
 
     Attributes:
         passes_through: True if an unchanged module in the result becomes the caller's own object.
-        default_out: the label of all results if the option for results has no label.
+        default_out: the label of all results if the option for results is not set, or has no label.
         differentiates: True if the transform differentiates the leaves with the label True.
         writes: True if the transform can write back changes of its arguments.
         bound_to: name of the called module in the code of warnings. Empty if the function is no traced module.

@@ -110,7 +110,7 @@ def label_arguments(
             visit_of: dict[int, Visit] = {}
             for visit in outcomes.visits():
                 visit_of.setdefault(visit.record, visit)
-            # The records stay as they are. Each leaf gets one more label.
+            # The records stay as they are. Each leaf gets one more label: that of its first visit.
             for record in labels:
                 labels[record] = (*labels[record], outcomes.group_label(visit_of[record]))
             continue

@@ -261,6 +261,7 @@ class CallersStatics:
         node_type = node_type_of(content)
         assert node_type is not None
         children, aux = node_type.take_apart(content)
+        # The static leaves among the children.
         leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
         if not any(objects_with_identity(value) for value in (aux, *leaves)):
             return

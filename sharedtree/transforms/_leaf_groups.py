@@ -127,6 +127,7 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
         tree = FlatDag.of(self.structure)
         root = tree.node(tree.root)
         assert root is not None
+        # First key of a path → the key that takes its place.
         first_key = dict(zip(root.keys, map(LeafPath, names), strict=False))
         paths = [tree.first_paths[number] for number in tree.leaf_numbers]
         texts = [jtu.keystr((first_key.get(path[0], path[0]), *path[1:])) for path in paths]

@@ -140,8 +140,10 @@ class Outcomes:
         self._parts: list[Any] = []
         # Indices of the parts that are labels.
         self._label_numbers: list[int] = []
+        # Object in the prefix → index of its part.
         self._part_numbers: IdentityDict[int] = IdentityDict()
         self._children: dict[Visit, list[Visit]] = {}
+        # Visit → number of its outcome, children before their parents.
         self._outcomes: dict[Visit, int] = {}
         # Outcomes of the children → number of the node's outcome.
         self._node_outcomes: dict[tuple[int, ...], int] = {}
