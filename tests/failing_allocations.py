@@ -25,7 +25,7 @@ from sharedtree.core._walk import Rules
 from sharedtree.ties._policy_and_context import Policy
 from sharedtree.transforms._caller_side import SINGLE_GROUP, Plan
 from sharedtree.transforms._leaf_groups import LeafGroup, LeafSelection
-from sharedtree.transforms._repeated_calls import Form, Way
+from sharedtree.transforms._repeated_calls import CallPattern, CallSettings
 from tests.kinds import KINDS, W
 from tests.strategies import Pair
 
@@ -245,16 +245,16 @@ def failures_of_call(tree: Any) -> list[int]:
     structure.plans[()] = Plan(structure, None, tuple(SINGLE_GROUP), (LeafSelection(structure),), (None,), ())
     _, of_result = pack(pair, Tags())
     function = with_memory(lambda hand: LeafGroup(pack(pair, Tags())[0], LeafSelection(of_result)))
-    made = {tuple(SINGLE_GROUP): function}
-    form = Form(arguments.aux, None, (), None, donates=True, latest=native.Latest(), made=made)
-    way = Way(Policy(), _pack_and_unpack.flags_of(rules), {1: form}, False, True, lambda _: None)
+    transformed = {tuple(SINGLE_GROUP): function}
+    pattern = CallPattern(arguments.aux, None, (), None, donates=True, latest=native.Latest(), functions=transformed)
+    settings = CallSettings(Policy(), _pack_and_unpack.flags_of(rules), {1: pattern}, False, True, lambda _: None)
 
     def check(_: Any, outcome: Any) -> None:
         assert outcome is not None
         if type(outcome) is Pair:
             assert pack(outcome, Tags())[1] is of_result
 
-    return each_failure(lambda: None, lambda _: native.call(way, (pair,), {}), check)
+    return each_failure(lambda: None, lambda _: native.call(settings, (pair,), {}), check)
 
 
 def new_class() -> Any:

@@ -189,8 +189,9 @@ def test_whole_calls():
     same, changed = st.jit(lambda model: model.first * 2), st.jit(change, policy=st.Policy(in_place=True))
     passed = st.jit(lambda model: model)
     same(model)
-    form = same.way.forms[1]
-    failing = same.way._replace(forms={1: form._replace(made=dict.fromkeys(form.made, fail))})
+    pattern = same.settings.patterns[1]
+    failing_functions = dict.fromkeys(pattern.functions, fail)
+    failing = same.settings._replace(patterns={1: pattern._replace(functions=failing_functions)})
 
     def act():
         same(model)

@@ -470,7 +470,7 @@ def test_another_way_while_the_policy_is_asked_for(monkeypatch):
     ask = _policy_and_context.with_in_place
 
     def asked(policy, in_place):
-        f.way = None
+        f.settings = None
         return ask(policy, in_place)
 
     monkeypatch.setattr(_policy_and_context, "with_in_place", asked)

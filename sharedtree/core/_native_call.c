@@ -11,7 +11,7 @@ A WARM CALL f(m, x), where `f = st.jit(step)`, `m` has a weight `w`, and all lea
 
 THE RECORDS, which `transforms._repeated_calls` and its neighbours make as named tuples and C reads by position:
 
-    settings    calls of one wrapper under one policy, from `Caller.way`
+    settings    calls of one wrapper under one policy, from `Caller.settings`
         POLICY_IN_FORCE     the policy
         FLAGS               the rules of the walk
         PATTERNS            a pattern for each number of arguments and set of keywords; None if Python does every call
@@ -551,7 +551,7 @@ static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyType_Slot caller_slots[] = {
     {Py_tp_new, parts_new}, PARTS, {Py_tp_call, caller_call},
     MEMBERS(PART("policy", POLICY_OF, "The policy that the user chose, or None."),
-            PART("way", SETTINGS_OF, "The dictionaries for calls under one policy.")),
+            PART("settings", SETTINGS_OF, "The settings for calls under one policy.")),
     {Py_tp_doc, "A function under a transform. Its `go_on` gets (deferred work or error, policy, args, kwargs)."}, {0, NULL},
 };
 

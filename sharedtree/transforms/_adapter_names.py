@@ -1,8 +1,8 @@
 """Names of the adapters of JAX's and Equinox's transforms.
 
-The transforms are looked up when the package is imported, since a program may replace `jax.jit` by `sharedtree.jit`
-later. The adapters themselves cost more to import. `_adapters` imports all of them with the first transform that a
-program wraps.
+The transforms are looked up when the package is imported, because a program may replace `jax.jit` by `sharedtree.jit`
+later. The adapters cost more to import, so only their names are here. `_adapters` imports all of them with the first
+transform that a program wraps.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ UNDER_FILTER: dict[str, Callable[..., Any]] = {
     "filter_jacrev": jax.jacrev,
     "filter_hessian": jax.hessian,
 }
-"""Name of an Equinox transform → the JAX transform that does the same once it is clear what is differentiated."""
+"""Name of an Equinox transform → the JAX transform that does the same with the leaves that are differentiated."""
 
 VANILLA_JIT, VANILLA_CUSTOM_VJP, VANILLA_CUSTOM_JVP = jax.jit, jax.custom_vjp, jax.custom_jvp
-"""JAX's own transforms, for computations of the package."""
+"""JAX's own transforms, for computations of the package, even if a program replaces them in `jax`."""

@@ -1,4 +1,7 @@
-"""The table of adapters, and the wrapping of a transform with the adapter that stands there.
+"""The table of adapters, and the wrapping of a transform with its adapter from the table.
+
+An *adapter* knows how a transform treats its arguments. For a transform that takes a function and options it is a
+callable, mostly a class of wrapped functions. For a transform that takes operands as well it is a `TakingOperands`.
 
     jax.vmap          →  VmapTransform, a class             VmapTransform(jax.vmap, f, policy, options)
     jax.lax.scan      →  SCAN, a `TakingOperands`           SCAN.wrap(jax.lax.scan, policy, options)
@@ -26,6 +29,7 @@ from ._unregistered_transforms import OpaqueTransform, UnregisteredTransform
 
 
 def _adapter_named(name: str) -> Any:
+    """Imports an adapter, by the name of its file and its own name: `_jit.JitTransform`."""
     file, _, attribute = name.partition(".")
     return getattr(importlib.import_module(f"{__package__}.{file}"), attribute)
 
@@ -37,7 +41,7 @@ ADAPTERS: dict[Any, Any] = {transform: _adapter_named(name) for transform, name 
 def wrapped(
     transform: Callable[..., Any], policy: PolicyOption, in_place: bool | None, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Wraps a transform. The implementation of `preserve_identities`: see its documentation."""
+    """Wraps a transform, and returns the transform with identities preserved. Implements `preserve_identities`."""
     if policy is not None and not isinstance(policy, (Policy, PolicyHere)):
         raise TypeError(
             f"`policy` is a `sharedtree.Policy`, not {policy!r}. An option of the transform by that name goes with the "
@@ -49,13 +53,14 @@ def wrapped(
             f"`preserve_identities` takes a transform, not {shown(transform)}:\n"
             "    sharedtree.preserve_identities(jax.jit)"
         )
-    # A partial of a transform is that transform, with more options.
+    # A partial of a transform is that transform, with more options. With positional arguments it is a transform of its
+    # own, since the first of them may be the function.
     while isinstance(transform, functools.partial) and not transform.args:
         options = {**transform.keywords, **options}
         transform = transform.func
     if in_place is not None:
         options["in_place"] = in_place
-    # Called for its error: a wrong `in_place` is refused now, and not only with the function.
+    # Called for its error alone, on a copy: a wrong `in_place` is refused now, before there is a function.
     with_options({**options}, policy)
     adapter = _adapter_of(transform)
     if isinstance(adapter, TakingOperands):
@@ -64,6 +69,7 @@ def wrapped(
     def preserving(*positional: Any, **more: Any) -> Any:
         """Wraps the function that is among the arguments. Without one, returns a decorator."""
         keywords = {**options, **more}
+        # Nothing among the arguments could be a function, so the "transform" is probably the user's function.
         is_unregistered = adapter is UnregisteredTransform
         if is_unregistered and positional and not any(map(callable, (*positional, *keywords.values()))):
             raise _no_transform_error(transform, positional[0])
@@ -79,6 +85,7 @@ def wrapped(
             raise _no_transform_error(transform, function)
         bound_options |= adapter_options
         takes_rules = getattr(adapter, "takes_rules", False)
+        # As in Equinox, a module becomes a module. With methods such as `defvjp` it has to be a wrapper.
         if is_module(function) and is_of_equinox(transform) and not takes_rules:
             return TransformedModule(function, How(adapter, transform, chosen_policy, bound_options))
         return adapter(transform, function, chosen_policy, bound_options)
@@ -89,10 +96,11 @@ def wrapped(
 
 
 def _adapter_of(transform: Callable[..., Any]) -> Any:
-    """Returns the adapter of a transform. Without one in the table, returns `UnregisteredTransform`.
+    """Returns the adapter of a transform: that in the table, or `UnregisteredTransform` if there is none.
 
     Raises:
-        TypeError: if the package refuses the transform, and nobody registered an adapter for it.
+        TypeError: if the package refuses the transform (`_transforms_without_adapter`), and the table has no adapter
+            for it.
     """
     if not _is_hashable(transform):
         return UnregisteredTransform
@@ -104,9 +112,9 @@ def _adapter_of(transform: Callable[..., Any]) -> Any:
 
 
 def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: bool) -> None:
-    """Adds an adapter to the table. The implementation of `register_transform`: see its documentation."""
+    """Adds an adapter to the table. Implements `register_transform`, whose documentation has the arguments."""
     # `preserve_identities` refuses some transforms. A refused transform may get an adapter of its own. It is an error
-    # if it gets none, or if it is to serve as the adapter of another one.
+    # if it gets none, or if it is passed as the adapter of another transform.
     is_adapter_missing = adapter is None and not takes_operands and _is_hashable(transform)
     transform_to_refuse = transform if is_adapter_missing else adapter
     is_unregistered = _is_hashable(transform_to_refuse) and transform_to_refuse not in ADAPTERS
@@ -148,6 +156,7 @@ def _no_transform_error(transform: Callable[..., Any], argument: Any) -> TypeErr
 
 
 def _is_hashable(obj: Any) -> bool:
+    """Returns True if an object can be a key of the table."""
     try:
         hash(obj)
     except TypeError:

@@ -26,10 +26,11 @@ class Names:
 
     Attributes:
         definition: where the function is defined.
-        positional: names of its positional arguments. Empty if the function has no signature.
+        positional: names of its positional arguments. Empty if they were not passed, and the function has no signature.
     """
 
     def __init__(self, function: Callable[..., Any], positional: Sequence[str] | None = None) -> None:
+        """Reads the signature of the function, unless it gets the names."""
         self.definition = definition_of(function)
         if positional is not None:
             self.positional = tuple(positional)
@@ -43,16 +44,16 @@ class Names:
         self.positional = tuple([p.name for p in parameters if p.kind in by_position])
 
     def text(self, position: Position) -> str:
-        """The name of an argument. One without a name is `args[2]`."""
+        """Returns the name of an argument. An argument without a name is `args[2]`."""
         if isinstance(position, str):
             return position
         return self.positional[position] if position < len(self.positional) else f"args[{position}]"
 
     def of(self, count: int) -> tuple[str, ...]:
-        """Names of the first positional arguments.
+        """Returns the names of the first positional arguments. An argument without a name is `args[2]`.
 
         Args:
-            count: number of arguments. Those without a name are `args[2]`.
+            count: number of arguments.
         """
         names = self.positional[:count]
         return names if len(names) == count else (*names, *[f"args[{i}]" for i in range(len(names), count)])
@@ -61,7 +62,8 @@ class Names:
 class Chosen:
     """The arguments that two options, such as `static_argnums` and `static_argnames`, choose together.
 
-    If only one of the options is there, it implies the other, as in `jax.jit`. Two options count as they are written.
+    If only one of the options is there, the other is inferred from it, as in `jax.jit`. If both are there, they count
+    as they are written.
 
     Args:
         function: the user's function.
@@ -70,6 +72,7 @@ class Chosen:
     """
 
     def __init__(self, function: Callable[..., Any], argnums: Any, argnames: Any) -> None:
+        """Infers one option from the other, if only one is there and the function has a signature."""
         self.argnums = () if argnums is None else tuple(as_sequence(argnums))
         self.argnames = () if argnames is None else tuple(as_sequence(argnames))
         # With both options or none, nothing is inferred.
@@ -80,14 +83,14 @@ class Chosen:
         except (ValueError, TypeError):
             return
         if argnums is None:
-            # `jax.jit` infers no index for parameters that take no keyword.
+            # Like `jax.jit`, only for parameters that can be passed both ways.
             positional = (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
             index_of = {p.name: i for i, p in enumerate(parameters) if p.kind in positional}
             self.argnums = tuple(index_of[name] for name in self.argnames if name in index_of)
         else:
             keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
             name_of = {i: p.name for i, p in enumerate(parameters) if p.kind in keyword}
-            # Without a call, the last argument is the last parameter.
+            # There is no call yet, so a negative index counts from the last parameter.
             indices = [i + len(parameters) if i < 0 else i for i in self.argnums]
             self.argnames = tuple(name_of[i] for i in indices if i in name_of)
 
@@ -97,7 +100,9 @@ class Chosen:
         return not self.argnums and not self.argnames
 
     def positions(self, num_args: int, names: Collection[Position]) -> Collection[Position]:
-        """Positions of the chosen arguments in one call.
+        """Returns the positions and names of the chosen arguments in one call.
+
+        Indices may lie beyond the arguments of the call. Names that are no keywords of the call are left out.
 
         Args:
             num_args: number of positional arguments in the call.
@@ -111,7 +116,10 @@ class Chosen:
 
 
 def as_sequence(value: Any) -> Sequence[Any]:
-    """Returns what an option names, one name or index or several, as a sequence. Indices may be NumPy's."""
+    """Returns the value of an option, which is one name or index or several, as a sequence.
+
+    Indices may be NumPy's numbers. They become Python's.
+    """
     if isinstance(value, str):
         return (value,)
     try:

@@ -4,6 +4,9 @@
                        grouped   one group [w, b, x], or one for each label
                        results   gathered from the groups in which they come, and built
 
+A *treatment* is what a transform does with each leaf, such as the axis along which it is mapped. It gives each leaf a
+*label*, here the axis. If an array has two labels, one at each of its paths, its tie is *cut*: it becomes two leaves.
+
 How the leaves of a structure are grouped depends on the transform, on the structure, and on what the transform asks of
 each leaf (its rank, whether it is inexact). So a *plan* is made once for these, and kept with the structure.
 """
@@ -35,8 +38,8 @@ class Plan(NamedTuple):
     """A grouping of the leaves of a structure.
 
     Attributes:
-        structure: structure that the function's side builds, after all cuts.
-        origins: for each of its records, the record that was packed. None if they are the same.
+        structure: structure after all cuts, from which the arguments of the function are built.
+        origins: for each of its records, the packed record from which it was cut. None if nothing was cut.
         labels: for each group, its labels, one for each treatment.
         selections: for each group, which leaves of `structure` are in it.
         sources: for each group, the positions of its leaves among the packed ones. None for all in order.
@@ -58,10 +61,11 @@ class Grouping(NamedTuple):
         title: name of the transform, for errors.
         treatments: (arguments as packed) → treatments of these.
         key: what `treatments` depends on besides the structure. None to keep no plan.
-        asks: (leaves) → what `treatments` depends on of the leaves, or None to keep no plan. None if on nothing.
-        groups: labels that always get a group, in this order, even if no leaf has them. Other labels follow.
-        holds_for_like_calls: True if later calls with as many arguments and the same keywords are grouped by the same
-            options, so that C may group them.
+        asks: (leaves) → facts about the leaves on which `treatments` depends as well, or None to keep no plan. It is
+            None itself if `treatments` does not depend on the leaves.
+        groups: labels of the groups that always exist, in this order, even if no leaf has them. Other groups follow.
+        holds_for_like_calls: True if a later call with as many arguments and the same keywords has the same `key` and
+            `asks`, so that C may group its leaves.
     """
 
     title: str
@@ -73,21 +77,21 @@ class Grouping(NamedTuple):
 
 
 class Call:
-    """A running call.
+    """A running call. One that runs in C is a tuple of the first five arguments, until `call_of` makes the object.
 
     Args:
         arguments: the arguments as the caller wrote them.
         plan: how their leaves are grouped.
         leaves: the packed leaves.
-        walked: the packed objects, numbered as before all cuts.
+        packed_objects: the caller's object of each packed record, before any cut.
         trace: the trace that was active when the call began. None for the current one.
         grouping: what the transform does with the arguments. None if C made the call.
 
     Attributes:
         tree: the arguments after all cuts, with the caller's objects.
         groups: the leaf groups, which the transform gets.
-        result_labels: labels of the groups of the result, where only the function's result tells them.
-        findings: what a trace found out about the arguments, for the adapter. None if nothing.
+        result_labels: labels of the groups of the result. A trace fills them in if only the result tells them.
+        findings: what a trace found out about the arguments, for the adapter. None if it found nothing.
     """
 
     __slots__ = (
@@ -96,11 +100,11 @@ class Call:
         "grouping",
         "groups",
         "leaves",
+        "packed_objects",
         "plan",
         "result_labels",
         "trace",
         "tree",
-        "walked",
     )
 
     def __init__(
@@ -108,13 +112,14 @@ class Call:
         arguments: Arguments,
         plan: Plan,
         leaves: Sequence[Any],
-        walked: Sequence[Any],
+        packed_objects: Sequence[Any],
         trace: Any = None,
         grouping: Grouping | None = None,
     ) -> None:
+        """Makes the tree after all cuts. `with_groups` makes the groups."""
         self.arguments = arguments
-        self.walked = walked
-        objects = walked if plan.origins is None else [walked[record] for record in plan.origins]
+        self.packed_objects = packed_objects
+        objects = packed_objects if plan.origins is None else [packed_objects[record] for record in plan.origins]
         self.tree = FlatDag.of(plan.structure, objects)
         self.plan = plan
         self.leaves = leaves
@@ -125,11 +130,12 @@ class Call:
         self.grouping = grouping
 
     def with_groups(self) -> "Call":
-        """Groups the leaves, and returns the call itself. The first group refers to the call until it ends."""
+        """Makes the groups, and returns the call itself. The first group refers to the call until the call ends."""
         leaves = self.leaves
         for selection, positions in zip(self.plan.selections, self.plan.sources, strict=True):
             group_leaves = list(leaves) if positions is None else [leaves[position] for position in positions]
             self.groups.append(LeafGroup(group_leaves, selection))
+        # The function's side finds the call there. All calls share the selections of the plan, so the first is copied.
         if self.groups:
             first = self.groups[0]
             first.selection = LeafSelection(first.selection.structure, first.selection.numbers, self)
@@ -141,7 +147,7 @@ class Call:
         return self.tree.objects
 
     def leaves_labelled(self, label: Any) -> set[int]:
-        """Records of the leaves whose label under the first treatment is this one."""
+        """Finds the records of the leaves that have a label under the first treatment."""
         structure = self.plan.structure
         records: set[int] = set()
         for labels, selection in zip(self.plan.labels, self.plan.selections, strict=True):
@@ -153,11 +159,11 @@ class Call:
     @property
     def cuts(self) -> list[Cut]:
         """The ties that were cut, with the caller's objects."""
-        return [cut.in_call(self.walked) for cut in self.plan.cuts]
+        return [cut.in_call(self.packed_objects) for cut in self.plan.cuts]
 
     @property
     def statics(self) -> tuple[Any, ...]:
-        """The static arguments, which the transform gets after the groups."""
+        """The static arguments (`static_argnums`), which the transform gets after the groups."""
         return self.arguments.statics
 
     @property
@@ -166,7 +172,8 @@ class Call:
         return with_enclosing(self.trace)
 
     def end(self) -> None:
-        """Drops the reference from the first group, since JAX may keep its aux data, but must not keep arguments."""
+        """Drops the first group's reference to the call. JAX may keep the aux data of a group, but no arguments."""
+        # There are no groups before `with_groups`.
         for group in self.groups[:1]:
             group.selection.call = None
 
@@ -178,7 +185,7 @@ class Call:
 
 
 def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
-    """Packs the arguments of a call and groups their leaves.
+    """Packs the arguments of a call and groups their leaves. Returns the call, with its groups.
 
     Args:
         arguments: the arguments.
@@ -197,11 +204,11 @@ def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
 
 
 def repacked(call: Call, how: Repacking) -> Call:
-    """Makes the same call with other ties, and with static numbers traced.
+    """Makes a new call with the same arguments, which are packed and grouped in another way. Returns it.
 
     Args:
-        call: the call. It is not changed.
-        how: how its arguments are packed instead.
+        call: the old call. It is not changed.
+        how: the other way to pack the arguments. It cuts ties, and makes traced leaves of some static numbers.
     """
     structure = how.structure(call.tree)
     tree = FlatDag.of(structure, [call.objects[record] for record in how.origins])
@@ -212,12 +219,12 @@ def repacked(call: Call, how: Repacking) -> Call:
 
 
 def plan_for(tree: FlatDag, structure: Structure, leaves: Sequence[Any], grouping: Grouping) -> Plan:
-    """Finds or makes the plan for arguments.
+    """Returns the plan for arguments: one that was kept with their structure, or a new one.
 
     Args:
         tree: the arguments, with their objects.
-        structure: structure of the same.
-        leaves: leaves of the same.
+        structure: their structure.
+        leaves: their leaves.
         grouping: what the transform does with them.
     """
     key = grouping.key
@@ -233,7 +240,10 @@ def plan_for(tree: FlatDag, structure: Structure, leaves: Sequence[Any], groupin
 
 
 def keep(structure: Structure, key: Any, value: V) -> V:
-    """Keeps a value with a structure under a key, and returns it. If two threads do so at once, both get one value."""
+    """Keeps a value with a structure under a key, and returns it. If two threads do so at once, both get one value.
+
+    Only the latest `MAX_PLANS` values are kept.
+    """
     value = structure.plans.setdefault(key, value)
     for oldest in list(structure.plans)[:-MAX_PLANS]:
         structure.plans.pop(oldest, None)
@@ -241,12 +251,16 @@ def keep(structure: Structure, key: Any, value: V) -> V:
 
 
 def call_of(call_or_parts: Any) -> Any:
-    """Returns the call of a selection. While a call runs in C, its selection has the arguments of `Call` instead."""
+    """Returns the call that a selection refers to, or None if it refers to none.
+
+    The selection of a call that runs in C has a tuple of the arguments of `Call`, from which the call is made here.
+    """
     return Call(*call_or_parts) if type(call_or_parts) is tuple else call_or_parts
 
 
 def _new_plan(tree: FlatDag, structure: Structure, grouping: Grouping) -> Plan:
     treatments = grouping.treatments(tree)
+    # The transform treats all leaves alike: they are one group, in the order in which they were packed.
     if not treatments:
         return Plan(structure, None, tuple(SINGLE_GROUP), (LeafSelection(structure),), (None,), ())
     labelled = label_arguments(tree, structure, treatments, grouping.title)
@@ -260,20 +274,23 @@ def _plan_of(
 
     Args:
         labelled: the arguments after all cuts.
-        packed: the arguments before.
-        initial_groups: labels that always get a group.
-        num_treatments: number of labels of each leaf.
+        packed: the arguments before any cut.
+        initial_groups: labels of the groups that always exist.
+        num_treatments: number of labels of each leaf, one for each treatment.
     """
     structure, origins = labelled.structure, labelled.origins
+    # Without leaves there is one empty group even so, since its aux data holds the structure.
     labels = distinct_labels([*initial_groups, *labelled.labels]) or [(None,) * num_treatments]
+    # Nothing was cut, and all leaves are one group in the order in which they were packed.
     if len(labels) <= 1 and origins is None:
         return Plan(structure, None, tuple(labels), (LeafSelection(structure),), (None,), labelled.cuts)
+    # For each leaf after the cuts, its position among the packed leaves. Those of a leaf that was cut are the same.
     position_of = {record: position for position, record in enumerate(packed.leaf_numbers)}
     sources = [position_of[record if origins is None else origins[record]] for record in structure.leaf_numbers]
-    members = [
-        tuple([i for i, leaf_labels in enumerate(labelled.labels) if leaf_labels == group_labels])
-        for group_labels in labels
-    ]
+    members: list[tuple[int, ...]] = []
+    for group_labels in labels:
+        positions = [i for i, leaf_labels in enumerate(labelled.labels) if leaf_labels == group_labels]
+        members.append(tuple(positions))
     return Plan(
         structure,
         origins,
@@ -289,16 +306,19 @@ def leave(
     callers_object: Any = None,
     update: Callable[[int, Any], Any] | None = None,
 ) -> Any:
-    """Builds a result from its groups, of new nodes and of objects of the caller's.
+    """Builds a result from its leaf groups. All nodes are new, except objects of the caller's that occur in it.
 
     Args:
         groups: all groups of one tree.
-        callers_object: (record) → the caller's object that stands there unchanged.
-        update: (record, new content) → the caller's object, after the content was written to it.
+        callers_object: (record) → the caller's object that stands there unchanged. None if there are none.
+        update: (record, new content) → the caller's object that gets this content, now or later. None if there are
+            none.
     """
+    # JAX may return one array for two leaves. That is no tie, so it is copied.
     structure, leaves = groups[0].selection.structure, distinct(gather_leaves(groups))
     table: list[Any] = []
     build(structure, leaves, table, callers_object, update)
+    # What the trace noted of the leaves is noted again, since JAX may have run the program without a trace.
     if structure.is_noted:
         note(leaves[i] for i in structure.noted)
         note_tied_values(leaves[i] for i in structure.tied_values)

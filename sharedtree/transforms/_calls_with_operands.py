@@ -12,6 +12,9 @@
         (xs,) = call.enter(f, {"xs": xs})
         inner = call.function(f, one_element)
         return call.leave(call.apply(inner, xs))
+
+The transform gets *leaf groups* instead of the operands: their traced leaves, each once, as pytrees. *In place* means
+that what the function changes in the operands is written back into the caller's objects.
 """
 
 import contextlib
@@ -49,12 +52,12 @@ class CallWithOperands:
         title: name of the transform in errors.
         policy: what carries identity. None for the policy of the thread.
         writes: True if the transform can write back changes of the operands.
-        calls_each_time: True if each call of the transform calls the function, so that it gets the static values of
-            this very call.
+        calls_each_time: True if each call of the transform calls the function. Then the function gets the static
+            objects of this very call, and not equal ones of an earlier call.
 
     Attributes:
-        names: names of the operands.
-        packed: the packed and grouped operands.
+        names: names of the operands. Set by `enter`.
+        packed: the packed and grouped operands. Set by `enter`.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class CallWithOperands:
         writes: bool = True,
         calls_each_time: bool = False,
     ) -> None:
+        """Takes the policy that is in force now, for the whole call."""
         self.transform = transform
         self.title = title
         self.policy = current_policy(policy)
@@ -82,7 +86,7 @@ class CallWithOperands:
         operands: Mapping[str, Any],
         treatments: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """Packs the operands, in their order, as one graph.
+        """Packs the operands, in their order, as one graph, and groups their leaves by treatment.
 
         Args:
             function: the user's function. Warnings point to its definition.
@@ -90,28 +94,31 @@ class CallWithOperands:
             treatments: for each operand, its treatment by the transform, in words. None if all are treated alike.
 
         Returns:
-            One leaf group for each treatment, in the order of the operands. If an array is an operand by itself and the
-            only one with its treatment, it is returned as an array, unless it is the first operand. Some transforms
-            look at such arrays, as in `ts[1:]`.
+            One leaf group for each treatment, in the order of the operands. Some transforms look at an array, as in
+            `ts[1:]`. So an operand that is itself an array is returned as it is, if no other operand has its treatment.
+            The first operand is always in a group.
 
         Raises:
             InconsistentSharingError: if a module that holds traced leaves would be treated in two ways.
             CycleError: if an object contains itself.
         """
         names = tuple(operands)
+        # The label of an operand's leaves is its treatment in words.
         labels = () if treatments is None else tuple([treatments[name] for name in names])
         treatment = Treatment("operands", Branch(labels), lambda label: isinstance(label, str))
         arguments = Arguments(names, tuple(operands.values()), {})
+        # No treatment at all makes one group of all leaves.
         if not labels:
             return list(self.enter_grouped(function, arguments, Grouping(self.title, lambda _: ())))
         group_labels = [(label,) for label in dict.fromkeys(labels)]
         groups = self.enter_grouped(
             function, arguments, Grouping(self.title, lambda _: (treatment,), labels, None, group_labels)
         )
-        # The first operand stays a group, since the function needs one to build its arguments from.
+        # The first operand stays in a group, since the function needs a group to build its arguments from.
         labels_of_leaves = {
             labels[i] for i, operand in enumerate(arguments.args) if i and node_type_of(operand) is None
         }
+        # For each group, True if its only leaf is returned in its place.
         bare = [labels.count(label) == 1 and label in labels_of_leaves for (label,) in group_labels]
         return [group.leaves[0] if is_bare else group for group, is_bare in zip(groups, bare, strict=True)]
 
@@ -134,7 +141,7 @@ class CallWithOperands:
         adds: bool = True,
         keeps: bool = True,
     ) -> Inner:
-        """Makes the function for the transform to call in place of the user's. Once for each function, body and key.
+        """Returns the function that the transform calls in place of the user's. It is made once for each body and key.
 
         Args:
             function: the user's function.
@@ -144,14 +151,16 @@ class CallWithOperands:
             caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
             num_before: number of arguments before the operands.
             differentiates: True if the transform differentiates the leaves with the label True.
-            adds: True if the transform can write back an object with more children than before, or fewer.
-            keeps: True if `in_place=True` keeps the changes of this function.
+            adds: True if the transform can write back an object that has more children than before, or fewer.
+            keeps: True if `in_place=True` keeps what this function changes. The condition of a loop keeps nothing.
 
-        If the function is not callable, the adapter ends here, and the transform itself raises its error.
+        Raises:
+            NoFunctionError: if the function is not callable. `TakingOperands` catches it, and the transform itself then
+                raises its own error.
         """
         if not callable(function):
-            # `TakingOperands` then calls the transform, which raises its own error.
             raise NoFunctionError
+        # State of this function that outlives the call, such as its inner functions: one for each policy.
         shared = shared_by(function, (self.transform, body, *key), {"names": self.names.positional})
         self._unsaid.append(shared.unsaid)
         inner = shared.inner.get(self.policy)
@@ -172,35 +181,37 @@ class CallWithOperands:
                 adds=adds,
                 keeps=keeps,
             )
+            # JAX's messages name the arguments as the function does, not as the operands of the transform.
             names_in_function = Names(function).of(num_before + len(self.names.positional))
             run = functools.partial(_run, terms, body)
-            new_inner = Inner(function, shared.hold, run, terms, names_in_function, num_before)
+            new_inner = Inner(function, shared.get_function, run, terms, names_in_function, num_before)
             # If another thread was faster, both take its inner function, so that JAX traces once.
             inner = shared.inner.setdefault(self.policy, new_inner)
         return inner
 
     def apply(self, *args: Any, **options: Any) -> Any:
-        """Calls the transform with leaf groups. Traces within know of this call."""
+        """Calls the transform with leaf groups, and returns its result. Traces meanwhile find this call."""
         return self.apply_other(self.transform, *args, **options)
 
     def apply_other(self, transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Calls another transform as `apply` calls the vanilla one."""
+        """Calls another transform in the way in which `apply` calls the vanilla one."""
         structure = self.packed.tree.structure
         with self.packed:
             result = transform(*args, **options)
+        # Warns of changes that were lost in an earlier trace which only this call ran.
         for unsaid in self._unsaid:
             unsaid.say(structure)
         return result
 
     def leave(self, *results: LeafGroup, with_state: Sequence[int] = ()) -> Any:
-        """Builds the result of the function. In place, writes its changes into the caller's objects, all or nothing.
+        """Builds the results of the function. In place, writes its changes into the caller's objects, all or nothing.
 
         Args:
             results: leaf groups, each of a whole tree or of one operand.
             with_state: positions of the results packed by `FunctionTrace.pack_with_state`.
 
         Returns:
-            The result, or a tuple of several.
+            The result, or a tuple of the results if there are several.
         """
         structure_of_operands = self.packed.plan.structure
         groups = [_of_one_operand(group) if group.structure is structure_of_operands else group for group in results]
@@ -208,23 +219,24 @@ class CallWithOperands:
             trees = [leave((group,)) for group in groups]
         else:
             trees = commit_changes(self.packed, self.title, *[(group,) for group in groups])
-            # With state, a tree is a tuple of what was changed and, last, the result.
+            # With state, a tree is a tuple of the changed objects, followed by the result.
             trees = [tree[-1] if i in with_state else tree for i, tree in enumerate(trees)]
         return trees[0] if len(trees) == 1 else tuple(trees)
 
     def repack(self, how: Repacking) -> None:
-        """Groups the operands again, with other ties, and with static numbers traced."""
+        """Packs and groups the operands again, with ties cut and static numbers traced as the repacking says."""
         self.packed = repacked(self.packed, how)
 
 
 def _of_one_operand(group: LeafGroup) -> LeafGroup:
-    """Returns the leaves of a group as a tree by themselves, without the other operands."""
+    """Returns a group with the same leaves whose structure is that of their operand alone."""
     return whole(group.leaves, part_of(group.structure, group.operand)[0])
 
 
 def part_of(structure: Structure, position: int) -> tuple[Structure, list[int]]:
-    """Returns the structure of one argument by itself, and for each of its records the one in the whole structure."""
+    """Returns the structure of one argument by itself, and for each of its records that in the whole structure."""
     root = structure.records[structure.root][1][position]
+    # Numbers the records below the argument anew, in the order of a walk. The root is the last.
     records, numbers = canonical(root, lambda number: structure.records[number])
     return intern(records, len(records) - 1), list(numbers)
 
@@ -241,9 +253,9 @@ class TakingOperands:
     """The kind of adapter for transforms with operands beside the function.
 
     Args:
-        adapter: (a `CallWithOperands`, the parameters of the transform by name) → the result. Keywords that are no
-            parameters are options of the transform. If the adapter has a parameter for them, they are arguments of the
-            function.
+        adapter: (a `CallWithOperands`, the arguments of the transform by the names of its parameters) → the result.
+            Arguments for the transform's `**kwargs` arrive one by one. If the adapter has a parameter of that name,
+            they arrive in it as one dictionary.
         writes: True if the transform can write back changes of the operands. Otherwise `in_place=True` is an error.
         calls_each_time: True if each call of the transform calls the function. See `rules_of_call`.
     """
@@ -254,7 +266,7 @@ class TakingOperands:
         self.calls_each_time = calls_each_time
 
     def wrap(self, transform: Callable[..., Any], policy: PolicyOption, options: Mapping[str, Any]) -> Any:
-        """Returns the transform with identities preserved.
+        """Returns the transform with identities preserved: a function with the parameters of the transform.
 
         Args:
             transform: the vanilla transform.
@@ -288,7 +300,7 @@ class TakingOperands:
                 )
             with contextlib.suppress(NoFunctionError):
                 return self.adapter(call, **_by_name(bound, adapter_parameters))
-            # As above: the transform refuses what is no function.
+            # There was no function. The transform raises its own error.
             return transform(*operands, **keywords)
 
         functools.update_wrapper(preserving, transform, updated=())
@@ -297,12 +309,12 @@ class TakingOperands:
 
 
 def _by_name(bound: inspect.BoundArguments, adapter_parameters: Container[str]) -> dict[str, Any]:
-    """Returns bound arguments by the names of the adapter's parameters.
+    """Returns the arguments of a transform by name, as its adapter takes them.
 
     Args:
         bound: the arguments, bound to the transform's signature. `*args` are one tuple, and `**kwargs` one dictionary.
-        adapter_parameters: names of the adapter's parameters. If `kwargs` is not among them, its arguments are passed
-            one by one.
+        adapter_parameters: names of the adapter's parameters. If the name of `**kwargs` is not among them, the entries
+            of that dictionary are passed one by one.
     """
     parameters = bound.signature.parameters.items()
     unpacked = [name for name, p in parameters if p.kind is p.VAR_KEYWORD and name not in adapter_parameters]

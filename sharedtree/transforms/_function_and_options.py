@@ -1,12 +1,15 @@
 """The arguments of a transform: one is the function, others are options, and some transforms take operands.
 
+An *operand* is an argument of the function that is passed to the transform itself, as in `jax.lax.scan(f, init, xs)`.
+Such transforms are refused here. They have adapters of their own.
+
     jax.vmap(f, 0)            apply_options(jax.vmap, (f, 0), {})           f, {"in_axes": 0}
     jax.grad(fun=f)           apply_options(jax.grad, (), {"fun": f})       f, {}
     jax.jit(donate_argnums=0) apply_options(jax.jit, (), {…})               None, {"donate_argnums": 0}
 
 A module under one of Equinox's transforms is a module again. The leaves of `equinox.filter_vmap(layer)` are those of
-the layer, so a model that holds it is trained whole. `TransformedModule` does the same with identities preserved. It
-holds the layer, the transform and the options, and applies them anew in each call.
+the layer, so a model that holds it is trained with this layer. `TransformedModule` does the same with identities
+preserved. It holds the layer, the transform and the options, and applies the transform anew in each call.
 """
 
 import inspect
@@ -46,27 +49,27 @@ def apply_options(
     try:
         signature = inspect.signature(transform)
     except (ValueError, TypeError):
-        # Without a signature, positional arguments after the function may be operands.
+        # Nobody knows the parameters. The first argument is the function, and others may be operands.
         if len(positional) > 1:
             _refuse_operands(transform)
         return (positional[0] if positional else None), options
     first, *other_parameters = signature.parameters.values() or (None,)
-    # The first parameter of `transform(*args, **kwargs)` names no function either.
+    # `transform(*args, **kwargs)` says as little as no signature.
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         if len(positional) > 1:
             _refuse_operands(transform)
         return (positional[0] if positional else None), options
-    # The function as a keyword argument.
+    # The function is passed as a keyword argument.
     if first.name in options and first.kind is first.POSITIONAL_OR_KEYWORD and not positional:
         positional, options = [options[first.name]], {k: v for k, v in options.items() if k != first.name}
     if not positional:
         return None, options
     named = [p for p in other_parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    # A parameter without a default is an operand.
+    # Options have defaults. A parameter that has none, and gets no argument by keyword, is an operand.
     lacks_argument = any(p.default is p.empty and p.name not in options for p in named)
     if lacks_argument or _takes_any_operands(transform, other_parameters):
         _refuse_operands(transform)
-    # `bind` raises if there are too many options by position.
+    # `bind` is called for its error: too many options by position, or one twice.
     if len(positional) > 1:
         signature.bind(*positional, **options)
     options_by_position = {p.name: value for p, value in zip(named, positional[1:], strict=False)}
@@ -74,13 +77,16 @@ def apply_options(
 
 
 def _takes_any_operands(transform: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> bool:
-    """Returns True if a transform of JAX or Equinox has a parameter `*operands`."""
-    # A user's transform may pass its `*args` on as options.
+    """Returns True if a transform of JAX or Equinox has a parameter `*operands`.
+
+    Returns False for all other transforms, since a user's transform may pass its `*args` on as options.
+    """
     package = str(getattr(transform, "__module__", "")).partition(".")[0]
     return package in ("jax", "equinox") and any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
 def _refuse_operands(transform: Callable[..., Any]) -> NoReturn:
+    """Raises the error for a transform that takes operands and has no adapter."""
     raise TypeError(
         f"`{title_of(transform)}` takes operands beside the function, and no adapter says how it treats them. Give it "
         "`Dag`s, which every transform takes as they are, as in\n"
@@ -90,7 +96,11 @@ def _refuse_operands(transform: Callable[..., Any]) -> NoReturn:
 
 
 def in_code(title: str, options: str, function: str = "") -> str:
-    """Returns code for a transform with identities preserved: `sharedtree.jit(f, in_place=True)`.
+    """Returns code that applies a transform with identities preserved, for messages.
+
+        jax.jit             sharedtree.jit(f, in_place=True)
+        my_transform        sharedtree.preserve_identities(my_transform, in_place=True)
+        jax.lax.scan        functools.partial(sharedtree.scan, in_place=True)
 
     Args:
         title: name of the transform in errors.
@@ -98,7 +108,7 @@ def in_code(title: str, options: str, function: str = "") -> str:
         function: the function as code. Empty if it is not known.
     """
     package, _, name = title.rpartition(".")
-    # The package imports this file, so it cannot be imported above.
+    # `sharedtree.transforms`. It imports this file, so this file cannot import it.
     public_module = sys.modules[__name__.rpartition(".")[0]]
     ready_made = getattr(public_module, name, None) if package in ("jax", "jax.lax", "equinox") else None
     if ready_made is None:
@@ -107,22 +117,22 @@ def in_code(title: str, options: str, function: str = "") -> str:
         return f"sharedtree.preserve_identities({title}{options_after_title}){function and f'({function})'}"
     first, *other_parameters = inspect.signature(ready_made).parameters.values()
     needs_options = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in other_parameters)
-    # Such a function returns a decorator if it gets options alone.
+    # The function may be left out, so code with options alone makes a decorator.
     if first.default is None and not needs_options:
         return f"sharedtree.{name}({function or 'f'}{options and f', {options}'})"
     return f"functools.partial(sharedtree.{name}{options and f', {options}'})"
 
 
 def transform_named(name: str) -> Any:
-    """Returns the transform with a public name, as `public_name` returns it."""
+    """Returns the transform that has a public name. The reverse of `public_name`."""
     module, _, attribute = name.rpartition(".")
     return getattr(sys.modules[module], attribute)
 
 
 class How:
-    """A transform with its options. A static part of every module under the transform.
+    """A transform with its options: how to wrap a function. It is the static part of a `TransformedModule`.
 
-    Two are equal if their transforms and policies are, and their options by type and value.
+    Two are equal if their adapters, transforms and policies are equal, and their options equal by type and value.
 
     Args:
         adapter: (transform, function, policy, options) → the function under the transform.
@@ -160,7 +170,10 @@ class How:
 
 
 def is_of_equinox(transform: Callable[..., Any]) -> bool:
-    """Returns True for Equinox's transforms. They make a module of a module, and equal objects of equal functions."""
+    """Returns True for Equinox's transforms.
+
+    These transform a module into a module, and two equal functions into two equal ones.
+    """
     return str(getattr(transform, "__module__", "")).partition(".")[0] == "equinox"
 
 
@@ -180,7 +193,7 @@ class TransformedModule(eqx.Module):
         return self.function
 
     def wrapper(self) -> Any:
-        """Wraps the module as a function. The wrapper is made anew in each call."""
+        """Returns the module under the transform, as a function. Each call makes a new one."""
         return self.how.applied_to(self.function)
 
     @api_boundary

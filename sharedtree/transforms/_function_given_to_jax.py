@@ -1,16 +1,16 @@
 """The inner function: what a transform gets in place of the user's function.
 
 JAX keys its caches of traces on the function that it gets, and drops them when that function dies. So there is one
-inner function for each function, policy and set of options, however often it is wrapped:
+inner function for each user's function, policy and set of options, even if the function is wrapped several times:
 
     st.jit(f)(x)                f, weakly  →  Shared  →  inner function for each policy  →  JAX's traces
     st.jit(f)(x)                the same f, so the same inner function: nothing is traced again, as in vanilla JAX
 
-A function is recognised by identity, never by a user's `==`. The table below holds it weakly, so that its entry and
-JAX's caches are freed with it. The wrapper, which the user has, keeps it alive.
+A function is recognised by identity, never by a user's `==`. The table below refers to it weakly, so that its entry and
+JAX's caches are freed with it. The *wrapper*, `st.jit(f)`, keeps it alive.
 
-Two inner functions are not shared and hold the user's function: one that outlives its call, such as a derivative rule,
-and that of a function without weak references.
+Some inner functions are not shared, and keep the user's function alive: those that outlive the call, such as derivative
+rules, and those of functions without weak references.
 """
 
 import functools
@@ -43,28 +43,29 @@ class Inner:
     """Calls the user's function inside a transform. Looks like that function: same name, documentation and source.
 
     Args:
-        function: the user's function.
-        hold: returns the function, or None if it is gone. A weak reference if the inner function is shared.
+        function: the user's function. Its name and documentation are copied, and no reference to it is kept.
+        get_function: returns the function, or None if it is gone. A weak reference if the inner function is shared.
         call: (function, args, kwargs) → result for the transform.
         terms: facts shared by all traces of the function, for the adapter.
-        names: names of the arguments in JAX's messages. None for the paths in their leaf groups.
-        num_before: number of these arguments without a group. They come first.
+        names: names of the arguments in JAX's messages. None to name them by the paths in their leaf groups.
+        num_before: number of arguments that come before those in leaf groups.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        hold: Callable[[], Any],
+        get_function: Callable[[], Any],
         call: Callable[[Any, Sequence[Any], dict[str, Any]], Any],
         terms: Any = None,
         names: Sequence[str] | None = None,
         num_before: int = 0,
     ) -> None:
+        """Makes the inner function look like the user's."""
         update_wrapper(self, function)
         # `__wrapped__` would keep the function alive, and Equinox would look for arrays in it.
         del self.__dict__["__wrapped__"]
         self.__name__ = name_of(function, type(function).__name__)
-        self._hold = hold
+        self._get_function = get_function
         self._call = call
         self.terms = terms
         self.num_before = num_before
@@ -75,9 +76,9 @@ class Inner:
         """The user's function.
 
         Raises:
-            ReferenceError: if it is gone. Its wrapper keeps it alive, so the wrapper is gone too.
+            ReferenceError: if the function is gone. Its wrapper keeps it alive, so the wrapper is gone too.
         """
-        function = self._hold()
+        function = self._get_function()
         if function is None:
             raise ReferenceError(
                 f"`{self.__name__}` was called by a transform after the function and its wrapper were gone. Keep the "
@@ -88,7 +89,8 @@ class Inner:
 
     @property
     def __code__(self) -> Any:
-        """The code of the function, whose file and line JAX puts into its messages."""
+        """The code of the user's function. JAX puts its file and line into messages."""
+        # Below decorators and partials is the function that the user wrote.
         function = inspect.unwrap(self.function)
         while isinstance(function, functools.partial):
             function = inspect.unwrap(function.func)
@@ -108,16 +110,17 @@ class Shared:
     """State shared by all wrappers of one function with the same transform and options.
 
     Attributes:
-        hold: returns the function. In the table, a weak reference, so that the function can die.
+        get_function: returns the function, or None if it is gone. In the table, it is a weak reference.
         names: names of the parameters.
-        traces: traces of the function.
-        seen: the arguments of earlier traces.
-        unsaid: changes lost in traces without a run. A later run warns of them.
-        inner: for each policy, the inner function.
+        traces: traces of the function, to warn if static values make it retrace on every call.
+        seen: the arguments of earlier traces, to find ties that were lost between two calls.
+        unsaid: changes lost in traces that did not run. A call that runs such a trace later warns of them.
+        inner: policy → inner function.
     """
 
-    def __init__(self, function: Callable[..., Any], hold: Callable[[], Any] | None = None) -> None:
-        self.hold = hold or (lambda: function)
+    def __init__(self, function: Callable[..., Any], get_function: Callable[[], Any] | None = None) -> None:
+        # Without a weak reference, this object keeps the function alive.
+        self.get_function = get_function or (lambda: function)
         self.names = Names(function)
         self.traces = Traces()
         self.seen = SeenArguments()
@@ -125,30 +128,31 @@ class Shared:
         self.inner: dict[Policy, Inner] = {}
 
 
+# Function → (transform, steps, options) → the state. The function is held weakly. See `_held_weakly` for the steps.
 _table: WeakIdentityDict[dict[Any, Shared]] = WeakIdentityDict()
 _lock = Lock()
 
 
 def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, Any], *, alike: bool = False) -> Shared:
-    """Finds the state shared by all wrappers of one function. Makes new state if there is none yet.
+    """Returns the state shared by all wrappers of one function. Makes new state if there is none yet.
+
+    If the function or the options cannot be recognised again, the new state is not kept.
 
     Args:
         function: the user's function.
         transform: key for the transform. It must be hashable.
         options: the options on which the inner function depends.
-        alike: True to recognise equal methods, and equal wrappers of Equinox's transforms, as one function. Both are
-            made anew on each access. Equinox compares by `==`, so for it they are one. For JAX they are not, since
-            their weak references die with them.
-
-    If the function or the options cannot be recognised again, the new state is not kept.
+        alike: True to recognise equal methods, and equal wrappers of Equinox's transforms, as one function, although
+            they are made anew on each access. That is for Equinox's transforms, which compare functions by `==`. JAX's
+            transforms compare by identity.
     """
     try:
-        anchor, steps, hold = _held_weakly(function) if alike else (function, None, weakref.ref(function))
+        owner, steps, get_function = _held_weakly(function) if alike else (function, None, weakref.ref(function))
         key = transform, steps, Static(options)
         with _lock:
-            shared_of_key = _table.get(anchor)
+            shared_of_key = _table.get(owner)
             if shared_of_key is None:
-                shared_of_key = _table[anchor] = {}
+                shared_of_key = _table[owner] = {}
     except (TypeError, Incomparable):
         return Shared(function)
     # From here on without the lock. Comparing options may run a user's `==`, which may wait for another thread or wrap
@@ -156,39 +160,45 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
     shared = shared_of_key.get(key)
     if shared is not None:
         return shared
-    shared = shared_of_key.setdefault(key, Shared(function, hold))
+    # If another thread was faster, both get its state.
+    shared = shared_of_key.setdefault(key, Shared(function, get_function))
     if len(shared_of_key) > _MAX_SETS_OF_OPTIONS:
+        # Drops the oldest.
         shared_of_key.pop(next(iter(shared_of_key)), None)
     return shared
 
 
 def _held_weakly(function: Any) -> tuple[Any, Any, Callable[[], Any]]:
-    """Finds the object behind a function, if the function is made anew on each access.
+    """Finds the owner of a function: the object from which the function is made anew on each access, or the function.
+
+        model.loss               owner `model`      step: the function `loss`
+        st.filter_jit(f)         owner `f`          step: the transform with its options
+        f                        owner `f`          no step
 
     Returns:
-        The object, as it lives longer; the steps from it to the function, hashable; and a callable. This makes the
-        function again, or returns None once the object is gone.
+        The owner; the steps from it to the function, as a hashable key; and a callable that makes the function again,
+        or returns None once the owner is gone. It refers to the owner weakly.
     """
     if isinstance(function, types.MethodType):
         return function.__self__, IdentityKey(function.__func__), weakref.WeakMethod(function)
     how = getattr(function, "alike", None)
     if not isinstance(how, How):
         return function, None, weakref.ref(function)
-    # A wrapper of Equinox's transforms, perhaps around a method or another such wrapper.
-    # Its table entry is that of the function inside.
-    anchor, steps, hold = _held_weakly(function.function)
+    # A wrapper of an Equinox transform. The function in it may be a method or another such wrapper, so this recurses.
+    owner, steps, get_function = _held_weakly(function.function)
 
     def make_again() -> Any:
-        inside = hold()
-        return None if inside is None else how.applied_to(inside)
+        function_inside = get_function()
+        return None if function_inside is None else how.applied_to(function_inside)
 
-    return anchor, (how, steps), make_again
+    return owner, (how, steps), make_again
 
 
 class Learned:
-    """Findings of the traces of a function, by the structures of the operands. Keeps no structure alive."""
+    """Findings of the traces of a function, by the structures of the operands. Refers to the structures weakly."""
 
     def __init__(self) -> None:
+        # Structures → the value, and weak references whose callbacks drop the entry.
         self._entries: dict[tuple[weakref.ref[Structure], ...], tuple[Any, Any]] = {}
 
     def get(self, structures: Sequence[Structure]) -> Any:
@@ -207,13 +217,14 @@ class Learned:
 
 
 class _SignatureOfGroups(inspect.Signature):
-    """A signature for JAX, to name the arguments: any number of nameless groups.
+    """A signature from which JAX takes the names of arguments: any number of leaf groups without names.
 
-    A name would be one too many, as the paths of the leaves in a group begin with the names of the user's arguments.
+    JAX prints the name of an argument and then the path of a leaf in it. The paths in a leaf group begin with the names
+    of the user's arguments already, so the group itself has a name that prints as nothing.
 
     Args:
-        names: names of the arguments, if others than in their groups.
-        num_before: number of arguments without a group.
+        names: names of the user's arguments, in place of those in the groups. None to keep those.
+        num_before: number of arguments that come before those in leaf groups.
     """
 
     def __init__(self, names: Sequence[str] | None, num_before: int) -> None:
@@ -240,7 +251,7 @@ class _Nameless(str):
 
 
 class _Bound(NamedTuple):
-    """Bound arguments with the attributes of `inspect.BoundArguments` as far as JAX reads them."""
+    """Bound arguments of a `_SignatureOfGroups`, with those attributes of `inspect.BoundArguments` that JAX reads."""
 
     signature: inspect.Signature
     args: tuple[Any, ...]
@@ -254,12 +265,19 @@ class _Bound(NamedTuple):
         return {_Nameless(i): self._with_names(i, arg) for i, arg in enumerate(self.args)} | self.kwargs
 
     def _with_names(self, position: int, arg: Any) -> Any:
-        """Returns a copy of an argument with `names` at the beginning of the paths of its leaves."""
+        """Returns an argument in which the paths of leaves begin with `names`, for JAX's messages alone.
+
+        Args:
+            position: position of the argument.
+            arg: an array, a leaf group, or a pytree of leaf groups.
+        """
         names = self.names
         if names is None:
             return arg
+        # An array gets a node around it, whose key is the name.
         if jtu.all_leaves((arg,)):
             return LeafGroups((arg,), names[position : position + 1])
+        # A group holds arguments after those `num_before`.
         names_in_groups = names[self.num_before :]
         return jtu.tree_map(
             lambda group: group.named(names_in_groups) if type(group) is LeafGroup else group, arg, is_leaf=_is_group

@@ -6,6 +6,10 @@ which leaf groups the user's function is called with, and how its results are gr
     def iteration(trace, carry, xs):                  # for `jax.lax.scan`
         carried, emitted = trace.call(carry, xs)
         return trace.like(carry, carried), trace.pack(emitted)
+
+*In place* means that what the function changes in its arguments is written back into the caller's objects. The changed
+arguments are the *state*, and go out beside the result. A *note* on a leaf records a fact about its history, such as
+that its tie was undone on purpose (`ties/_leaf_notes`).
 """
 
 import contextlib
@@ -52,7 +56,7 @@ class Terms(NamedTuple):
         rules: how results are packed.
         traces: the traces of the function.
         seen: the arguments that the function was traced with.
-        unsaid: changes that were lost in traces that did not run, which a later trace warns of.
+        unsaid: changes that were lost in traces that did not run. A call that runs such a trace later warns of them.
         caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
         writes: True if the transform can write back what the function changed.
         options: options of the transform, for messages.
@@ -61,8 +65,8 @@ class Terms(NamedTuple):
         keeps: True if `in_place=True` keeps what the function changed. Conditions of loops keep nothing.
         adds: True if the transform can write back an object that has more children than before, or fewer.
         differentiates: True if leaves with the label True are differentiated.
-        bound_to: how the function is called on a module, as code. Empty if it is not a module that is traced.
-        learned: what traces found out, for the adapter.
+        bound_to: name of the called module in the code of warnings. Empty if the function is no traced module.
+        learned: findings of the traces, for the adapter.
     """
 
     title: str
@@ -87,7 +91,8 @@ class Received(NamedTuple):
     """The arguments that a function received: new objects, built from leaf groups.
 
     Attributes:
-        tree: the arguments as they were received, with the objects that the function has and may have changed since.
+        tree: the records of the arguments as they were received, and the very objects that the function received. It
+            may have changed them since.
         arguments: the arguments, static ones included.
         call: the caller's side. None if it has ended.
         given_copies: copies of the caller's static objects that the function got, each with its original. None if it
@@ -101,7 +106,7 @@ class Received(NamedTuple):
 
 
 NOTHING = Received(FlatDag((), 0), Arguments((), (), {}), None)
-"""Before anything was received."""
+"""What a trace has received before it calls the function."""
 
 
 def receive(groups: Sequence[LeafGroup], statics: Sequence[Any] = (), bare: Sequence[Any] = ()) -> Received:
@@ -109,12 +114,14 @@ def receive(groups: Sequence[LeafGroup], statics: Sequence[Any] = (), bare: Sequ
 
     Args:
         groups: all leaf groups of the arguments.
-        statics: the static arguments.
-        bare: leaves that the transform got as they are, outside the groups.
+        statics: the static arguments (`static_argnums`).
+        bare: leaves that the transform got as they are, in no group.
     """
+    # The table gets the object of each record.
     structure, table = groups[0].selection.structure, list[Any]()
     leaves = gather_leaves(groups, bare)
     given_copies = None
+    # A structure with `objects` was made for this call alone, and has the caller's own static objects.
     if structure.objects and any(static.is_mutable for _, static in statics_of(structure)):
         given_copies = _build_with_copies(structure, leaves, table)
     else:
@@ -144,6 +151,12 @@ def _build_with_copies(structure: Structure, leaves: Sequence[Any], table: list[
 
 
 def _with_copy(op: Op, copies: IdentityDict[Any]) -> Op:
+    """Returns an operation with a copy of its mutable static value. Other operations are returned unchanged.
+
+    Args:
+        op: the operation.
+        copies: object → its copy. Extended.
+    """
     if type(op) is Static and op.is_mutable:
         return op.with_copy(copies)
     if type(op) is Node and op.aux.is_mutable:
@@ -166,6 +179,7 @@ class FunctionTrace:
         self.terms = terms
         self.received = NOTHING
         self.function = function
+        # Warnings of transforms inside the function. The check of the result drops or gives them.
         self._waiting: list[tuple[Definition, str]] = []
 
     @property
@@ -184,9 +198,10 @@ class FunctionTrace:
 
         Args:
             operands: leaf groups of one tree, and arrays that the transform got as they are.
-            before: further positional arguments, in front of those.
+            before: further positional arguments, in front of the operands.
             named: further arguments, by the names of the function's parameters.
-            again: True if the function was called with the same arguments before, so that its result was checked then.
+            again: True if an earlier trace called the function with the same arguments. Its result was checked then,
+                and is not checked again.
 
         Raises:
             StaticTracerError: if a static leaf of the result holds a tracer of this trace.
@@ -196,6 +211,7 @@ class FunctionTrace:
         received = receive(groups, bare=[operand for operand in operands if type(operand) is not LeafGroup])
         arguments = received.arguments
         result = self.call_with(received, (*before, *arguments.args), {**arguments.kwargs, **(named or {})})
+        # Without a check of the result, nothing else gives the warnings.
         if again:
             give_warnings(self._waiting)
         else:
@@ -205,7 +221,7 @@ class FunctionTrace:
     def call_apart(self, *groups: LeafGroup) -> Any:
         """Calls the user's function with the arguments of several trees, each of them in one leaf group.
 
-        What the function changes in the first tree is kept.
+        What the function changes in the first tree is kept. Changes in the others are lost.
         """
         received = [receive((group,)) for group in groups]
         args = [arg for tree in received for arg in tree.arguments.args]
@@ -216,13 +232,16 @@ class FunctionTrace:
     def call_with(
         self, received: Received, args: Sequence[Any], kwargs: Mapping[str, Any], *, returns_pair: bool = False
     ) -> Any:
-        """Calls the user's function with arguments that were built.
+        """Calls the user's function with arguments that were built, and returns its result.
+
+        The result is checked for lost changes, and not for lost ties.
 
         Args:
             received: the arguments of which changes are kept.
             args: positional arguments.
             kwargs: keyword arguments.
-            returns_pair: True if the function returns a pair, of which the caller gets the first entry only.
+            returns_pair: True if the function returns a pair whose second entry the transform keeps for itself, such as
+                the residuals of a rule. A changed object in that entry counts as not returned.
         """
         self.received = received
         self._check_arguments(received)
@@ -242,10 +261,14 @@ class FunctionTrace:
         return result
 
     def _check_arguments(self, received: Received) -> None:
-        """Refuses arguments, and warns of them, before the function is called. Passes on the notes of leaves."""
+        """Refuses arguments, or warns of them, before the function is called.
+
+        Then copies the notes on the caller's leaves to the leaves that the function received.
+        """
         terms, tree, call = self.terms, received.tree, received.call
         if terms.caches_traces:
             terms.traces.add(tree, received.arguments, terms.names)
+        # All else compares with the caller's side.
         if call is None:
             return
         require_separate(call.arguments, call.tree, terms.names)
@@ -257,7 +280,12 @@ class FunctionTrace:
         hand_on([call.objects[record] for record in records], [tree.objects[record] for record in records])
 
     def _recording_changes(self, call: Call | None, args: Sequence[Any]) -> FunctionBeingTraced:
-        """Makes the context that finds out what the function changes, and warns of changes that are lost."""
+        """Makes the context manager that finds out what the function changes, and warns of changes that are lost.
+
+        Args:
+            call: the caller's side. None if it has ended.
+            args: positional arguments of the function, for the code of a warning.
+        """
         terms = self.terms
         loss = Loss(
             terms.names.definition,
@@ -268,9 +296,10 @@ class FunctionTrace:
             bound_to=terms.bound_to,
             is_condition=not terms.keeps,
         )
-        # The condition of a loop keeps nothing, so for it `in_place=True` is as if nothing had been said.
-        is_policy_meant = terms.keeps or not terms.policy.in_place
-        policy = terms.policy if is_policy_meant else with_in_place(terms.policy, None)
+        # `in_place=True` is meant for the body of a loop. The condition keeps no changes. For it the option counts as
+        # not set, so that lost changes are warned of.
+        does_policy_hold = terms.keeps or not terms.policy.in_place
+        policy = terms.policy if does_policy_hold else with_in_place(terms.policy, None)
         unsaid = terms.unsaid if terms.caches_traces else None
 
         def unwritable(number: int | None, value: Any) -> str:
@@ -282,7 +311,7 @@ class FunctionTrace:
         return FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code)
 
     def walked(self, result: Any, rules: Rules | None = None, name: str = "result") -> FlatDag:
-        """Flattens a result.
+        """Flattens a result. Returns its records and objects.
 
         Args:
             result: what the function returned, or a part of it.
@@ -292,15 +321,18 @@ class FunctionTrace:
         Raises:
             StaticTracerError: if a static leaf holds a tracer of this trace.
         """
-        rules = self.forbidding(self.terms.rules if rules is None else rules)
+        rules = self.forbidding_leaks(self.terms.rules if rules is None else rules)
         tree = walked(result, rules, name)
         # JAX cannot return a `ShapeDtypeStruct`, so in a result it is static.
         if any(type(leaf) is jax.ShapeDtypeStruct for leaf in tree.leaves.values()):
             tree = walked(result, rules._replace(are_structs_traced=False), name)
         return tree
 
-    def forbidding(self, rules: Rules) -> Rules:
-        """Returns rules under which a tracer of this trace in a static leaf is an error."""
+    def forbidding_leaks(self, rules: Rules) -> Rules:
+        """Returns rules under which packing raises if a tracer of this trace is in a static leaf.
+
+        A copy of a static object that the function left unchanged is packed as the caller's own object.
+        """
         return rules._replace(on_static=forbid_tracers(self.outer), given_copies=self.received.given_copies)
 
     def check(self, result: Any) -> None:
@@ -308,24 +340,25 @@ class FunctionTrace:
         self.check_walked(self.walked(self.with_state(result)), is_with_state=bool(self.terms.policy.in_place))
 
     def with_state(self, result: Any) -> Any:
-        """Returns the result, in place a pair of the arguments and the result."""
+        """Returns the result. In place, returns a pair of the arguments, with their changes, and the result."""
         arguments = self.received.arguments
         return (arguments, result) if self.terms.policy.in_place else result
 
     def check_walked(self, result: FlatDag, *, is_with_state: bool = False) -> None:
-        """Warns of ties that the function lost.
+        """Warns of ties that the function lost, and gives the warnings that waited for this check.
 
         Args:
-            result: the flattened result.
-            is_with_state: True if the result is a pair of the arguments and the result.
+            result: the flattened result, or the pair of the arguments and the result (see `with_state`).
+            is_with_state: True if it is the pair.
         """
         terms, received, call = self.terms, self.received.tree, self.received.call
+        # Ties that the arguments of an earlier trace had and these lack: the caller lost them between two calls.
         lost_between_calls: list[LostTie] = []
         if terms.caches_traces and call is not None:
             lost_between_calls = terms.seen.compare(received, call.objects, terms.policy)
         lost = ties_lost_between(received, result, terms.policy, is_with_state=is_with_state)
         if lost or lost_between_calls:
-            # One cause, one warning: those of inner functions are about the same ties.
+            # The warnings of inner functions are about the same ties. One cause gets one warning.
             self._waiting.clear()
             report_lost_ties(lost_between_calls, lost, terms.policy, terms.names)
         give_warnings(self._waiting)
@@ -336,17 +369,17 @@ class FunctionTrace:
 
         Args:
             result: what the function returned.
-            as_operand: True if its structure will be compared with that of an operand. The structure of an operand
-                has no notes on leaves.
+            as_operand: True to leave the notes on leaves out of the structure, so that it can equal the structure of an
+                operand.
         """
         return packed(self.walked(result), as_operand=as_operand)
 
     def like(self, group: LeafGroup, tree: Any) -> LeafGroup:
-        """Packs a tree that stands for an operand into a leaf group with the selection of that operand.
+        """Packs a tree that replaces an operand. Returns a leaf group with the selection of the operand's group.
 
         Args:
             group: leaf group of one operand.
-            tree: what stands for it, such as the carry that an iteration returned.
+            tree: what replaces the operand, such as the carry that an iteration returned.
 
         Raises:
             SharingMismatchError: if the tree lacks a tie of the operand, or differs in shape or static values.
@@ -367,8 +400,9 @@ class FunctionTrace:
         if not self.terms.policy.in_place:
             return self.pack(result)
         received = self.received.tree
+        # Objects of other operands count as taken, and are not written back. So they are packed wherever they occur.
         records_of_operand = received.child(position).reached
-        rules = self.forbidding(self.terms.rules)
+        rules = self.forbidding_leaks(self.terms.rules)
         return packed(
             with_changes(result, received, rules, lambda record: record not in records_of_operand, records_of_operand)
         )
@@ -393,45 +427,51 @@ def enclosing_traces() -> Sequence[Any]:
     return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-# ---- In place, under a transform that treats results by label: objects are written back by their places ----
+# ---- In place, under a transform with an option for results (`out_axes`) ----
 
 
 def group_result_with_state(
     result: Any, trace: FunctionTrace, treatment: Treatment, labels: Sequence[Any] | None, changes: Rules
 ) -> GroupedResult:
-    """Groups the leaves of a result, and of what the function received and may have changed, by their labels.
+    """Groups the leaves of the state and of the result by their labels.
+
+    They are flattened as one tuple: the arguments, the objects that the function took out of them, and the result. An
+    object that did not change is then replaced by a reference to the caller's (`Given`), and a changed one by an
+    `Update` of it.
 
     Args:
         result: what the function returned.
         trace: the trace of the function.
-        treatment: what the transform will do with it. Its prefix is a `Branch` of two, for the
-            arguments and for the result.
+        treatment: what the transform will do with the state and the result. Its prefix is a `Branch` of two, one for
+            the arguments and one for the result.
         labels: labels of the groups. None for those that occur.
-        changes: how what was received is walked.
+        changes: rules of `rules_for_state`, which tell the unchanged objects from those that may have changed.
     """
     received, arguments = trace.received.tree, trace.received.arguments
     prefix_of_arguments, prefix_of_result = treatment.prefix.parts
+    # Outcomes of the arguments as they were received. They tell which objects go out under another label.
     entry = Outcomes(received, treatment._replace(prefix=prefix_of_arguments))
     entry_visits: dict[int, Visit] = {}
     for visit in entry.visits():
         entry_visits.setdefault(visit.record, visit)
     tree = trace.walked((arguments, result))
     trace.check_walked(tree, is_with_state=True)
-    # Objects that the function took out of its arguments are walked beside them, so that the caller's are written to,
-    # too. What holds others has a higher number, and brings the detached objects below it along.
     reachable = IdentitySet(tree.objects)
     conventions_of = conventions(received, changes)
-    # Record of each object of the caller's that did not change, and of each that may have changed.
+    # Received object → its record, for the objects that did not change and for those that may have changed.
     unchanged, updated = changes.given or IdentityDict[int](), changes.updated or IdentityDict[int]()
+    # Objects that the function took out of its arguments go out, too, so that the caller's are written to. An object
+    # has a higher number than those that it holds, so it is walked before them.
     changeable = sorted(set(updated.values()), reverse=True)
     detached = [record for record in changeable if received.objects[record] not in reachable]
+    # Without `given` and `updated`, every object is packed. `replacement` decides later which ones are not.
     tree = walked_together(
         [
             (arguments, changes.convention),
             *[(received.objects[record], conventions_of[record]) for record in detached],
             (result, changes.convention),
         ],
-        trace.forbidding(changes._replace(given=None, updated=None)),
+        trace.forbidding_leaks(changes._replace(given=None, updated=None)),
         [*[IN_PLACE] * (1 + len(detached)), ""],
     )
     prefixes = [
@@ -441,9 +481,9 @@ def group_result_with_state(
     ]
     num_state = 1 + len(detached)
 
-    def op_of(outcomes: Outcomes) -> Callable[[Piece], Op | None]:
+    def new_op_of(outcomes: Outcomes) -> Callable[[Piece], Op | None]:
         """Returns a function from a piece to the op that stands for the caller's object. None for a new object."""
-        # The pieces below the arguments and the detached objects. The same objects in the result are packed.
+        # The pieces below the arguments and the detached objects. A piece that is in the result alone is packed.
         state: set[Piece] = set()
         for root in outcomes.children(outcomes.root)[:num_state]:
             state.update(Piece(visit.record, outcomes[visit]) for visit in outcomes.reachable_from(root))
@@ -451,7 +491,7 @@ def group_result_with_state(
         first_visits = outcomes.first_visits()
 
         def replacement(piece: Piece) -> Op | None:
-            """Returns `Given` for an object that goes out as it came in, and `Update` for another node."""
+            """Returns `Given` for an object that goes out as it came in, and `Update` for the caller's other nodes."""
             obj = tree.objects[piece.record]
             record = updated.get(obj, unchanged.get(obj))
             if piece not in state or record is None:
@@ -467,11 +507,18 @@ def group_result_with_state(
 
         return replacement
 
-    return group_result(tree, treatment._replace(prefix=Branch(tuple(prefixes))), labels, trace.terms.title, op_of)
+    return group_result(tree, treatment._replace(prefix=Branch(tuple(prefixes))), labels, trace.terms.title, new_op_of)
 
 
 def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], callers: IdentitySet, title: str) -> None:
-    """Raises an error if one of the caller's nodes would have to be written back in two ways."""
+    """Raises an error if one of the caller's nodes would have to be written back in two ways.
+
+    Args:
+        outcomes: outcomes of every record.
+        state: the pieces that are written back.
+        callers: the received objects, each of which stands for one of the caller's.
+        title: name of the transform, for errors.
+    """
     seen: set[int] = set()
     for record, _ in sorted(state):
         is_node = outcomes.tree.node(record) is not None

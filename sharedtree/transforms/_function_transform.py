@@ -8,7 +8,11 @@
     gather the leaves                from the groups of the result
     build the result
 
-The steps are the same for all transforms. A family overrides what differs.
+The transform is applied to an *inner function* in place of the user's, and returns the *transformed function*. Both
+take leaf groups. A *label* is what the transform does with a leaf, such as the axis along which it is mapped. *In
+place* means that what the function changes in its arguments is written back into the caller's objects.
+
+The steps are the same for all transforms. A family of transforms overrides what differs.
 """
 
 import functools
@@ -31,7 +35,7 @@ from ._in_place import commit_changes, rules_for_state, with_changes
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import Treatment, is_donated, labels_in
 from ._pass_through import find_unchanged, passed_through
-from ._repeated_calls import Form, Way, new_latest
+from ._repeated_calls import CallPattern, CallSettings, new_latest
 from ._wrapped_function import Wrapper
 from .checks._lost_changes import Unsaid
 from .checks._refused_arguments import forbid_bound_module, is_refusal, name_counterpart, require_separate
@@ -40,21 +44,21 @@ from .checks._ties_lost_in_calls import SeenArguments
 
 
 class FunctionTransform(Wrapper):
-    """A function under a transform, with shared modules and tied arrays kept the same objects.
+    """A function under a transform. Objects that are shared between its arguments stay shared inside the function.
 
-    The transform is called once for each policy and each grouping of the leaves. It gets an inner function. This one
-    builds its arguments, calls the user's function and packs the result.
+    The transform is applied once for each policy and each grouping of the leaves. It gets an inner function, which
+    builds the arguments, calls the user's function and packs the result.
 
-    The transform may cache as it likes, because the inner function learns about a call from the structures of its
-    groups alone. If it caches, all wrappers of one function give it the same inner function. See
+    The transform may cache traces, because the inner function learns about a call from the structures of its leaf
+    groups alone. If it does, all wrappers of one function give it the same inner function. See
     `_function_given_to_jax`.
 
     Attributes:
         passes_through: True if an unchanged module in the result becomes the caller's own object.
-        default_out: label of results if the option for results says nothing about them.
+        default_out: the label of all results if the option for results is not set, or has no label.
         differentiates: True if the transform differentiates the leaves with the label True.
         writes: True if the transform can write back changes of its arguments.
-        bound_to: name of a module that is called, in the code of warnings. Empty if the function is no traced module.
+        bound_to: name of the called module in the code of warnings. Empty if the function is no traced module.
         calls_natively: True if C may do later calls like the first one, without `called`. A class that overrides
             `called` has False, unless it states True: its `called` then only matters in calls that Python does.
         finishes_natively: True if C may build the result of a call, without `leave`. A class that overrides `leave` has
@@ -71,7 +75,7 @@ class FunctionTransform(Wrapper):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # C does not see an overridden hook, so calls would bypass it in silence.
+        # C does not know the hooks. A call in C would skip one that a class overrides.
         for hook, attribute in (("called", "calls_natively"), ("leave", "finishes_natively")):
             # The first class in which the hook or the attribute stands, which may be a mixin.
             nearest = next(base for base in cls.__mro__ if hook in vars(base) or attribute in vars(base))
@@ -81,7 +85,10 @@ class FunctionTransform(Wrapper):
     # ---- A call ----
 
     def go_on(self, deferred: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Goes on where C left a call to Python. Explains its error if there is one."""
+        """Does what C left of a call, and returns the result. If there is an error, adds its cause.
+
+        For the arguments, see the base class.
+        """
         is_error = isinstance(deferred, BaseException)
         has_begun = is_error or bool(deferred)
         try:
@@ -90,26 +97,26 @@ class FunctionTransform(Wrapper):
             # C has called the transformed function, but cannot build the result.
             if has_begun:
                 return self.leave(deferred[0], call_of(deferred[1]), policy)
-            if self.way is None or self.way.policy is not policy:
-                self.way = self._new_way(policy)
+            if self.settings is None or self.settings.policy is not policy:
+                self.settings = self._new_settings(policy)
             return self.called(args, kwargs, policy)
         except UnfitResultError as error:
             self.refused(args, kwargs, error.error)
         except Exception as error:
-            # An error in `called` is explained there.
+            # If Python did the whole call, `called` has explained the error.
             if has_begun:
                 self.explain(error, self._entering_again(args, kwargs, policy))
             hide_frames(error)
             raise
 
-    def _new_way(self, policy: Policy) -> Way:
-        """Makes the record of calls under a policy. With it, C does later calls like earlier ones."""
+    def _new_settings(self, policy: Policy) -> CallSettings:
+        """Makes the settings for calls under a policy, from which C learns to do later calls."""
         rules = self.rules(policy) if self.calls_natively else None
-        return Way.under(policy, rules, finishes=self.finishes_natively)
+        return CallSettings.under(policy, rules, finishes=self.finishes_natively)
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Does a call in Python, in five steps, and teaches C to do calls like this one."""
-        # Steps 1 and 2: pack the arguments, and group their leaves.
+        # Steps 1 and 2: pack the arguments, and group their leaves. `refused` always raises.
         try:
             call = self.enter(args, kwargs, policy)
         except SharingMismatchError as error:
@@ -124,42 +131,52 @@ class FunctionTransform(Wrapper):
             except Exception as error:
                 self.explain(error, lambda: call)
                 raise
+            # Warns of changes that were lost in an earlier trace which only this call ran.
             self._shared.unsaid.say(call.tree.structure)
-            way = self.way
+            settings = self.settings
             if self._shared.unsaid:
                 # A later call may have to warn, which C cannot do. So calls stay in Python until nothing is unsaid.
-                self.way = None
-            elif way is not None and way.policy is policy:
-                way.learn(args, kwargs, self._new_form(args, kwargs, call), call, self.for_later_calls(transformed))
+                self.settings = None
+            elif settings is not None and settings.policy is policy:
+                settings.learn(
+                    args, kwargs, self._new_pattern(args, kwargs, call), call, self.for_later_calls(transformed)
+                )
             # Steps 4 and 5: gather the leaves, and build the result.
             return self.leave(result, call, policy)
 
-    def _new_form(self, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> Form | None:
-        """Makes the record of calls with as many arguments and the same keywords. None to leave them to Python."""
+    def _new_pattern(self, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> CallPattern | None:
+        """Makes the pattern of calls with as many arguments and the same keywords. None to leave them to Python."""
         grouping = call.grouping
         if grouping is None or grouping.key is None or not grouping.holds_for_like_calls:
             return None
-        # A donated buffer may be in one leaf only, which C then checks.
+        # A donated buffer may be in one leaf only. C checks this.
         donates = any(is_donated(label) for label in call.plan.labels)
-        return Form(
+        return CallPattern(
             call.arguments.aux, self.binding(args, kwargs), grouping.key, grouping.asks, donates, new_latest(), {}
         )
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Returns `Form.bound`: the binding of arguments before they are packed. None if they are packed as written."""
+        """Returns `CallPattern.bound`: how C binds the arguments before it packs them. None to pack them as written."""
         return None
 
     def for_later_calls(self, transformed: Any) -> Any:
-        """Returns the function that C calls in later calls, which may do less than the transformed one of this call."""
+        """Returns the function that C calls in later calls, in place of the transformed one. It may do less."""
         return transformed
 
     def _entering_again(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
+        """Returns a function that packs the arguments of a call once more, for a call in C that failed."""
         return lambda: self.enter(args, kwargs, policy)
 
     def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
-        """Raises because an option does not fit the arguments or the result.
+        """Raises the error for an option that does not fit the arguments or the result.
 
-        If no module is concerned, raises the error of the vanilla transform for the same call.
+        If no module is concerned, the vanilla transform is called with the same arguments, for its own error. If it
+        accepts them, raises the package's error.
+
+        Args:
+            args: positional arguments of the call.
+            kwargs: its keyword arguments.
+            error: the package's error.
         """
         if not error.concerns_modules:
             try:
@@ -169,17 +186,17 @@ class FunctionTransform(Wrapper):
         raise error
 
     def raise_vanilla_error(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Calls the vanilla transform for its own error, which says best what is wrong with a call.
+        """Calls the vanilla transform on the user's function, so that it raises its own error for a call.
 
-        Returns if the vanilla transform accepts the call.
+        Returns if it accepts the call.
         """
         self.transform(self.function, **self.options)(*args, **kwargs)
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Adds the cause to an error of the transform, if the transform cannot know it.
+        """Adds the cause to an error that JAX raised, or raises an error that names the cause, if JAX cannot know it.
 
         Args:
-            error: the error. It may be changed.
+            error: the error. A cause may be added to it.
             call: returns the failed call.
         """
         # Equinox's transforms have no `argnums`, so none is a counterpart of a transform with this option.
@@ -198,15 +215,25 @@ class FunctionTransform(Wrapper):
     # ---- For families to override ----
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Positions of the static arguments. They are not part of the graph."""
+        """Returns the positions and names of the static arguments of a call. They are not part of the graph.
+
+        Args:
+            num_args: number of positional arguments in the call.
+            keywords: keywords of the call.
+        """
         return ()
 
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Positions and names of the arguments whose buffers the transform takes over."""
+        """Returns the positions and names of the arguments whose buffers the transform takes over.
+
+        Args:
+            num_args: number of positional arguments in the call.
+            keywords: keywords of the call.
+        """
         return ()
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Returns the treatments of the arguments. By default all are treated alike, but for donation."""
+        """Returns the treatments of the arguments, and what they depend on. By default there is only donation."""
         donation = self.donation_treatment(arguments)
         if donation is None:
             return Grouping(self.transform_name, lambda _: (), ())
@@ -215,30 +242,31 @@ class FunctionTransform(Wrapper):
     def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """Returns the treatment of the result. None if all of it is treated alike.
 
-        In place, the prefix is a `Branch` of two: one part for the arguments, and one for the result.
+        In place, the changed arguments go out, too. Then the prefix is a `Branch` of two: one part for the arguments,
+        and one for the result.
         """
         return None
 
     def apply_transform(
         self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """Applies the transform to the inner function.
+        """Applies the transform to the inner function. Returns the transformed function.
 
         Args:
-            inner: takes leaf groups, followed by static arguments.
-            labels: for each group, its labels.
-            result_labels: labels of the groups of results. None if all results form one group and the transform takes
+            inner: the inner function. It takes leaf groups, followed by static arguments.
+            labels: for each group of the arguments, its labels.
+            result_labels: labels of the groups of the result. None if the result is one group, and the transform takes
                 no option for it.
             num_statics: number of static arguments.
         """
         return self.transform(inner, **self.options)
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Says why a change cannot be written back although the call is in place. Empty if it can.
+        """Returns a sentence that says why `in_place=True` could not write a change back. Empty if it could.
 
         Args:
             call: the call.
-            number: number of the changed leaf. None for a new leaf.
+            number: record of the changed leaf. None for a new leaf.
             value: the leaf after the change. None if it is not known.
         """
         return ""
@@ -246,11 +274,11 @@ class FunctionTransform(Wrapper):
     # ---- The caller's side ----
 
     def rules(self, policy: Policy) -> Rules:
-        """Rules for packing arguments and results."""
+        """Returns the rules for packing arguments and results."""
         return rules_of_call(policy, filtered=self.is_filtered, is_exact=self.calls_each_time)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-        """Makes one node of the arguments of a call, with their names in errors."""
+        """Makes one node of the arguments of a call, the root of the graph. It names them, for errors."""
         names = self.names.of(len(args))
         static = self.static_positions(len(args), kwargs)
         if not static:
@@ -266,7 +294,7 @@ class FunctionTransform(Wrapper):
         return self.executable(call)
 
     def executable(self, call: Call) -> Call:
-        """Returns the call, after `take_each_buffer_once`.
+        """Returns the call in a state in which no array of a module is donated twice: repetitions are copied.
 
         Raises:
             InconsistentSharingError: if a donated array is also in an argument that is not donated.
@@ -285,7 +313,7 @@ class FunctionTransform(Wrapper):
             result: result of the transformed function: one leaf group, or several.
             call: the call.
             policy: the policy of the call.
-            used: returns the leaves of the arguments on which the computation depends. None to ask the transform.
+            used: returns the leaves of the arguments on which the computation depends. None for `leaves_used`.
         """
         groups = result.parts if type(result) is LeafGroups else (result,)
         if policy.in_place:
@@ -295,15 +323,15 @@ class FunctionTransform(Wrapper):
         structure = groups[0].selection.structure
         if not structure.given:
             return leave(groups)
-        # Some objects of the caller's are in the result as they are.
+        # Some objects of the caller's are in the result, unchanged.
         return leave(groups, passed_through(call, structure, used or (lambda: self.leaves_used(call))))
 
     def leaves_used(self, call: Call) -> Sequence[Any]:
-        """The leaves of the arguments on which the computation depends. By default all of them count."""
+        """Returns the leaves of the arguments on which the computation depends. By default, all leaves."""
         return call.leaves
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """The transformed function for a call. It is made on first use. If threads make it at once, all get one."""
+        """Returns the transformed function for a call. It is made on first use, and two threads get the same one."""
         result_labels = self.labels_of_results(policy, call.arguments)
         key = policy, call.plan.labels, result_labels, len(call.statics)
         transformed = self._made.get(key)
@@ -313,51 +341,52 @@ class FunctionTransform(Wrapper):
         return transformed
 
     def labels_of_results(self, policy: Policy, arguments: Arguments) -> tuple[Any, ...] | None:
-        """Labels of the groups of results. None if all results form one group."""
+        """Returns the labels of the groups of the result. None if the result is one group."""
         treatment = self.treatment_of_results(policy, arguments)
         return None if treatment is None else tuple(self._labels_in_treatment(treatment))
 
     def _labels_in_treatment(self, treatment: Treatment) -> list[Any]:
-        """The distinct labels in the option for results, at least one.
+        """Returns the distinct labels in the option for results, at least one.
 
-        If the option contains no label (`out_axes=()`), no result has a leaf. One group is made even so, because the
-        structure of the result is its aux data.
+        If the option has no label (`out_axes=()`), the result has no leaf. There is a group even so, because its aux
+        data holds the structure of the result.
         """
         return labels_in(treatment.prefix, treatment.is_label) or [self.default_out]
 
     # ---- The function's side ----
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
-        """The function for the transform to call in place of the user's. It is made once for each policy."""
+        """Returns the function that the transform calls in place of the user's. It is made once for each policy."""
         shared = self._shared
         forbid_bound_module(self.function, policy, self.transform_name)
         inner = shared.inner.get(policy)
         if inner is None:
             call = functools.partial(self._without_function().call_inside, policy)
-            # Called modules may share their traces under the name of one function. Other functions keep their own name.
-            function = shared.hold() if is_module(self.function) else self.function
-            inner = shared.inner.setdefault(policy, Inner(function, shared.hold, call))
+            # Called modules share their traces as arguments of one function, whose name the inner function then has. In
+            # all other cases it has the name of the user's function.
+            function = shared.get_function() if is_module(self.function) else self.function
+            inner = shared.inner.setdefault(policy, Inner(function, shared.get_function, call))
         return inner
 
     def _without_function(self) -> Self:
-        """Returns a copy for the inner function to hold.
+        """Returns a copy of the wrapper for the inner function to refer to.
 
-        The copy refers neither to the function nor to the inner function. So both are freed with the wrapper.
+        The copy refers neither to the user's function nor to the inner function. So both are freed with the wrapper.
         """
         cls = type(self)
         part = cls.__new__(cls)
         vars(part).update(vars(self))
         for name in ("function", "__wrapped__", "_shared", "_made"):
             vars(part).pop(name, None)
-        # The native base class keeps these two where `vars` does not see them.
-        part.policy, part.way = self.policy, None
+        # These two are attributes of the native base class, so `vars` does not have them.
+        part.policy, part.settings = self.policy, None
         part._records_of_traces = self._shared.traces, self._shared.seen, self._shared.unsaid
         return part
 
     _records_of_traces: tuple[Traces, SeenArguments, Unsaid]
 
     def terms(self, policy: Policy) -> Terms:
-        """Makes the record shared by all traces of the function under a policy."""
+        """Makes the facts that all traces of the function under a policy share."""
         return Terms(
             self.transform_name,
             self.names,
@@ -373,7 +402,16 @@ class FunctionTransform(Wrapper):
         )
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-        """Builds arguments from leaf groups, calls the user's function, and groups its result for the transform."""
+        """Builds arguments from leaf groups, calls the user's function, and returns its result in leaf groups.
+
+        The inner function calls it.
+
+        Args:
+            policy: the policy.
+            function: the user's function.
+            args: leaf groups, then static arguments.
+            kwargs: empty.
+        """
         received = self.received(args)
         trace = FunctionTrace(self.terms(policy), function)
         arguments = received.arguments
@@ -385,30 +423,36 @@ class FunctionTransform(Wrapper):
         return (lambda _: False) if donation is None else donated_records(received.tree, donation).__contains__
 
     def received(self, args: Sequence[Any]) -> Received:
-        """Builds the arguments of the function from leaf groups and static arguments."""
+        """Builds the arguments of the function.
+
+        Args:
+            args: leaf groups, then static arguments.
+        """
         return receive(
             [arg for arg in args if type(arg) is LeafGroup], [arg for arg in args if type(arg) is not LeafGroup]
         )
 
     def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
-        """Packs the result of the function into leaf groups for the transform."""
+        """Packs the result of the function for the transform: one leaf group, or several if the labels differ."""
         policy, received = trace.terms.policy, trace.received
         treatment = self.treatment_of_results(policy, received.arguments)
         if treatment is not None:
             return self._pack_by_label(result, trace, treatment)
+        # The check needs the result and, in place, all arguments.
         tree = trace.walked(trace.with_state(result))
         trace.check_walked(tree, is_with_state=bool(policy.in_place))
-        # In place, the tree for the check has all arguments. Only the changed ones are packed.
+        # What goes out is the result and, in place, only the objects that changed. A static leaf with a tracer is an
+        # error (`forbidding_leaks`).
         taken, rules = self.is_taken(received), trace.terms.rules
         if policy.in_place:
-            tree = with_changes(result, received.tree, trace.forbidding(rules), taken)
+            tree = with_changes(result, received.tree, trace.forbidding_leaks(rules), taken)
         elif policy.pass_through and self.passes_through:
             record_of_unchanged = find_unchanged(result, received.tree, taken, containers=policy.containers)
             tree = trace.walked(result, rules._replace(given=record_of_unchanged)) if record_of_unchanged else tree
         return packed(tree)
 
     def _pack_by_label(self, result: Any, trace: FunctionTrace, treatment: Treatment) -> Any:
-        """Packs a result into several leaf groups, one for each label.
+        """Packs a result and, in place, the changed arguments into several leaf groups, one for each label.
 
         Raises:
             UnfitResultError: if the option for results does not fit the result.
@@ -417,6 +461,7 @@ class FunctionTransform(Wrapper):
         labels = None if treatment.groups_by_outcome else self._labels_in_treatment(treatment)
         try:
             if policy.in_place:
+                # Which objects changed. `deeply`: an object that holds a changed one has to go out, too.
                 changes = rules_for_state(trace.terms.rules, received.tree, self.is_taken(received), deeply=True)
                 grouped = group_result_with_state(result, trace, treatment, labels, changes)
             else:
@@ -426,14 +471,15 @@ class FunctionTransform(Wrapper):
         except SharingMismatchError as error:
             raise UnfitResultError(error) from None
         if labels is None:
-            # Only the result tells these labels. The transform reads them from the call when the trace has ended.
+            # The labels are the outcomes of the leaves, which only the result tells. The transform reads them from the
+            # call when the trace has ended.
             assert received.call is not None
             received.call.result_labels[:] = grouped.labels
         return LeafGroups(grouped.groups)
 
 
 class UnfitResultError(Exception):
-    """An option does not fit the result of the function. A trace raises it, and the wrapper catches it."""
+    """An option does not fit the result of the function. A trace raises it, and the wrapper handles it (`refused`)."""
 
     def __init__(self, error: SharingMismatchError) -> None:
         super().__init__(str(error))
@@ -450,6 +496,7 @@ def rules_of_call(policy: Policy, *, filtered: bool, is_exact: bool = False) -> 
         is_exact: True to pack static values as these very objects, and not up to equality. This is for transforms that
             call the function each time. A cached trace has the static values of the first call.
     """
+    # "outside": the convention outside modules, by which arrays and plain containers are values without identity.
     return Rules(
         arrays=policy.arrays,
         containers=policy.containers,

@@ -265,7 +265,7 @@ class GradTransform(FunctionTransform):
         value, aux = result if self._has_aux else (result, None)
         if policy.in_place:
             is_taken = self.is_taken(trace.received)
-            rules = trace.forbidding(trace.terms.rules)
+            rules = trace.forbidding_leaks(trace.terms.rules)
             aux_group = packed(with_changes(aux, trace.received.tree, rules, is_taken))
         elif self._has_aux:
             aux_group = trace.pack(aux)

@@ -5,7 +5,9 @@ one. So the identity of an array or of a mutable container is (object, treatment
 tie between two treatments is cut, and each side is what vanilla JAX makes of it. Modules and references in arguments
 are never split; that is an error. Results are new objects, so everything in them may be split.
 
-If some object has two outcomes, the records are renumbered, one for each *piece* (a record and an outcome):
+The *outcome* of an object is what the labels of its leaves come to. An object with two outcomes has a *conflict*. Then
+the records are renumbered, one for each *piece* (a record and one of its outcomes). A *visit* is a way to reach a
+record: the record and the part of the prefix (`in_axes`) that holds for it there. `_leaf_labels` computes all of these.
 
     f(Pair(w, 1), [w, Pair(w, 2)])    in_axes (0, 1)      w → one record, reached with the outcomes 0 and 1
                                       after the split     w → two records, one leaf each
@@ -36,16 +38,16 @@ from ._leaf_labels import (
 
 
 class Cut(NamedTuple):
-    """Ties of a call's arguments that one treatment cut. It is kept with a structure and holds no object of a call.
+    """Ties of a call's arguments that one treatment cut. A plan keeps it, so it holds no object of a call.
 
     All records are numbered as before the cut.
 
     Attributes:
         outcomes: outcomes of every record.
-        leaves: arrays that were split.
-        modules: modules that were split.
-        containers: mutable containers that were split.
-        origins: for each record before this cut, its record before all cuts. None if they are the same.
+        leaves: records of the arrays that were split.
+        modules: records of the modules that were split.
+        containers: records of the mutable containers that were split.
+        origins: for each record before this cut, its record before all cuts. None if this is the first cut.
     """
 
     outcomes: Outcomes
@@ -55,7 +57,7 @@ class Cut(NamedTuple):
     origins: Sequence[int] | None
 
     def in_call(self, objects: Sequence[Any]) -> "Cut":
-        """Returns a copy that has the objects of one call.
+        """Returns a copy whose outcomes refer to the objects of one call.
 
         Args:
             objects: the object of each record, numbered as before all cuts.
@@ -84,12 +86,12 @@ class LabelledTree(NamedTuple):
 def label_arguments(
     tree: FlatDag, structure: Structure, treatments: Sequence[Treatment], transform: str
 ) -> LabelledTree:
-    """Labels the leaves of a call's arguments, and cuts the ties of arrays and containers that have conflicts.
+    """Labels the leaves of a call's arguments, and splits the objects that have conflicts and may be split.
 
     Args:
         tree: the arguments, with their objects.
-        structure: structure of the same.
-        treatments: what the transform does with them.
+        structure: their structure.
+        treatments: what the transform does with them. Each treatment sees the tree as the one before it left it.
         transform: name of the transform, for errors.
 
     Raises:
@@ -97,6 +99,7 @@ def label_arguments(
             conflict.
         SharingMismatchError: if a prefix does not fit the tree.
     """
+    # Record of a leaf → its labels under the treatments so far.
     labels: dict[int, tuple[Any, ...]] = dict.fromkeys(tree.leaf_numbers, ())
     origins: Sequence[int] | None = None
     cuts: list[Cut] = []
@@ -107,11 +110,11 @@ def label_arguments(
             visit_of: dict[int, Visit] = {}
             for visit in outcomes.visits():
                 visit_of.setdefault(visit.record, visit)
-            # The records stay as they are. Each leaf gets one more label.
+            # The records stay as they are. Each leaf gets one more label: that of its first visit.
             for record in labels:
                 labels[record] = (*labels[record], outcomes.group_label(visit_of[record]))
             continue
-        modules = _find_splittable_modules(outcomes, conflicts, transform)
+        modules = _refuse_conflicts(outcomes, conflicts, transform)
         cuts.append(_cut(outcomes, conflicts, modules, origins))
         # From here on, records are numbered as after the split: one for each piece.
         structure, pieces = split_records(outcomes)
@@ -130,7 +133,14 @@ def label_arguments(
 def _cut(
     outcomes: Outcomes, conflicts: Collection[int], modules: Collection[int], origins: Sequence[int] | None
 ) -> Cut:
-    """Sorts the records that are split into leaves, modules and containers."""
+    """Makes the record of a cut: sorts the split records into leaves, modules and containers.
+
+    Args:
+        outcomes: outcomes of every record.
+        conflicts: the records that are split.
+        modules: the modules that are split.
+        origins: see `Cut`.
+    """
     tree = outcomes.tree
     leaves: list[int] = []
     split_modules: list[int] = []
@@ -144,31 +154,37 @@ def _cut(
     return Cut(outcomes.with_objects(()), leaves, split_modules, containers, origins)
 
 
-def _find_splittable_modules(
-    outcomes: Outcomes, conflicts: Mapping[int, Sequence[Visit]], transform: str
-) -> Collection[int]:
-    """Refuses conflicts that must not be split, and returns the modules that may be.
+def _refuse_conflicts(outcomes: Outcomes, conflicts: Mapping[int, Sequence[Visit]], transform: str) -> Collection[int]:
+    """Refuses conflicts of objects that must not be split. Returns the modules that are split.
+
+    Args:
+        outcomes: outcomes of every record.
+        conflicts: the records with a conflict, each with one visit for each outcome.
+        transform: name of the transform, for errors.
 
     Raises:
-        InconsistentSharingError: if something else has a conflict that must not be split.
+        InconsistentSharingError: if a record with a conflict is a reference or a module that the treatment does not
+            allow to be split. Also if a container or any module has both outcomes within one module, or if an array has
+            them within the modules of one argument and the treatment refuses that.
     """
     tree = outcomes.tree
     nodes = {record: tree.node(record) for record in conflicts}
     modules = {record for record, node in nodes.items() if node is not None and not node.type.is_plain}
     splittable = outcomes.treatment.splittable_modules(outcomes) if modules else ()
-    # Modules and references are refused wherever they are.
-    containers: set[int] = set()
+    # Modules and references are refused wherever they are. Containers, and modules that are split, are collected.
+    nodes_with_identity: set[int] = set()
     for record in sorted(conflicts):
         node = nodes[record]
         if record in modules.difference(splittable) or isinstance(tree.objects[record], jax.Ref):
             raise_inconsistent(outcomes, record, transform)
         if node is not None and node.type.carries_identity:
-            containers.add(record)
-    # Containers are refused within one module, and so are arrays where the treatment says so.
+            nodes_with_identity.add(record)
+    # What was collected is refused if both outcomes occur within one module, which would have to hold two copies of it.
     refused: set[int] = set()
-    if containers:
+    if nodes_with_identity:
         each_alone = [[visit] for _, visit in outermost_modules(outcomes)]
-        refused |= conflicts_within(outcomes, containers, each_alone)
+        refused |= conflicts_within(outcomes, nodes_with_identity, each_alone)
+    # Arrays are refused only where the treatment says so, and then within all modules of one argument.
     if outcomes.treatment.within_module == REFUSED:
         arrays = {record for record, node in nodes.items() if node is None}
         refused |= conflicts_within(outcomes, arrays, modules_by_argument(outcomes))
@@ -192,28 +208,29 @@ def group_result(
     treatment: Treatment,
     labels: Sequence[Any] | None,
     transform: str,
-    op_of: Callable[[Outcomes], Callable[[Piece], Op | None]] | None = None,
+    new_op_of: Callable[[Outcomes], Callable[[Piece], Op | None]] | None = None,
 ) -> GroupedResult:
-    """Groups the leaves of a function's result by label. Objects with conflicts are split without a word.
+    """Groups the leaves of a function's result by label. Objects with conflicts are split, with no warning.
 
     Args:
         tree: the result, with its objects.
         treatment: what the transform will do with it.
         labels: labels of the groups, in order; a group may be empty. None for one group for each label that occurs.
         transform: name of the transform, for errors.
-        op_of: (outcomes) → (piece) → op that replaces what was packed for this piece, or None to keep that.
+        new_op_of: (outcomes of the result) → the argument `op_of` of `split_records`. None to replace nothing.
 
     Raises:
         InconsistentSharingError: if the treatment refuses conflicts within one module, and there is one.
         SharingMismatchError: if the prefix does not fit the tree.
     """
     outcomes = Outcomes(tree, treatment)
+    # Some treatments refuse conflicts within the modules of one entry of the result.
     if treatment.within_module == REFUSED:
         objects = [record for record, (op, _) in enumerate(tree.records) if _is_object(op)]
         refused = conflicts_within(outcomes, objects, modules_by_argument(outcomes))
         if refused:
             raise_inconsistent_result(outcomes, min(refused), transform)
-    structure, pieces = split_records(outcomes, op_of(outcomes) if op_of else lambda _: None)
+    structure, pieces = split_records(outcomes, new_op_of(outcomes) if new_op_of else lambda _: None)
     first_visits = outcomes.first_visits()
     leaf_pieces = [piece for (op, _), piece in zip(structure.records, pieces, strict=True) if op is LEAF]
     leaves = [tree.objects[piece.record] for piece in leaf_pieces]
@@ -229,8 +246,12 @@ def group_result(
 
 
 def with_leaf_notes(structure: Structure, leaves: Sequence[Any]) -> Structure:
-    """Returns the structure with what was noted of its leaves, so that calls that JAX caches note it again."""
+    """Returns the structure with the notes of its leaves (`ties/_leaf_notes`), or the same one if no leaf has a note.
+
+    JAX calls a cached program without a trace. The caller's side then notes the new leaves by their structure.
+    """
     noted, tied = which_are_noted(leaves), which_are_tied_values(leaves)
+    # 0 and None: the structure belongs to no `Context`.
     return intern(structure.records, structure.root, 0, None, noted, tied) if noted or tied else structure
 
 
@@ -238,7 +259,7 @@ def _is_object(op: Op) -> bool:
     return op is LEAF or (type(op) is Node and op.type.carries_identity)
 
 
-# ---- Both ----
+# ---- Arguments and results ----
 
 
 def split_records(
@@ -248,7 +269,8 @@ def split_records(
 
     Args:
         outcomes: outcomes of every record.
-        op_of: (piece) → op that replaces what was packed for this piece, or None to keep that.
+        op_of: (piece) → the op that replaces the packed one, or None to keep the packed one. `Given` replaces all of
+            the piece, children included.
     """
     records = outcomes.tree.records
     first_visits = outcomes.first_visits()
@@ -256,24 +278,25 @@ def split_records(
     def expand(piece: Piece) -> tuple[Op, Sequence[Piece]]:
         op, children = records[piece.record]
         replacement = op_of(piece)
-        # `Given` stands for an object of the caller's, which is not built, so its children do not go out.
+        # `Given` stands for an object that the caller has already, so nothing below it is a part of the result.
         if type(replacement) is Given or not children:
             return replacement or op, ()
         visits = outcomes.children(first_visits[piece])
         return replacement or op, [Piece(visit.record, outcomes[visit]) for visit in visits]
 
     root = Piece(outcomes.root.record, outcomes[outcomes.root])
+    # Numbers the pieces as a walk would number objects. The root is the last.
     table, pieces = canonical(root, expand)
     return intern(table, len(table) - 1), list(pieces)
 
 
 def conflicts_within(outcomes: Outcomes, records: Collection[int], groups: Sequence[Sequence[Visit]]) -> set[int]:
-    """Finds the records that the edges below one group of visits reach with two outcomes.
+    """Finds the records that are reached with two outcomes from one and the same group of modules.
 
     Args:
         outcomes: outcomes of every record.
-        records: the records that are asked about.
-        groups: visits of modules. Two groups may reach one record with two outcomes.
+        records: the records among which to look.
+        groups: groups of visits of modules. That two groups reach one record with different outcomes does not count.
     """
     conflicts: set[int] = set()
     for group in groups if records else ():
@@ -289,10 +312,11 @@ def conflicts_within(outcomes: Outcomes, records: Collection[int], groups: Seque
 
 
 def modules_by_argument(outcomes: Outcomes) -> list[list[Visit]]:
-    """Visits of the outermost modules, one list for each argument or, in a result that is a tuple, for each entry.
+    """Returns visits of the outermost modules: one list for each argument or, in a result, for each entry of a tuple.
 
     A dictionary of modules is one model just as a module is, so a tie between two of its modules is no accident.
     """
+    # By the first key of the path, which is the argument or the entry. A result that is no tuple is one group.
     groups: dict[Any, list[Visit]] = {}
     root = outcomes.tree.node(outcomes.root.record)
     has_entries = root is not None and (root.type.cls is tuple or root.type.cls is Arguments)
@@ -302,7 +326,9 @@ def modules_by_argument(outcomes: Outcomes) -> list[list[Visit]]:
 
 
 def outermost_modules(outcomes: Outcomes, *, has_containers: bool = False) -> list[tuple[Path, Visit]]:
-    """Visits of the modules that are not below another module, each with its path, in flatten order.
+    """Returns visits of the modules that are not below another module, each with its path, in flatten order.
+
+    A module has one entry for each path to it.
 
     Args:
         outcomes: outcomes of every record.

@@ -1,11 +1,14 @@
 """`Policy(in_place=True)`: what a function changed in its arguments is written back into the caller's objects.
 
-The changed objects go out beside the result: each object that no longer has the parts with which it was received,
-whether it is still in the arguments or was taken out of them, since whoever holds it sees the change. Unchanged objects
-are named by their record and nothing more. The caller's side builds the new contents, and only once everything has been
-built is any of it written. So the caller's objects change all together or, after an error, not at all.
+The changed objects go out beside the result: each object that no longer has the parts with which it was received. It
+may be in the arguments still, or the function may have taken it out of them: whoever holds it outside sees the change.
+In the structure that goes out, an unchanged object is a `Given` with the number of its record in the arguments, and a
+changed one is an `Update` with this number and the new content:
 
     counter.n += 1                        goes out   ((Update(0, Counter(0)),), result)      with the leaf n
+
+The caller's side first builds all new contents, and then writes them. So the caller's objects change all together or,
+after an error, not at all.
 """
 
 import collections
@@ -25,7 +28,7 @@ from ._leaf_labels import raise_inconsistent
 from ._pass_through import ReceivedObjects
 
 IsTaken = Callable[[int], bool]
-"""Returns True for a record whose buffers the caller donated, so that it has to come back even if it is unchanged."""
+"""Returns True for a record whose buffers the caller donated. Such an object is packed even if it is unchanged."""
 
 IN_PLACE = " in place of "
 """What JAX's messages print before the path of a changed object."""
@@ -34,7 +37,9 @@ IN_PLACE = " in place of "
 
 
 def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
-    """Returns rules that name unchanged objects by their record and pack the contents of changed ones.
+    """Returns rules under which unchanged objects become `Given`, and the contents of changed ones `Update`.
+
+    Which objects changed is in two fields of the rules, `given` and `updated`: received object → its record.
 
     Args:
         rules: rules for everything else.
@@ -58,21 +63,23 @@ def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deepl
 def with_changes(
     result: Any, received: FlatDag, rules: Rules, is_taken: IsTaken, writable: Container[int] | None = None
 ) -> FlatDag:
-    """Flattens what a function changed, and its result, as one tuple. The result is the last entry.
+    """Flattens the objects that a function changed, and its result, as one tuple. The result is the last entry.
 
     Args:
         result: what the function returned.
         received: what it received, with the objects as they are now.
         rules: how results are packed.
         is_taken: see `IsTaken`.
-        writable: records of the objects that are written back. None for all.
+        writable: records of the objects that are written back. Other changed objects go out only in the result, as new
+            objects. None to write all of them back.
     """
     rules = rules_for_state(rules, received, is_taken)
     updated = rules.updated or IdentityDict[int]()
     if writable is not None:
         updated = IdentityDict(item for item in updated.items() if item[1] in writable)
         rules = rules._replace(updated=updated)
-    # Objects under one convention can be walked as one tuple.
+    # A convention says which leaves are traced, and is that of the module around an object. Changed objects under one
+    # convention are walked as one tuple.
     convention_of = conventions(received, rules)
     changed: dict[Inherited, list[Any]] = {}
     for record in updated.values():
@@ -82,13 +89,14 @@ def with_changes(
 
 
 def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str]) -> FlatDag:
-    """Flattens several trees as one tuple, with the ties between them.
+    """Flattens several trees as one tuple, with the ties between them. Each tree has a convention of its own.
 
     Args:
-        trees: the trees, each with the convention that holds around it.
-        rules: how they are packed.
+        trees: the trees, each with the convention around it, which says which leaves are traced.
+        rules: how they are packed. Their convention is not read.
         keys: for each tree, the beginning of its paths.
     """
+    # `tags` number the objects. All walks share them, so an object in two trees is one record.
     tags, records, roots = Tags(), list[Any](), list[int]()
     for tree, convention in trees:
         _, records_of_tree, root = walk(tree, tags, rules._replace(convention=convention))
@@ -96,12 +104,18 @@ def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: 
         roots.append(root)
     tuple_type = node_type_of(())
     assert tuple_type is not None
+    # The tuple itself, which is no object of anybody's: None stands for it.
     records.append((Node(tuple_type, Static(None), tuple(map(LeafPath, keys))), tuple(roots)))
     return FlatDag(records, len(records) - 1, [*tags.objects, None])
 
 
 def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
-    """For each record, the convention that holds around it on its first path, as a walk has it."""
+    """Returns, for each record, the convention around it on its first path. It says which leaves are traced there.
+
+    Args:
+        received: what the function received.
+        rules: the rules, with the convention around the root.
+    """
     convention_of: dict[int, Inherited] = {}
     stack: list[tuple[int, Inherited]] = [(received.root, rules.convention)]
     while stack:
@@ -124,13 +138,13 @@ def commit_changes(call: Call, transform: str, *trees: Sequence[LeafGroup]) -> l
     Args:
         call: the call.
         transform: name of the transform, for errors.
-        trees: the trees, each as all of its leaf groups.
+        trees: for each tree, all of its leaf groups.
 
     Returns:
-        The trees. A changed object in them is the caller's.
+        The trees. Where they have a changed or unchanged object of the caller's, it is the very object.
 
     Raises:
-        InconsistentSharingError: if an object was split, and more than one piece of it was changed.
+        InconsistentSharingError: if a changed object cannot be written back. See `Changes.update`.
     """
     changes = Changes(call, transform)
     built = [leave(groups, call.objects.__getitem__, changes.update) for groups in trees]
@@ -139,14 +153,15 @@ def commit_changes(call: Call, transform: str, *trees: Sequence[LeafGroup]) -> l
 
 
 class Changes:
-    """Contents for the caller's objects. They are collected first, and then written all at once.
+    """New contents for the caller's objects. They are collected first, and then written all at once.
 
     Args:
         call: the call.
         title: name of the transform, for errors.
 
     Attributes:
-        pending: each object to write to, followed by another object of its class that has the new content.
+        pending: what is to be written, flat: target, content, target, content. A target is an object of the caller's,
+            and its content is another object of its class.
     """
 
     def __init__(self, call: Call, title: str) -> None:
@@ -156,7 +171,9 @@ class Changes:
         self.pending: list[Any] = []
 
     def update(self, record: int, content: Any) -> Any:
-        """Notes the new content of the caller's object with this record. Returns that object.
+        """Adds new content for the caller's object with this record, to be written later. Returns that object.
+
+        An object was *split* if a transform treats it in two ways, so that it was two pieces inside the function.
 
         Args:
             record: record of the object.
@@ -167,9 +184,10 @@ class Changes:
                 changed.
         """
         target = self._call.objects[record]
+        # True if another piece of this object was changed. The targets are the entries at even places.
         is_pending = any(obj is target for obj in self.pending[::2])
         for cut in self._call.cuts:
-            # A container that was split cannot be written to at all, a module only through one of its pieces.
+            # A container that was split cannot be written to at all. A module that was split can, with one piece of it.
             for split_record in (*cut.containers, *(cut.modules if is_pending else ())):
                 if cut.outcomes.tree.objects[split_record] is target:
                     reason = (
@@ -177,6 +195,7 @@ class Changes:
                         "written back into both as one.\n"
                     )
                     raise_inconsistent(cut.outcomes, split_record, self._title, reason)
+        # No cut of the call split the object, so a loop did, when its body returned two objects for it.
         if is_pending:
             self._raise_split_container(target)
         self._statics.put_into(content, target)
@@ -184,7 +203,10 @@ class Changes:
         return target
 
     def _raise_split_container(self, target: Any) -> NoReturn:
-        """Raises the error for a container that a loop got twice, since its body split it, and that changed twice."""
+        """Raises the error for a container that a loop carries as two, and of which both changed.
+
+        The body of the loop once returned two objects where it had received one, so the carry was packed again.
+        """
         tree, kind = self._call.tree, type(target).__name__
         records = [record for record in sorted(tree.first_paths) if tree.objects[record] is target]
         paths = [tree.text(record) for record in records]
@@ -202,6 +224,7 @@ class Changes:
 
     def commit(self) -> None:
         """Writes everything. If one object refuses, those already written get their content back."""
+        # C writes all or, if it cannot write one of them, nothing.
         if not write_natively(self.pending):
             write(self.pending)
 
@@ -209,12 +232,12 @@ class Changes:
 class CallersStatics:
     """The static objects in a caller's arguments, which take their places again in what is written back.
 
-    A trace that serves many calls has copies of them, or equal objects of the first model that it was made for. The
-    caller's are found by their content, wherever the function put the copies:
+    A trace that serves many calls has copies of static objects, or equal objects of the model in the first call. New
+    content has these, wherever the function put them. Each is replaced by the caller's object with equal content:
 
-        m.config, m.spare = m.spare, m.config           what the trace has for each is equal to one of the caller's
+        m.config, m.spare = m.spare, m.config           the trace has copies of two objects, and exchanges the copies
 
-    Looking for the first one reads the static objects of all arguments, once.
+    The first replacement reads the static objects of all arguments. Later ones look up what it read.
 
     Args:
         tree: the arguments as packed.
@@ -229,18 +252,20 @@ class CallersStatics:
 
         Args:
             content: an object of the class of `target`, built from what the trace has. It is changed.
-            target: the caller's object that will get the content. Where both have an equal object at one place, the
-                object of the target stays there.
+            target: the caller's object that will get the content. If its object at one place equals the new one there,
+                it keeps that object.
         """
-        # A structure with objects was made for this call alone, so the trace has the caller's own.
+        # A structure with `objects` was made for this call alone, so the content has the caller's own objects already.
         if self._tree.structure.objects:
             return
         node_type = node_type_of(content)
         assert node_type is not None
         children, aux = node_type.take_apart(content)
+        # The static leaves among the children.
         leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
         if not any(objects_with_identity(value) for value in (aux, *leaves)):
             return
+        # An attribute of the content is static if it occurs in the auxiliary data, or is a leaf that is not traced.
         statics = IdentitySet([*_with_parts(aux), *leaves])
         old, new = _content(target), _content(content)
         places: Iterable[Any] = range(len(new)) if isinstance(new, list) else new.keys()
@@ -266,9 +291,10 @@ class CallersStatics:
 
         Args:
             value: the static value.
-            memo: part → what stands for it, for parts that were met. It ends cycles.
+            memo: part → what stands for it, for parts that were met before. Extended.
         """
         if value not in memo:
+            # A cycle that leads back here ends with the part itself.
             memo[value] = value
             has_identity = any(obj is value for obj in objects_with_identity(value))
             callers_object = self._find(value) if has_identity else None
@@ -278,7 +304,7 @@ class CallersStatics:
         return memo[value]
 
     def _find(self, value: Any) -> Any:
-        """The caller's first object with the content of another one. None if there is none."""
+        """Returns the caller's first static object whose content equals that of a value. None if there is none."""
         try:
             key = key_of(value)[0]
         except Incomparable:
@@ -290,7 +316,7 @@ class CallersStatics:
         return self._object_of_content.get(key)
 
     def _objects(self) -> Iterable[Any]:
-        """Iterates over the static objects with identity in the arguments."""
+        """Iterates over the static objects in the arguments for which an equal object is no substitute."""
         for record, (op, _) in enumerate(self._tree.records):
             if type(op) is Static and op.has_objects:
                 yield from objects_with_identity(self._tree.objects[record])
@@ -300,10 +326,11 @@ class CallersStatics:
 
 
 def _with_parts(value: Any) -> Iterable[Any]:
-    """Iterates over a value and everything that tuples, lists and dictionaries in it hold."""
+    """Iterates over a value and all that it holds in tuples, lists and values of dictionaries, each object once."""
     stack, visited = [value], IdentitySet()
     while stack:
         part = stack.pop()
+        # `add` returns False for an object that is in the set.
         if visited.add(part):
             yield part
             if isinstance(part, (tuple, list)):
@@ -313,6 +340,7 @@ def _with_parts(value: Any) -> Iterable[Any]:
 
 
 def _has_equal_content(value: Any, other: Any) -> bool:
+    """Returns True if two values are of one class and have equal keys (`key_of`). False if they cannot be compared."""
     if type(value) is not type(other):
         return False
     try:
@@ -323,17 +351,21 @@ def _has_equal_content(value: Any, other: Any) -> bool:
 
 
 def write(pending: Sequence[Any]) -> None:
-    """Writes new contents into objects, all or nothing. The fallback for, and reference of, `write_natively`.
+    """Writes new contents into objects, all or nothing.
+
+    `write_natively` does the same in C. This function defines what it does, and is called where it cannot.
 
     Args:
-        pending: each object to write to, followed by one that has the new content.
+        pending: targets and contents in turn, as in `Changes`.
     """
+    # Each target that was written to, with its old content.
     written: list[tuple[Any, Any]] = []
     try:
         for target, source in zip(pending[::2], pending[1::2], strict=True):
             old = _content(target)
             written.append((target, old))
             new = _with_kept_values(_content(source), old)
+            # Attributes that the function received and removed. It never saw others, such as caches. These stay.
             removed = [name for name in _names_in_flatten(target) if name not in new]
             _write(target, new)
             for name in removed:
@@ -345,7 +377,12 @@ def write(pending: Sequence[Any]) -> None:
 
 
 def _with_kept_values(new: Any, old: Any) -> Any:
-    """Puts old values in the place of the mark that C writes for unchanged ones."""
+    """Puts old values in the place of the mark `KEPT`. Contents may be built in C even if they are written here.
+
+    Args:
+        new: the new content, as `_content` returns it. C builds it with the mark for an unchanged static value.
+        old: the old content.
+    """
     if native is not None and isinstance(new, dict):
         for name in [name for name, value in new.items() if value is native.KEPT]:
             new[name] = old[name]
@@ -353,7 +390,7 @@ def _with_kept_values(new: Any, old: Any) -> Any:
 
 
 def _content(obj: Any) -> Any:
-    """Copies what an object holds: a list of items, or a dict of items or of attributes, slots included."""
+    """Copies what an object holds: the items of a container, as a list or dict, or else the attributes, as a dict."""
     if isinstance(obj, (list, collections.deque)):
         return list(obj)
     if isinstance(obj, dict):
@@ -368,7 +405,10 @@ def _content(obj: Any) -> Any:
 
 
 def _names_in_flatten(obj: Any) -> Iterable[str]:
-    """Names of the attributes that an object has after a flatten and an unflatten: those that a function receives."""
+    """Returns the names of an object's attributes that survive a flatten and an unflatten. A function receives these.
+
+    Plain containers have no attributes.
+    """
     node_type = node_type_of(obj)
     assert node_type is not None
     if node_type.is_plain:
@@ -387,9 +427,9 @@ def _write(obj: Any, content: Any) -> None:
     elif isinstance(obj, dict):
         for name in [name for name in obj if name not in content]:
             del obj[name]
-        # `update` leaves the keys that stay at their places.
+        # `update` keeps the order of the keys that stay.
         obj.update(content)
     else:
         for name, value in content.items():
-            # Frozen classes too, since the caller asked for it.
+            # This writes to frozen classes, too. The caller asked for that.
             object.__setattr__(obj, name, value)

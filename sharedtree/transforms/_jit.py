@@ -104,7 +104,7 @@ class JittedTransform(FunctionTransform):
     def _leave_warnings_to_python(self) -> None:
         """Leaves the next call to Python if a trace that did not run had losses. C could not warn of them."""
         if self._shared.unsaid:
-            self.way = None
+            self.settings = None
 
     def _enter_to_trace(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """Enters a call without executing it. No buffer is taken, so donated arrays need no check."""

@@ -11,7 +11,8 @@ of the arguments' shape, with None for leaves of other groups and for static val
 
     f(Net(w, [w, 3]), x)     groups [x] and [w]      gradient [g]      Net(g, [g, None])
 
-A Jacobian nests them: in the result of the function, each leaf is such a group. In a Hessian, each leaf of that is one.
+A Jacobian nests them: where the function's result has a leaf, the Jacobian has such a group. A Hessian nests them
+twice: each leaf of these groups is a group again.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from ..ties._policy_and_context import DEFAULT, Policy, current_policy
 
 
 class _PythonSelection:
-    """The fields of a selection, where the C extension is not in use."""
+    """The fields of a selection. The C extension has a class of its own in the place of this one."""
 
     __slots__ = ("call", "numbers", "structure")
 
@@ -73,7 +74,7 @@ class LeafSelection(_PythonSelection if TYPE_CHECKING or native is None else nat
 
 
 class _PythonGroup:
-    """The fields of a group, where the C extension is not in use."""
+    """The fields of a group. The C extension has a class of its own in the place of this one."""
 
     __slots__ = ("leaves", "selection")
     leaves: Sequence[Any]
@@ -106,7 +107,10 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
 
     @property
     def operand(self) -> int:
-        """Position of the operand that the leaves belong to: of a child of the root. All leaves must be of one."""
+        """Position of the operand, a child of the root, to which the leaves belong. They must all be of one operand.
+
+        A group without leaves or with all leaves counts as the first operand's.
+        """
         tree, numbers = FlatDag.of(self.structure), self.selection.numbers
         if not numbers:
             return 0
@@ -115,14 +119,15 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
         return next(position for position in range(num_operands) if first_leaf in tree.child(position).reached)
 
     def named(self, names: Sequence[str]) -> "LeafGroups":
-        """Returns the leaves under paths that begin with other names, which JAX's messages then print.
+        """Returns the leaves in a node that has other paths, for JAX's messages. Other names begin the paths.
 
         Args:
-            names: names of the first children of the root. The children after these keep theirs.
+            names: names of the first children of the root. Further children keep their own names.
         """
         tree = FlatDag.of(self.structure)
         root = tree.node(tree.root)
         assert root is not None
+        # First key of a path → the key that takes its place.
         first_key = dict(zip(root.keys, map(LeafPath, names), strict=False))
         paths = [tree.first_paths[number] for number in tree.leaf_numbers]
         texts = [jtu.keystr((first_key.get(path[0], path[0]), *path[1:])) for path in paths]
@@ -134,7 +139,7 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
 
     @property
     def is_tree(self) -> bool:
-        """True if the group has all leaves of a tree that can be built without objects of a caller."""
+        """True if the group has all leaves of its tree, and the tree can be built without the caller's objects."""
         records = self.selection.structure.records
         return self.selection.numbers is None and all(type(op) not in (Given, Update) for op, _ in records)
 
@@ -148,11 +153,13 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
 
 
 class LeafGroups:
-    """A pytree node that holds the groups of one result, or, in a prefix of these, one label for each.
+    """A pytree node that holds the leaf groups of one result. In an option such as `out_axes`, it holds their labels.
+
+        out_axes = LeafGroups((0, None))        fits the result        LeafGroups((group_0, group_1))
 
     Args:
-        parts: the groups or labels.
-        names: names of the parts in JAX's messages. Without any, the node leaves no trace in a path.
+        parts: the groups, or one label for each.
+        names: names of the parts in JAX's messages. Without names, paths do not show this node.
     """
 
     __slots__ = ("names", "parts")
@@ -180,10 +187,11 @@ def gather_leaves(groups: Sequence[LeafGroup], ungrouped: Sequence[Any] = ()) ->
 
     Args:
         groups: groups of one tree, at least one.
-        ungrouped: leaves that are in none of the groups, in flatten order. If these are fewer than what is missing, the
-            rest is None.
+        ungrouped: leaves that are in none of the groups, in flatten order. If there are fewer than missing places, the
+            last of these places are None.
     """
     selection = groups[0].selection
+    # The first group has all leaves.
     if selection.numbers is None:
         return list(groups[0].leaves)
     leaves: list[Any] = [None] * selection.structure.num_leaves
@@ -197,6 +205,7 @@ def gather_leaves(groups: Sequence[LeafGroup], ungrouped: Sequence[Any] = ()) ->
     return leaves
 
 
+# The classes and functions that C uses for calls, in the order in which it expects them.
 if native is not None:
     native.take_over(
         "calls",
@@ -237,11 +246,12 @@ def tree_like_arguments(
     """Builds a tree of the arguments' shape and sharing from groups in which a transform put other leaves.
 
     Args:
-        groups: the groups. Leaves of other groups are None in the tree, and so are static values.
-        originals: the leaves that were in these places before, whose notes go over to the new ones.
+        groups: the groups. Where the arguments have a static value or a leaf of no group, the tree has None.
+        originals: the leaves of the arguments, in order. Their notes (such as that a tie was undone on purpose) are
+            copied to the new leaves. Empty to copy none.
         nested: (leaf) → subtree that stands in its place, for Jacobians.
-        is_gradient: True if each leaf is the sum over its paths. A rule that returns such a leaf at two paths is
-            believed that it is the whole gradient.
+        is_gradient: True if each leaf is the sum over its paths. A derivative rule may then return the leaf at two
+            paths, and it counts once.
     """
     structure = groups[0].selection.structure
     records = without_statics(structure.records)
@@ -261,11 +271,12 @@ def tree_like_arguments(
 
 
 def tangents_of(group: LeafGroup, *, is_gradient: bool = True) -> Any:
-    """Builds the tree of tangents that a rule gets for a group with all leaves.
+    """Builds the tree of tangents that a derivative rule gets for a group with all leaves of a tree.
 
     In modules, leaves without a tangent are None, as Equinox has it. Outside modules they are float0, as JAX has it.
     """
     structure = group.structure
+    # Records to which a path leads through plain containers alone.
     outside = FlatDag.of(structure).outside
     tangents: list[Any] = []
     for record, leaf in zip(structure.leaf_numbers, group.leaves, strict=True):

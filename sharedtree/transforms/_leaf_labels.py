@@ -2,11 +2,12 @@
 
 The caller writes labels as a prefix tree (`in_axes`, `in_shardings`), or there is one for each argument ("donated"). A
 label belongs to an edge of the DAG and holds for everything below that edge, so one object may be reached under several
-labels.
+labels. A *visit* is a record of the tree together with the part of the prefix under which it is reached.
 
-The *outcome* of an object is what the labels come to for it. For a traced leaf it is the resolved label. For a node it
-is the tuple of its children's outcomes. An object without traced leaves has none. An object has a *conflict* if it is
-reached with two different outcomes; two spellings of one outcome are none, as `1` and `-1` can be the same axis.
+The *outcome* of an object is what the labels come to for it. For a traced leaf it is the resolved label: for the label
+`-1` it is axis 1, if the leaf has two axes. For a node it is the tuple of its children's outcomes. An object without
+traced leaves has no outcome. An object has a *conflict* if it is reached with two different outcomes. The labels `1`
+and `-1` make no conflict if they resolve to the same axis.
 
     Pair(w, [w])  under  Pair(0, 1)        w has the outcomes 0 and 1, the list has (1,), the Pair has (0, (1,))
 
@@ -35,7 +36,7 @@ NO_OUTCOME = 0
 """The outcome of an object that holds no traced leaf."""
 
 SPLIT, SPLIT_WITH_WARNING, REFUSED = "split", "split with a warning", "refused"
-"""What happens to an array or a container that the edges of one module reach with two outcomes."""
+"""What happens to an array (in a result, to any object) that has two outcomes within one module."""
 
 DONATED, KEPT = "donated", "not donated"
 """The labels of leaves whose buffers a transform takes over, and of all other leaves."""
@@ -63,7 +64,7 @@ class Visit(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A record with one of its outcomes. A record with a conflict becomes several pieces, each an object of its own."""
+    """A record with one of its outcomes. A record with a conflict is split into several pieces, each its own object."""
 
     record: int
     outcome: int
@@ -88,14 +89,16 @@ class Treatment(NamedTuple):
         name: name of the option that holds the prefix, such as `in_axes`.
         prefix: a label, or a prefix tree of labels.
         is_label: returns True for an object in the prefix that is a label.
-        resolve: (label, leaf, number of the leaf) → the outcome for that leaf. Outcomes are compared by type and value.
+        resolve: (label, leaf, record of the leaf) → the outcome for that leaf. Outcomes are compared by type and value.
         describe: outcome of a leaf → words for errors.
         groups_by_outcome: True to group leaves by their outcomes, False to group them by the labels as written.
-        is_known: False if the labels only say that nothing is known yet, so that `explain` leaves them out.
-        advice: leaves that have conflicts → text of an error that precedes its fix.
-        splittable_modules: returns the modules with conflicts that are split, as arrays are, instead of refused.
-        within_module: what happens to an array that the edges of one module reach with two outcomes: `SPLIT`,
-            `SPLIT_WITH_WARNING` or `REFUSED`.
+        is_known: False if nothing is known of the transform, so that the labels are only the names of the arguments.
+            `explain` then leaves them out.
+        advice: (leaves with conflicts) → lines of an error before its fix. May be empty.
+        splittable_modules: (outcomes) → records of the modules that are split if they have a conflict, as arrays are.
+            All other modules with conflicts are refused.
+        within_module: what happens to an array (in a result, to any object) that has two outcomes within one module:
+            `SPLIT`, `SPLIT_WITH_WARNING` or `REFUSED`.
         has_containers: True if mutable containers outside modules carry identity, so that they count as modules do.
     """
 
@@ -113,9 +116,9 @@ class Treatment(NamedTuple):
 
 
 class Outcomes:
-    """Outcomes of every object in a tree under one treatment. Indexing with a visit gives the outcome's number.
+    """Outcomes of every object in a tree under one treatment. Indexing with a visit gives the number of its outcome.
 
-    Computing them costs one step for each visit, which is at most records times parts of the prefix.
+    Cost: one step for each visit. There are at most as many as records times parts of the prefix.
 
     Args:
         tree: the tree, with its objects.
@@ -130,22 +133,30 @@ class Outcomes:
     """
 
     def __init__(self, tree: FlatDag, treatment: Treatment) -> None:
+        """Computes all outcomes."""
         self.tree = tree
         self.treatment = treatment
+        # The distinct parts of the prefix. `Visit.part` is an index of this list.
         self._parts: list[Any] = []
-        # Parts that are labels, by number. Equal labels have one number.
+        # Indices of the parts that are labels.
         self._label_numbers: list[int] = []
+        # Object in the prefix → index of its part.
         self._part_numbers: IdentityDict[int] = IdentityDict()
         self._children: dict[Visit, list[Visit]] = {}
+        # Visit → number of its outcome, children before their parents.
         self._outcomes: dict[Visit, int] = {}
+        # Outcomes of the children → number of the node's outcome.
         self._node_outcomes: dict[tuple[int, ...], int] = {}
+        # The first one is `NO_OUTCOME`.
         self._num_outcomes = 1
         self.leaf_outcomes: dict[int, Any] = {}
         self.root = Visit(tree.root, self._part_number(treatment.prefix))
         self._visit_all_from_root()
 
     def with_objects(self, objects: Sequence[Any]) -> "Outcomes":
-        """Returns a copy for a tree of the same structure that consists of other objects.
+        """Returns a copy for a tree of the same structure with other objects.
+
+        The outcomes are not computed again. The copy has none of the treatment's functions that may refer to a call.
 
         Args:
             objects: the objects. If empty, the copy keeps nothing of a call alive, so that it can be cached.
@@ -163,21 +174,21 @@ class Outcomes:
         return self._outcomes
 
     def conflicts(self) -> dict[int, list[Visit]]:
-        """Records with more than one outcome, each with one visit for each outcome."""
+        """Returns the records with more than one outcome, each with one visit for each of its outcomes."""
         visits_of: dict[int, list[Visit]] = {}
         for piece, visit in self.first_visits().items():
             visits_of.setdefault(piece.record, []).append(visit)
         return {record: visits for record, visits in visits_of.items() if len(visits) > 1}
 
     def first_visits(self) -> dict[Piece, Visit]:
-        """For each piece, the first visit that reaches it."""
+        """Returns, for each piece, the first visit of its record with its outcome."""
         visit_of: dict[Piece, Visit] = {}
         for visit, outcome in self._outcomes.items():
             visit_of.setdefault(Piece(visit.record, outcome), visit)
         return visit_of
 
     def reachable_from(self, root: Visit) -> set[Visit]:
-        """All visits below one, itself included."""
+        """Returns all visits below a visit, and that visit."""
         reachable: set[Visit] = set()
         stack = [root]
         while stack:
@@ -188,30 +199,33 @@ class Outcomes:
         return reachable
 
     def children(self, visit: Visit) -> list[Visit]:
-        """Visits of the children of a record, in order. Empty for a leaf or a static value."""
+        """Returns the visits of the children of a record, in order. A leaf or a static value has none."""
         children = self._children.get(visit)
         if children is None:
             children = self._children[visit] = self._find_children(visit)
         return children
 
     def group_label(self, visit: Visit) -> Any:
-        """The label of a leaf's group: as written in the prefix, or resolved, as the treatment says."""
+        """Returns the label of the group that gets a leaf.
+
+        It is the outcome of the leaf if the treatment groups by outcome. Otherwise it is the label as it was written.
+        """
         return self.outcome_of_leaf(visit) if self.treatment.groups_by_outcome else self._parts[visit.part]
 
     def prefix_at(self, visit: Visit) -> Any:
-        """The part of the prefix under which a record is reached."""
+        """Returns the part of the prefix under which a visit reaches its record."""
         return self._parts[visit.part]
 
     def outcome_of_leaf(self, visit: Visit) -> Any:
-        """The resolved label of a leaf."""
+        """Returns the outcome of a leaf itself, not its number: the resolved label."""
         return self.leaf_outcomes[self._outcomes[visit]]
 
     def description(self, visit: Visit) -> str:
-        """Describes the treatment of a leaf in words."""
+        """Describes in words what the transform does with a leaf."""
         return self.treatment.describe(self.outcome_of_leaf(visit))
 
     def descriptions_below(self, visit: Visit) -> set[str]:
-        """Describes the treatments of all leaves below a visit in words."""
+        """Describes in words what the transform does with the leaves below a visit."""
         descriptions: set[str] = set()
         for reached in self.reachable_from(visit):
             if self.tree.records[reached.record][0] is LEAF:
@@ -219,14 +233,14 @@ class Outcomes:
         return descriptions
 
     def _part_number(self, part: Any) -> int:
-        """Returns the number of a part of the prefix. A part that was not seen before gets the next one."""
+        """Returns the number of a part of the prefix. A new part gets the next number, unless it is an equal label."""
         number = self._part_numbers.get(part)
         if number is not None:
             return number
         number = len(self._parts)
         is_label = self.treatment.is_label(part)
         if is_label:
-            # Equal labels get one number, so that they make one visit.
+            # Equal labels get one number, so that a record under both is visited once.
             number = next((i for i in self._label_numbers if is_same_label(self._parts[i], part)), number)
         if number == len(self._parts):
             self._parts.append(part)
@@ -236,42 +250,49 @@ class Outcomes:
         return number
 
     def _find_children(self, visit: Visit) -> list[Visit]:
-        """Finds the visits of the children of a record, each under its part of the prefix."""
+        """Returns the visits of the children of a record, each under its part of the prefix."""
         node = self.tree.node(visit.record)
         if node is None:
             return []
         children = self.tree.records[visit.record][1]
         part = self._parts[visit.part]
+        # The prefix was made by the package, and fits.
         if type(part) is Branch:
             subparts: Sequence[Any] = part.parts
         elif self.treatment.is_label(part):
             # A label holds for everything below it.
             return [Visit(child, visit.part) for child in children]
         else:
-            # The prefix is a tree here: it must have a node of the same class, with as many children.
+            # The user wrote a tree here: it must have a node of the same class, with as many children.
             node_type = node_type_of(part)
             subparts, aux = ((), None) if node_type is None else node_type.take_apart(part)
             has_same_class = node_type is not None and node_type.cls is node.type.cls and len(subparts) == len(children)
             # The keys of a dictionary are its aux data. Modules in a prefix may differ from the tree's in theirs.
             if not has_same_class or (node.type.is_plain and node.aux != Static(aux)):
                 self._raise_unfit()
-        return [Visit(child, self._part_number(subpart)) for child, subpart in zip(children, subparts, strict=True)]
+        children_with_parts = zip(children, subparts, strict=True)
+        return [Visit(child, self._part_number(subpart)) for child, subpart in children_with_parts]
 
-    def _raise_unfit(self) -> None:
-        """Raises the error for a prefix that does not fit the tree. `labels` reads it again and names the path."""
+    def _raise_unfit(self) -> NoReturn:
+        """Raises the error for a prefix that does not fit the tree.
+
+        Visits have no paths. So `labels` reads the prefix once more, and raises the error with the path.
+        """
         treatment, tree = self.treatment, self.tree
         try:
             for entry in labels(treatment.prefix, tree, treatment.is_label, treatment.name):
                 if tree.records[entry.record][0] is LEAF and not treatment.is_label(entry.label):
                     raise_unfit(treatment.name, entry.label, "a leaf", entry.path)
         except SharingMismatchError as error:
+            # Without modules, JAX can raise its own error for the same call.
             nodes = [tree.node(record) for record in range(len(tree.records))]
             error.concerns_modules = any(node is not None and not node.type.is_plain for node in nodes)
             raise
         raise AssertionError("one of the two readings of a prefix is wrong")
 
     def _visit_all_from_root(self) -> None:
-        """Computes the outcomes of all visits, children first. Iterative, for a model may be deeper than the stack."""
+        """Computes the outcomes of all visits, children first. A model may be too deep for recursion."""
+        # A visit whose children have no outcomes yet stays on the stack below them, and comes up a second time.
         stack = [self.root]
         while stack:
             visit = stack[-1]
@@ -285,7 +306,7 @@ class Outcomes:
                 self._outcomes[visit] = self._outcome_of(visit)
 
     def _outcome_of(self, visit: Visit) -> int:
-        """Number of the outcome of a record, whose children have theirs already."""
+        """Returns the number of a visit's outcome. Its children have their outcomes already."""
         if self.tree.records[visit.record][0] is LEAF:
             return self._outcome_of_leaf(visit)
         outcomes = tuple([self._outcomes[child] for child in self.children(visit)])
@@ -297,7 +318,7 @@ class Outcomes:
         return number
 
     def _outcome_of_leaf(self, visit: Visit) -> int:
-        """Number of the outcome of a leaf. Leaves whose resolved labels are the same have one number."""
+        """Returns the number of a leaf's outcome. Leaves whose resolved labels are the same have one number."""
         label = self._parts[visit.part]
         if not self.treatment.is_label(label):
             self._raise_unfit()
@@ -311,6 +332,7 @@ class Outcomes:
         return number
 
     def _new_outcome(self) -> int:
+        """Returns the next free number of an outcome."""
         self._num_outcomes += 1
         return self._num_outcomes - 1
 
@@ -321,7 +343,7 @@ def is_same_label(a: Any, b: Any) -> bool:
 
 
 def distinct_labels(all_labels: Iterable[Any]) -> list[Any]:
-    """Drops the repetitions of labels. Keeps the order, and needs no hash. Cost: quadratic in the distinct ones."""
+    """Returns labels without repetitions, in order. Cost: for each label, a look at the distinct ones before it."""
     distinct: list[Any] = []
     for label in all_labels:
         if not any(is_same_label(label, earlier) for earlier in distinct):
@@ -330,7 +352,10 @@ def distinct_labels(all_labels: Iterable[Any]) -> list[Any]:
 
 
 def labels_in(prefix: Any, is_label: Callable[[Any], bool]) -> list[Any]:
-    """Collects the distinct labels of a prefix tree in flatten order."""
+    """Collects the distinct labels of a prefix tree in flatten order.
+
+    An object that is neither a label nor a node is collected, too. `Outcomes` refuses it.
+    """
     collected: list[Any] = []
     # A prefix may share its parts, with exponentially many paths to one of them.
     visited = IdentitySet()
@@ -351,13 +376,13 @@ def labels_in(prefix: Any, is_label: Callable[[Any], bool]) -> list[Any]:
 
 
 def raise_inconsistent(outcomes: Outcomes, record: int, transform: str, reason: str = "") -> NoReturn:
-    """Raises the error for a record that has a conflict. It names the paths of one leaf below it that has one, too.
+    """Raises the error for a record that has a conflict. The error names the paths of one leaf below the record.
 
     Args:
         outcomes: outcomes of every record.
         record: number of the record.
         transform: name of the transform.
-        reason: why this is refused; it ends a line. Empty for the usual reason.
+        reason: why the conflict is refused, as whole lines. Empty for the usual reason.
     """
     obj, leaf = outcomes.tree.objects[record], _leaf_with_conflict(outcomes, record)
     if not reason and not isinstance(obj, jax.Ref) and outcomes.tree.node(record) is not None:
@@ -369,12 +394,16 @@ def raise_inconsistent(outcomes: Outcomes, record: int, transform: str, reason: 
 
 
 def raise_inconsistent_result(outcomes: Outcomes, record: int, transform: str) -> NoReturn:
-    """Raises the error for a record of what a function returned."""
+    """Raises the error for a record that has a conflict in the result of a function.
+
+    Its paths begin with "result". Its fix is inside the function, and not before the call.
+    """
     occurrences = find_occurrences(outcomes, _leaf_with_conflict(outcomes, record))
-    in_result = [
-        Occurrence((LeafPath("result"), *occurrence.path), occurrence.treatment)
-        for occurrence in occurrences.first_ones
-    ]
+    in_result: list[Occurrence] = []
+    for occurrence in occurrences.first_ones:
+        path = (LeafPath("result"), *occurrence.path)
+        in_result.append(Occurrence(path, occurrence.treatment))
+    # Only the fix for arguments reads the names of arguments, so there are none.
     occurrences = Occurrences(in_result, occurrences.unfinished, [])
     text = (
         f"{_first_lines(occurrences, transform)}\n{outcomes.treatment.advice(_leaves_below(outcomes, record))}"
@@ -392,12 +421,12 @@ class Occurrence(NamedTuple):
 
 
 class Occurrences(NamedTuple):
-    """The paths of a leaf, and its treatments there.
+    """The paths of a leaf, and its treatments there, in words.
 
     Attributes:
-        first_ones: the first `MAX_PATHS` of each treatment, in flatten order.
-        unfinished: treatments that have more than these.
-        arguments: for each treatment, names of the arguments in which it occurs.
+        first_ones: the first `MAX_PATHS` occurrences of each treatment, in flatten order.
+        unfinished: treatments that have further occurrences.
+        arguments: for each treatment, names of the arguments in which the leaf has it.
     """
 
     first_ones: list[Occurrence]
@@ -416,24 +445,26 @@ class Occurrences(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """Lines of a message, one for each path, then one for each treatment that has more."""
+        """Lines of a message: one for each path, then one for each treatment that has further occurrences."""
         lines = [f"    `{path}`: {treatment}" for path, treatment in zip(self.paths, self.treatments, strict=True)]
         return lines + [f"    … and more: {treatment}" for treatment in self.unfinished]
 
 
 def find_occurrences(outcomes: Outcomes, leaf: int) -> Occurrences:
-    """Finds where a leaf is, and what the transform does with it there.
+    """Finds the paths of a leaf, and what the transform does with the leaf at each.
 
     Cost: linear in the visits, plus the length of the named paths.
     """
     treatments_below = _treatments_below(outcomes, leaf)
+    # Treatment → number of its paths so far. A treatment is full if it has more than `MAX_PATHS`.
     counts: dict[str, int] = {}
     first_ones: list[Occurrence] = []
     full: set[str] = set()
     stack: list[tuple[Visit, Path]] = [(outcomes.root, ())]
     while stack:
         visit, path = stack.pop()
-        # Not followed: an edge that leads nowhere, or only to treatments with enough paths. Else this is exponential.
+        # An edge is not followed if it does not lead to the leaf, or only to full treatments. So the number of paths
+        # that are followed is small, even if there are exponentially many.
         if treatments_below[visit] <= full:
             continue
         if visit.record == leaf:
@@ -453,7 +484,10 @@ def find_occurrences(outcomes: Outcomes, leaf: int) -> Occurrences:
 
 
 def _treatments_below(outcomes: Outcomes, leaf: int) -> dict[Visit, frozenset[str]]:
-    """For each visit, what the transform does with one leaf below it, in words. Empty if the leaf is not below it."""
+    """Returns, for each visit, what the transform does with one leaf on the paths through that visit, in words.
+
+    The set of a visit is empty if no path leads from it to the leaf.
+    """
     treatments: dict[Visit, frozenset[str]] = {}
     # Children come before their parents.
     for visit in outcomes.visits():
@@ -465,20 +499,27 @@ def _treatments_below(outcomes: Outcomes, leaf: int) -> dict[Visit, frozenset[st
 def _arguments_by_treatment(
     outcomes: Outcomes, treatments_below: Mapping[Visit, frozenset[str]], treatments: list[str]
 ) -> list[list[str]]:
-    """For each treatment, names of the arguments below which it occurs."""
+    """Returns, for each treatment of a leaf, the names of the arguments in which the leaf has it.
+
+    Args:
+        outcomes: outcomes of every record.
+        treatments_below: see `_treatments_below`.
+        treatments: the treatments, in words.
+    """
     root = outcomes.tree.node(outcomes.root.record)
     assert root is not None
-    arguments = [
-        (str(key), treatments_below[child])
-        for key, child in zip(root.keys, outcomes.children(outcomes.root), strict=True)
-    ]
-    return [[name for name, below in arguments if treatment in below] for treatment in treatments]
+    arguments: list[list[str]] = [[] for _ in treatments]
+    for key, child in zip(root.keys, outcomes.children(outcomes.root), strict=True):
+        for names, treatment in zip(arguments, treatments, strict=True):
+            if treatment in treatments_below[child]:
+                names.append(str(key))
+    return arguments
 
 
 def _leaf_with_conflict(outcomes: Outcomes, record: int) -> int:
-    """Finds a leaf below a record, both of which have a conflict."""
+    """Finds a leaf with a conflict below a record with a conflict. If the record is a leaf, returns it."""
     first, second, *_ = outcomes.conflicts()[record]
-    # A node's outcome is the tuple of its children's, so where two of it differ, so do those of some child.
+    # A node's outcome is the tuple of its children's outcomes. So if a node has two, one of its children has two.
     while outcomes.tree.records[first.record][0] is not LEAF:
         pairs = zip(outcomes.children(first), outcomes.children(second), strict=True)
         first, second = next((a, b) for a, b in pairs if outcomes[a] != outcomes[b])
@@ -486,14 +527,16 @@ def _leaf_with_conflict(outcomes: Outcomes, record: int) -> int:
 
 
 def _leaves_below(outcomes: Outcomes, record: int) -> list[Any]:
-    """The leaves below a record that has a conflict, each once."""
+    """Returns the leaves below a record that has a conflict, each once."""
     tree = outcomes.tree
+    # Any visit of the record reaches all of them.
     visit = outcomes.conflicts()[record][0]
     records = dict.fromkeys(reached.record for reached in sorted(outcomes.reachable_from(visit)))
     return [tree.objects[number] for number in records if tree.records[number][0] is LEAF]
 
 
 def _first_lines(occurrences: Occurrences, transform: str) -> str:
+    """Returns the first lines of both errors: what is wrong, and the paths."""
     return "\n".join([f"One object, but `{transform}` would treat its occurrences differently:", *occurrences.lines])
 
 
@@ -503,23 +546,29 @@ def inconsistent_sharing_error(occurrences: Occurrences, transform: str, advice:
     Args:
         occurrences: where the leaf is.
         transform: name of the transform.
-        advice: text before the usual fix; it ends a line.
+        advice: whole lines to print before the usual fix. May be empty.
     """
     text = f"{_first_lines(occurrences, transform)}\n{advice}{_fix(occurrences)}"
     return InconsistentSharingError(text, occurrences.paths, occurrences.treatments)
 
 
 def _fix(occurrences: Occurrences) -> str:
-    """The fix that always works: an object of its own for each treatment."""
+    """Returns the fix that always works: an object of its own for each treatment.
+
+    The leaf is in `a` under one treatment and in `b` under another: `b = sharedtree.copy(b)`. It is in `a` under both:
+    `a = sharedtree.untie(a)`.
+    """
+    # For each treatment, the arguments in which the leaf has it.
     groups = occurrences.arguments
     arguments = list(dict.fromkeys(name for group in groups for name in group))
     targets = ", ".join(arguments)
     advice = "Treat them alike, or give each an object of its own before the call:\n"
-    # One argument holds occurrences of two treatments, so a copy of that argument would hold both again.
+    # Some argument is in two groups: it holds occurrences of two treatments, and so would a copy of it.
     if sum(map(len, groups)) > len(arguments):
         value = f"({targets})" if len(arguments) > 1 else targets
         return f"{advice}    {targets} = sharedtree.untie({value})"
     lines: list[str] = []
+    # The arguments of the first treatment keep the object. Those of each other treatment get a copy.
     for group in groups[1:]:
         names = ", ".join(group)
         lines.append(f"    {names} = sharedtree.copy({f'({names})' if len(group) > 1 else names})")

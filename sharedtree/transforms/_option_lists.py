@@ -2,7 +2,8 @@
 
     help(sharedtree.jit)     (function=None, /, *, in_shardings=…, static_argnums=…, …, policy=None, in_place=None)
 
-The first parameter is ours, the middle ones are those of `jax.jit`, and the last two are `OURS`.
+The first parameter is ours, the middle ones are those of `jax.jit`, and the last two are `OURS`. *Ours* are the options
+that the package adds.
 """
 
 import inspect
@@ -24,11 +25,13 @@ OURS = ("policy", "in_place")
 
 
 def lists_options_of(transform: Callable[..., Any], *ours: str) -> Callable[[C], C]:
-    """Returns a decorator for functions with `**options`. `help` then lists the options by name.
+    """Returns a decorator for a function with `**options`, so that `help` lists the options by name.
+
+    It sets the function's signature, and returns the function itself.
 
     Args:
         transform: the transform that gets the options. It has one parameter before them.
-        ours: names of further options, of the function itself.
+        ours: names of further options, which the function takes for itself.
     """
 
     def listed(function: C) -> C:
@@ -49,35 +52,35 @@ def signature_with(transform: Callable[..., Any], first: inspect.Parameter, ours
         ours: names of further options. If the transform has one of them too, it is listed once.
     """
     _, *options = inspect.signature(transform).parameters.values()
-    # Some defaults only mark that an option is missing. They would print as an address.
+    # A default that is a bare `object()` only marks that the option is missing. It would print as an address.
     options = [p.replace(default=...) if type(p.default) is object else p for p in options]
     var_keywords = [p for p in options if p.kind is p.VAR_KEYWORD]
     names = {p.name for p in options}
     missing = [name for name in ours if name not in names]
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in missing]
-    # Python wants `**kwargs` to be the last.
+    # `**kwargs` has to be the last.
     return inspect.Signature([first, *[p for p in options if p not in var_keywords], *added, *var_keywords])
 
 
 def title_of(transform: Any) -> str:
-    """The name of a transform in errors: `jax.lax.scan`, `my_transform`."""
+    """Returns the name of a transform in errors: `jax.lax.scan`, `my_transform`."""
     public = public_name(transform)
     return public or name_of(transform, transform, "__qualname__")
 
 
 def public_name(transform: Any) -> str | None:
-    """The public name of a transform of JAX or Equinox: `jax.lax.scan`. None for other functions.
+    """Returns the public name of a transform of JAX or Equinox: `jax.lax.scan`. None for other functions.
 
-    It may differ from the name in its definition.
+    The name in the definition of the transform may be another one.
     """
     modules = (jax, jax.lax, jax.debug, jax.custom_batching, jax.experimental, jax.export, eqx, equinox.internal)
-    # Most have the same name there. To look it up in each namespace takes a thousandth of the time of a search.
+    # Most transforms have one name in both. Looking it up takes a thousandth of the time of the search below.
     defined_name = name_of(transform, "")
     for module in modules:
         if defined_name and not defined_name.startswith("_") and vars(module).get(defined_name) is transform:
             return f"{module.__name__}.{defined_name}"
     for module in modules:
-        # Copied, since another thread may import something meanwhile.
+        # A copy, since another thread may import something meanwhile.
         for name, value in list(vars(module).items()):
             if value is transform and not name.startswith("_"):
                 return f"{module.__name__}.{name}"

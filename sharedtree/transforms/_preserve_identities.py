@@ -81,8 +81,8 @@ def preserve_identities(
         policy: what counts as sharing. Default: the policy of the innermost `Context` at each call. It can also be
             passed with the function: `jit(f, policy=Policy(containers=True))`.
         in_place: True to write what the function changed in its arguments back into the caller's objects, as with
-            `Policy(in_place=True)`. False if such changes are meant to be lost. Default: what the policy says. It wins
-            over the policy, and can also be passed with the function: `jit(f, in_place=True)`.
+            `Policy(in_place=True)`. False if such changes are meant to be lost. Default: what the policy says. This
+            option wins over the policy. It can also be passed with the function: `jit(f, in_place=True)`.
         options: options of the transform, bound in advance.
 
     Returns:
@@ -99,8 +99,8 @@ def preserve_identities(
         InconsistentSharingError: if two occurrences of one module that holds traced leaves would be treated
             differently: donated and not, differentiated and not, mapped along different axes. Under an unregistered
             transform, also if they are in different arguments. Arrays and mutable containers are split silently
-            instead. They raise too if a buffer would be donated that another argument keeps, or if a container would
-            be written back in place.
+            instead. But an array raises if its buffer would be donated and another argument keeps it, and a container
+            raises if it is within one module or would be written back in place.
         CycleError: if an object contains itself.
         StaticComparisonError: if a static leaf has no usable `==`.
         StaticTracerError: if a tracer is left in a static leaf of the result.
@@ -142,5 +142,8 @@ def preserve_identities(
 
 
 def preserved_later(transform: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
-    """Returns a function that returns a transform with identities preserved. Its first call wraps the transform."""
+    """Returns a function without arguments that returns a transform with identities preserved.
+
+    Its first call wraps the transform, and imports the adapters.
+    """
     return functools.cache(functools.partial(preserve_identities, transform))

@@ -35,7 +35,7 @@ from ._function_transform import FunctionTransform
 from ._in_place import Changes, conventions, rules_for_state, walked_together
 from ._leaf_groups import LeafGroup, LeafSelection, whole
 from ._leaf_labels import Treatment
-from ._pass_through import is_object_outside
+from ._pass_through import has_identity_outside
 from .checks._tied_values import report_tied_values
 
 
@@ -180,7 +180,7 @@ def _split_with_changes(outermost: "_Outermost", trace: FunctionTrace, received:
     Returns:
         A group for each object that was changed; and the result, with groups in the place of its modules.
     """
-    rules = rules_for_state(trace.forbidding(trace.terms.rules), received.tree, lambda _: False)
+    rules = rules_for_state(trace.forbidding_leaks(trace.terms.rules), received.tree, lambda _: False)
     # The library of the nearest enclosing module says which leaves of an object are traced.
     convention_of = conventions(received.tree, rules)
     # The changed objects are the first children of the graph, and the modules of the result follow.
@@ -396,7 +396,7 @@ class _Outermost:
     @classmethod
     def modules(cls, tree: Any, policy: Policy) -> "_Outermost":
         """Finds the outermost modules, and other objects that carry identity outside modules."""
-        return cls(tree, lambda obj: is_object_outside(obj, containers=policy.containers))
+        return cls(tree, lambda obj: has_identity_outside(obj, containers=policy.containers))
 
     def replaced_by(self, objects: Sequence[Any]) -> Any:
         """Builds the tree with other objects in their places."""
