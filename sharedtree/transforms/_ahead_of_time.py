@@ -192,7 +192,7 @@ def require_made_for(structure: Any, call: Call, program: str, code: str) -> Non
     Args:
         structure: structure of the arguments for which the program was made.
         call: the call, with its arguments.
-        program: first words of the error, as `f` was compiled.
+        program: first words of the error, such as "`f` was compiled".
         code: last words of the error: code to make another program, for `args`.
 
     Raises:
@@ -204,7 +204,8 @@ def require_made_for(structure: Any, call: Call, program: str, code: str) -> Non
     if not holds_modules(expected) and not holds_modules(call.tree):
         _raise_vanilla_error(structure, call)
     sides = Sides("", "in the first", "in these", program=program, again=code)
-    # An exact join finds the ties that only the first tree has. The second one finds those that only the second has.
+    # `join` is called for its errors alone. An exact join raises for ties that only its first tree has, so the second
+    # call, with the trees exchanged, raises for those that only the arguments of the call have.
     join(expected, call.tree, sides, exact=True)
     join(call.tree, expected, sides._replace(before=sides.after, after=sides.before), exact=True)
 

@@ -245,10 +245,11 @@ class GradTransform(FunctionTransform):
         """Packs auxiliary data and changes into one group beside the value.
 
         Returns:
-            The value as the transform gets it. A pair of it and the group, if there is one.
+            The value as the transform gets it, or a pair of this value and the group if there is a group.
 
         Raises:
-            TypeError: if the result should be a pair and is none. JAX raises the same, but it would see a leaf group.
+            TypeError: if the result should be a pair and is none, under `in_place` or if it is a module. JAX would
+                raise an error that names a leaf group. For any other result JAX's own error follows.
         """
         policy = trace.terms.policy
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
@@ -416,7 +417,7 @@ def used_twice(outcomes: Outcomes) -> set[int]:
 
 
 def _at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
-    """Finds the records below either of two modules that are not below the other one at the same path."""
+    """Finds the records below two modules, without those that both modules hold at the same path."""
     # `matching` yields pairs of records at one path, and calls `stop` where it cannot go deeper: the classes differ, or
     # both are leaves. True lets it go on beside the pair.
     ends: set[tuple[int, int]] = set()

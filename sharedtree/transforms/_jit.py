@@ -76,7 +76,9 @@ class JittedTransform(FunctionTransform):
         return self._stage("trace", args, kwargs)
 
     def _stage(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> "Stage":
-        """Makes the first stage of ahead-of-time compilation.
+        """Makes the first stage of ahead-of-time compilation, with all that a later call of the program needs.
+
+        The stage keeps no argument alive.
 
         Args:
             name: name of the method of `jax.jit(f)` to call, `lower` or `trace`.
@@ -102,7 +104,7 @@ class JittedTransform(FunctionTransform):
             return Stage(stage, program)
 
     def _leave_warnings_to_python(self) -> None:
-        """Leaves the next call to Python if a trace that did not run had losses. C could not warn of them."""
+        """Leaves the next call to Python if a trace that did not run lost changes. C could not warn of them."""
         if self._shared.unsaid:
             self.settings = None
 
@@ -170,7 +172,8 @@ class JitTransform(JittedTransform):
         if placement is None and (donation is None or self._in_shardings is None):
             return super().grouping(policy, arguments)
         treatments = [treatment for treatment in (donation, placement) if treatment is not None]
-        # A prefix of shardings need not be hashable. But a function has only one, so its identity is enough.
+        # A prefix of shardings need not be hashable. But a function has only one such prefix, so the identity
+        # of the prefix is enough.
         key = (IdentityKey(self._in_shardings), policy.containers, *map(_key_of_prefix, treatments))
         return Grouping(self.transform_name, lambda _: treatments, key)
 

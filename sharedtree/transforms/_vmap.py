@@ -192,6 +192,7 @@ class VmapTransform(FunctionTransform):
         options = {
             **self.options,
             self.in_name: tuple([group_labels[0] for group_labels in labels]),
+            # The result is a `LeafGroups`, so its prefix is one, too: a label in place of each group.
             self.out_name: LeafGroups(result_labels or ()),
         }
         return self.transform(inner, **options)
@@ -340,7 +341,7 @@ class ShardMapTransform(VmapTransform):
         return self.transform(inner, **options)
 
     def state_prefix(self, prefix: Any) -> Any:
-        """The prefix under which a changed argument goes out: whole, if each device got it whole.
+        """The prefix under which a changed argument goes out: as it came in. None becomes `PartitionSpec()`.
 
         Raises:
             ValueError: if there are no `in_specs`.

@@ -134,6 +134,9 @@ def report_closed_over(
 def _modules_held_by(function: Any, arguments: Arguments) -> Iterator[_HeldModule]:
     """Finds the modules in a function, looking through partials, methods and wrappers.
 
+    Each round unwraps one layer. The loop ends at a function met before. Where nothing is left to unwrap, `function`
+    stays the same, which ends it as well.
+
     Args:
         function: the function.
         arguments: the arguments of the call. They replace defaults.

@@ -83,10 +83,13 @@ class Loss(NamedTuple):
         return (*self.paths, *self.added, *self.removed)
 
     def description(self, *, inside: bool = False) -> str:
-        """Says what the function changed, as a part of a sentence.
+        """Says what the function changed, as a part of a sentence, such as "changes `a`, adds `b` and removes `c`".
+
+        There must be at least one path.
 
         Args:
-            inside: True for a line about a function inside the outermost one.
+            inside: True for a line about a function inside the outermost one. The sentence about the outermost function
+                goes on after the paths, so it says "changes in `a`".
         """
         changes = "changes" if inside else "changes in"
         verbs = ((changes, self.paths), ("adds", self.added), ("removes", self.removed))
@@ -532,7 +535,10 @@ def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
 
 
 def _merge(losses: Sequence[Loss]) -> list[Loss]:
-    """Merges the losses of one function under one transform. A branch, or a rule, may trace it several times."""
+    """Merges the losses of one function under one transform. A function that is a branch or a rule may be traced often.
+
+    A merged loss stands where the last of its parts stood, so the outermost one stays last.
+    """
     merged: dict[tuple[Any, ...], Loss] = {}
     for loss in losses:
         earlier = merged.pop((loss.place, loss.title), None)
@@ -557,10 +563,10 @@ def _first_few(paths: Sequence[str]) -> str:
 
 
 def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
-    """Shows how to give the transforms an `in_place`, as lines of text and code.
+    """Returns the lines of a warning that say what to do: lines of text and of code.
 
     Args:
-        losses: losses of the functions without one, the outermost last.
+        losses: losses of the functions without an explicit `in_place`, the outermost last.
         is_in_place: True if a transform around them writes changes back.
     """
     outermost = losses[-1]
@@ -593,6 +599,7 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
         # applied to one of them, as in `jit(grad(loss))`.
         chain = [loss for loss in losses if loss.place == outermost.place]
         lines.append("or say that it is meant to be lost:" if can_be_written else "Say that it is meant to be lost:")
+        # Only the outermost transform gets an `in_place`.
         lines += _code(chain, is_in_place, lambda loss: False if loss is outermost else None)
     return lines
 

@@ -50,6 +50,7 @@ def name_counterpart(error: Exception, call: FlatDag, title: str) -> None:
     text = str(error)
     if not hasattr(eqx, counterpart):
         return
+    # JAX's error names the type of the value that it refused.
     functions = call.paths_to(lambda leaf: callable(leaf) and repr(type(leaf)) in text)
     if functions:
         predicate = "is a function" if len(functions) == 1 else "are functions"

@@ -185,7 +185,7 @@ def _warn(record: int, old_op: Op, trace: Trace, definition: Definition) -> None
 
     Args:
         record: record of the leaf, or of the node whose auxiliary data changes.
-        old_op: the operation there in the trace before.
+        old_op: what this record was in the trace before, as an `Op` (a node, a leaf or a static value).
         trace: the present trace.
         definition: where the function is defined.
     """

@@ -456,7 +456,7 @@ class _Candidates:
         """Iterates over the possible copies of a module. Some of them may come twice."""
         for results in (self._results_of[self._class_of[module]], self._results_of[Mapping]):
             if not self._removals.isdisjoint(self._changes_of[module]):
-                # No value says where something was removed.
+                # A removal computes no value, so no result can be traced back to it. All models are possible copies.
                 yield from results.models
             elif self._are_in_program[module]:
                 yield from _at_bits(self._change_bits[module], results.by_change)
@@ -481,7 +481,7 @@ class _ResultsOfClass:
     Attributes:
         incomplete: results with leaves of unknown sources.
         with_values: results with leaves other than gradients.
-        models: the same, and results without leaves.
+        models: the results of `with_values`, and results without leaves.
     """
 
     def __init__(self, sources: Mapping[int, _Sources], change_bits: int, module_bits: int) -> None:

@@ -630,6 +630,7 @@ def _beginnings(left: Any, right: Any) -> tuple[_HostArray | None, _HostArray | 
 
 def _data(leaf: Any) -> Any:
     """The array whose bytes are the value of a leaf. None if there is no access to them."""
+    # A number or a NumPy scalar.
     if not carries_identity(leaf):
         return np.asarray(leaf)
     if isinstance(leaf, Tracer) or not isinstance(leaf, (jax.Array, np.ndarray)) or isinstance(leaf, jax.Ref):
@@ -648,7 +649,7 @@ def _are_sharded_alike(left: jax.Array, right: jax.Array) -> bool:
 
 
 def _slices_of_beginning(data: Any) -> tuple[slice, ...]:
-    """Slices along each axis for at most a megabyte from the beginning of an array."""
+    """Slices, one for each axis, that take at most about a megabyte from the beginning of an array."""
     slices: list[slice] = []
     num_bytes = data.nbytes
     for size in data.shape:
