@@ -34,7 +34,7 @@ from ._function_given_to_jax import Inner
 from ._function_side import FunctionTrace, packed
 from ._joining_trees import Sides, holds_modules, join, join_of_branches, leaves_like
 from ._leaf_groups import LeafGroup, whole
-from ._loops import CarryObjects, find_kept_objects, leaf_types, refer_to_kept
+from ._loops import CarryObjects, find_kept_objects, leaf_types, structure_for_caller
 
 
 def cond(
@@ -306,7 +306,7 @@ def _refer_to_callers_objects(call: CallWithOperands, result: LeafGroup, changed
     callers_numbers = [numbers.get(record, -1) for record in range(len(structure.records))]
     return whole(
         result.leaves,
-        refer_to_kept(structure, callers_numbers, objects, tree.records, in_place=True, untied=untied),
+        structure_for_caller(structure, callers_numbers, objects, tree.records, in_place=True, untied=untied),
     )
 
 
