@@ -386,6 +386,7 @@ def _refer_to_callers_objects(call: CallWithOperands, result: LeafGroup, changed
     numbers = {j: i for i, j in reversed(joined.pairs) if type(tree.records[i][0]) is Node}
     containers = call.policy.containers
     kept = frozenset([number for number in numbers.values() if tree.is_object(number, containers=containers)])
+    # `noted` has the places of the leaves that were untied on purpose.
     untied = frozenset([structure.leaf_numbers[place] for place in structure.noted])
     objects = CarryObjects(kept, frozenset(changed), frozenset())
     # -1 for the records of new objects.

@@ -271,6 +271,7 @@ def _pack_like_carry(trace: FunctionTrace, result: Any, position: int, carry: Le
     # `part_of` numbers the records of the carry anew. Its second result is their numbers among all operands.
     records_of_carry = part_of(carry.selection.structure, position)[1]
     leaf_numbers = [number for number in records_of_carry if received.records[number][0] is LEAF]
+    # A leaf is noted if the user untied it on purpose, or if the loss of its tie has been reported.
     untied = frozenset([number for number, leaf in zip(leaf_numbers, leaves, strict=True) if is_noted(leaf)])
     # 3. Tell the adapter which objects came back. Only in place does it need more than the untied leaves.
     kept, changed = frozenset[int](), frozenset[int]()

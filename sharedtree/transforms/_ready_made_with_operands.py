@@ -14,7 +14,7 @@ from ..core._jax_internals import api_boundary
 from ._option_lists import OURS, lists_options_of
 from ._preserve_identities import preserved_later
 from ._ready_made_transforms import Stub, ready_made
-from ._signatures import LikeCustomJvp, LikeCustomVjp, Linearising, Pulling, Transposing, Usual
+from ._signatures import CustomJvpDecorator, CustomVjpDecorator, Linearising, Pulling, Transposing, Usual
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -309,8 +309,8 @@ def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 
 
 # For type checkers only: each of these is `ready_made` itself, typed as a decorator that makes one kind of transform.
-_custom_vjp = cast(Callable[..., Callable[[Stub], LikeCustomVjp]], ready_made)
-_custom_jvp = cast(Callable[..., Callable[[Stub], LikeCustomJvp]], ready_made)
+_custom_vjp = cast(Callable[..., Callable[[Stub], CustomVjpDecorator]], ready_made)
+_custom_jvp = cast(Callable[..., Callable[[Stub], CustomJvpDecorator]], ready_made)
 
 
 @_custom_vjp(jax.custom_vjp)

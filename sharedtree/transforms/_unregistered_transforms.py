@@ -246,7 +246,7 @@ def _split_with_changes(outermost: "_Outermost", trace: FunctionTrace, received:
 
 
 class _WithChanges(NamedTuple):
-    """What a function returns to the transform in place: groups of the objects that it changed, and its result.
+    """The pair that a function returns to the transform in place: groups of the objects it changed, and its result.
 
     For JAX it is a pytree node. A transform may return it anywhere in a tree, beside values of its own. It is found
     there by its class.
