@@ -378,17 +378,18 @@ class RuleTransform(FunctionTransform):
         return (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
 
     def as_several(self, result: Any, num_operands: int) -> Any:
-        """Returns the result of a rule as a tuple, where JAX allows the cotangent of a single operand by itself."""
+        """Returns the result of a rule, in a tuple if JAX lets the rule return a single cotangent without one."""
         return result
 
     def fit(self, policy: Policy, *, whole_sums: Any = None, adds_up: bool = False) -> Fit:
-        """Says how the tangents or cotangents that a rule returned are fitted.
+        """Returns the terms on which the tangents or cotangents that a rule returned are fitted to leaves.
 
         Args:
             policy: what carries identity.
             whole_sums: arrays known to be the whole sum over their paths.
-            adds_up: True for cotangents.
+            adds_up: True for cotangents, False for tangents.
         """
+        # Under JAX's convention, the traced leaves are those that JAX traces.
         rules = self.rules(policy)._replace(convention="jax")
         return Fit(self.transform_name, rules, adds_up, may_lack=True, is_of_rule=True, whole_sums=whole_sums)
 
@@ -414,7 +415,7 @@ class RuleTransform(FunctionTransform):
         jax.eval_shape(lambda *args: jax.vjp(vanilla, *args)[1](0.0), *operands)
 
     def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
-        """Raises the error. The base asks the transform first, but here it has no rules to answer with."""
+        """Raises the error. The base calls the vanilla transform first, but that has no rules here."""
         raise error
 
 
@@ -436,6 +437,7 @@ class CustomVjpTransform(RuleTransform):
             positional: options of `jax.custom_vjp.defvjp`, by position.
             options: options of `jax.custom_vjp.defvjp`, by name.
         """
+        # The vanilla object checks the options, and has the rules where it answers in place of this one.
         self._vanilla.defvjp(fwd, bwd, *positional, **options)
         self.rules_given = fwd, bwd, positional, options
 

@@ -355,7 +355,7 @@ class Trace:
         return LinearMap(function, selection, self.has_aux, self.fit(adds_up=adds_up), self.is_bare)
 
     def fit(self, *, adds_up: bool) -> Fit:
-        """Says how tangents are fitted, or cotangents if `adds_up` is True."""
+        """Returns the terms on which cotangents (`adds_up`) or tangents are fitted to leaves."""
         call = self.call
         return Fit(call.title, call.rules, adds_up, may_lack=is_of_equinox(call.transform))
 
