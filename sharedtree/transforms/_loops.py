@@ -180,7 +180,9 @@ def _combination(trace: FunctionTrace, a: LeafGroup, b: LeafGroup) -> Any:
 
 
 class CarryObjects(NamedTuple):
-    """The caller's objects after an iteration of a loop, or after a branch. Numbers of records among those of the call.
+    """What happened to the caller's objects in an iteration of a loop, or in a branch.
+
+    Each object and each leaf stands as the number of its record in the call.
 
     Attributes:
         kept: objects that came back in their places.
