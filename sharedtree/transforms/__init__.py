@@ -1,9 +1,10 @@
 """Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file for each family.
 
-- A call is one graph (`_caller_side`). Its leaves are grouped (`_leaf_groups`, `_grouping_leaves`) by the treatment
-  that the transform has for each (`_leaf_labels`).
-- The transform gets the leaf groups, and calls a function that builds the user's arguments of them (`_function_side`).
-- The results of the user's function are packed there, and built again on the caller's side.
+- The arguments of a call are packed as one graph (`_caller_side`). Its leaves are grouped (`_leaf_groups`,
+  `_grouping_leaves`) by what the transform does with each (`_leaf_labels`).
+- The transform gets the leaf groups in place of the arguments, and an inner function in place of the user's. The inner
+  function builds the user's arguments from the groups and calls the user's function (`_function_side`).
+- It packs the result into leaf groups, which the transform returns. The caller's side builds the result from them.
 - Errors and warnings about lost ties and lost changes are in `checks/`.
 
 Nothing here keeps the arguments of a call alive.

@@ -3,16 +3,17 @@
 The results of all branches must have one structure, but no branch knows what the others return. JAX traces each branch
 by itself. It caches the traces by function and operands, and does not call a branch again that it has traced.
 
-So the branches agree through an object beside their operands, an `Agreement`. In the first call, each branch
-records there the structure of its result. If the structures differ, they are joined (`_joining_trees`), and all
-branches are traced once more with a new agreement. It says what to return. Later calls use the same agreement. It
-lives as long as JAX's caches hold the traces.
+So the branches agree through an object beside their operands, an `Agreement`. In the first call, each branch records
+there the structure of its result. If the structures differ, they are joined (`_joining_trees`): the join has the ties
+that all results have. Then all branches are traced once more with a new agreement, which holds the structure that each
+must return. Later calls use this agreement. It lives as long as JAX's caches hold the traces.
 
                  true_fun                       false_fun
     1st trace    State(z, z): one leaf, z       State(a, b): two leaves, a and b
     2nd trace    as State(·, ·): z and z        as State(·, ·): a and b
 
-In place, each branch returns all operands too, since another branch may have changed them.
+In place, each branch returns a pair of the operands and its result: another branch may have changed the operands, and
+all branches must return trees of one structure.
 """
 
 import weakref
@@ -34,13 +35,25 @@ from ._function_given_to_jax import Inner
 from ._function_side import FunctionTrace, packed
 from ._joining_trees import Sides, holds_modules, join, join_of_branches, leaves_like
 from ._leaf_groups import LeafGroup, whole
-from ._loops import CarryObjects, find_kept_objects, leaf_types, refer_to_kept
+from ._loops import CarryObjects, find_kept_objects, leaf_types, structure_for_caller
 
 
 def cond(
     call: CallWithOperands, pred: Any, true_fun: Any, false_fun: Any, operands: Sequence[Any] = (), **options: Any
 ) -> Any:
-    """Adapter of `jax.lax.cond`."""
+    """Adapter of `jax.lax.cond`.
+
+    Args:
+        call: the call of the transform.
+        pred: the condition.
+        true_fun: the branch if it is true.
+        false_fun: the branch if it is false.
+        operands: the operands by position.
+        options: the operand by keyword, `operand=`, if there is one. The transform has no other options.
+
+    Returns:
+        The result of the branch that was taken.
+    """
     if not callable(true_fun) and callable(false_fun) and len(operands) == 2 and callable(operands[1]):
         # JAX still takes an operand for each branch: pred, true_operand, true_fun, false_operand, false_fun.
         true_operand, f, false_operand, g = true_fun, false_fun, *operands
@@ -60,10 +73,18 @@ def cond(
 
 
 def switch(call: CallWithOperands, index: Any, branches: Any, operands: Sequence[Any] = (), **options: Any) -> Any:
-    """Adapter of `jax.lax.switch`."""
+    """Adapter of `jax.lax.switch`. Returns the result of the branch that was taken.
+
+    Args:
+        call: the call of the transform.
+        index: the number of the branch.
+        branches: the functions.
+        operands: the operands by position.
+        options: the operand by keyword, `operand=`, if there is one.
+    """
     functions = tuple(branches) if isinstance(branches, Iterable) else ()
     if not functions or (operands and options):
-        # As for `cond`.
+        # There is no branch, or there are operands both by position and by keyword. JAX itself says best what is wrong.
         return call.transform(index, branches, *operands, **options)
     return _run_until_branches_agree(
         call,
@@ -78,15 +99,20 @@ def switch(call: CallWithOperands, index: Any, branches: Any, operands: Sequence
 class Agreement:
     """Agreement of the branches of one call on the structure of their results.
 
+    The adapter makes it and hands it to JAX with the operands. Each trace of a branch reads it and writes to it.
+
     Args:
         num_functions: number of different functions among the branches.
-        expected: the structure of their results. None as long as it is not known.
-        is_repeated: True if the branches were traced before with these operands, so that there are no new warnings.
-        is_separate: True if the result shares no object with the operands, since the branches disagree on that.
+        expected: the structure that each branch must return. None as long as it is not known.
+        is_repeated: True if the branches are traced again with the same operands. Then ties that they lose have been
+            reported already.
+        is_separate: True if, in place, the result must share no object with the operands, since the branches disagree
+            on what it shares.
 
     Attributes:
         changed: records of the operands changed in place by some branch.
-        returned: the structure of each function's result, by the `id` of the function's terms.
+        returned: the structure of each function's result, by the `id` of the function's terms. Filled by the traces
+            while `expected` is None.
     """
 
     def __init__(
@@ -105,10 +131,17 @@ class Agreement:
         self.returned: dict[int, Structure] = {}
 
     def fit(self, trace: FunctionTrace, result: FlatDag) -> LeafGroup:
-        """Packs the result of a branch into the leaf group of the other branches.
+        """Packs the result of a branch with the structure agreed on. Returns the leaf group.
+
+        If no structure is agreed on yet, packs the result as it is and records its structure.
+
+        Args:
+            trace: the trace of the branch.
+            result: the flattened result of the branch.
 
         Raises:
-            NotAlikeError: if the branches have to pack their results in another way.
+            NotAlikeError: if the branches have to pack their results in another way. While nothing is agreed on, the
+                trace of the last function finds this out.
         """
         group = packed(result)
         structure = group.selection.structure
@@ -121,6 +154,8 @@ class Agreement:
             return group
         if structure is self.expected:
             return group
+        # The structures differ, but the result may fit: it may have more ties, or static numbers where leaves are
+        # expected.
         expected_tree = FlatDag.without_objects(self.expected)
         try:
             joined = join(expected_tree, result, Sides(trace.terms.title, "before", "now"))
@@ -132,13 +167,17 @@ class Agreement:
 
 
 class NotAlikeError(Exception):
-    """The results of branches have to be packed in another way. Raised by a trace for the adapter, which catches it."""
+    """The results of branches have to be packed in another way.
+
+    A trace raises this, and `_run_until_branches_agree` catches it.
+    """
 
 
 class OperandsWithAgreement:
     """The operands of branches as JAX gets them: a leaf group, with the agreement of the branches as aux data.
 
-    JAX compares aux data by equality. That of agreements is identity, so a new agreement makes JAX trace again.
+    JAX traces again if the aux data is not equal to that of an earlier trace. Two agreements are never equal, so with a
+    new agreement JAX traces all branches again.
     """
 
     __slots__ = ("agreement", "group")
@@ -165,21 +204,30 @@ def _run_until_branches_agree(
     run: Callable[[Sequence[Inner], Any], Any],
     run_vanilla: Callable[[], Any],
 ) -> Any:
-    """Calls the transform, once more if the branches return results of different structures.
+    """Calls the transform. If the branches return results of different structures, calls it again until they agree.
 
     Args:
         call: the call of the transform.
         branches: the user's functions by their names in errors.
         operands: the operands by position.
-        options: the operands by keyword.
+        options: the operand by keyword, if there is one.
         run: (functions for JAX, packed operands) → what the transform returns.
         run_vanilla: calls the transform with the user's own functions and operands, for its errors.
+
+    Returns:
+        The result of the branch that was taken.
+
+    Raises:
+        SharingMismatchError: if the branches cannot agree.
+        ValueError: if an operand holds a `jax.Ref` and the policy is in place.
     """
     functions = list(branches.values())
     named_operands = {f"operands[{i}]": operand for i, operand in enumerate(operands)} | options
     (group,) = call.enter(functions[0], named_operands)
     if call.policy.in_place:
         _forbid_references(call)
+    # `adds=False`: a branch may not give an object more children than it had, or fewer. The operands that the branches
+    # return must have one structure.
     inner = [call.function(function, _branch, adds=False) for function in functions]
     # `switch` may get one function several times. JAX traces it once.
     num_functions = len(IdentitySet(inner))
@@ -191,12 +239,13 @@ def _run_until_branches_agree(
             result = run(inner, OperandsWithAgreement(group, agreement))
             break
         except TypeError as error:
-            # JAX says where in a result two branches differ. For the whole result that is the empty path.
+            # JAX says at which path of a result two branches differ. The path of a leaf group is empty and left out.
             error.args = (str(error).replace(" at path  ", " "),)
             raise
         except NotAlikeError:
             agreement = _next_agreement(call, agreement, branches, inner, run_vanilla)
-    # JAX skips branches that it has traced already, so not every call hears of all results.
+    # The agreement is kept for later calls once it is complete. JAX skips branches that it has traced already, so after
+    # some calls it is not.
     if agreement.expected is not None or len(agreement.returned) == num_functions:
         agreement.expected = agreement.expected or next(iter(agreement.returned.values()))
         agreement.is_repeated = False
@@ -215,8 +264,17 @@ def _next_agreement(
 ) -> Agreement:
     """Makes the agreement for the next attempt, after the branches returned results of different structures.
 
+    The next attempt begins without a structure, or it has the join of the results as the structure to return.
+
+    Args:
+        call: the call of the transform.
+        agreement: the agreement of the last attempt.
+        branches: the user's functions by their names in errors.
+        inner: the functions for JAX, in the same order.
+        run_vanilla: calls the transform with the user's own functions and operands, for its errors.
+
     Raises:
-        SharingMismatchError: if their results cannot be joined, or a branch returns something else each time.
+        SharingMismatchError: if the results cannot be joined, or if a branch returns something else each time.
     """
     if agreement.is_repeated:
         raise SharingMismatchError(
@@ -234,8 +292,9 @@ def _next_agreement(
         expected = join_of_branches(trees, call.title)
     except SharingMismatchError:
         if call.policy.in_place and not agreement.is_separate:
-            # In place, the operands come out beside the result. One branch may return an operand where another returns
-            # something new: a difference in sharing that is gone if the result shares nothing with the operands.
+            # In place, the operands come out beside the result. If one branch returns an operand and another one
+            # something new, the pairs of operands and result differ in ties. They do not if no result shares anything
+            # with the operands.
             return Agreement(agreement.num_functions, is_separate=True)
         if not any(map(holds_modules, trees.values())):
             # Without modules, JAX itself says best what is wrong.
@@ -245,7 +304,10 @@ def _next_agreement(
 
 
 def _forbid_references(call: CallWithOperands) -> None:
-    """Raises if an operand holds a `jax.Ref`: in place, all operands come out of a branch, and no reference can."""
+    """Raises `ValueError` if an operand holds a `jax.Ref`.
+
+    In place, each branch returns all operands, and no branch can return a reference.
+    """
     paths = call.packed.tree.paths_to(lambda leaf: isinstance(leaf, jax.Ref))
     if paths:
         raise ValueError(
@@ -257,7 +319,15 @@ def _forbid_references(call: CallWithOperands) -> None:
 
 
 def _agreements_of(call: CallWithOperands, inner: Sequence[Inner]) -> "weakref.WeakValueDictionary[Any, Agreement]":
-    """Returns the agreements of these branches over operands of this structure, by the types of the leaves."""
+    """Returns the agreements that earlier calls of these branches have reached with operands of this structure.
+
+    Args:
+        call: the call of the transform.
+        inner: the functions for JAX.
+
+    Returns:
+        Types of the leaves, as `leaf_types` gives them → agreement. New agreements are to be added to it.
+    """
     learned = inner[0].terms.learned
     key = [*inner, call.packed.tree.structure]
     agreements = learned.get(key)
@@ -269,29 +339,44 @@ def _agreements_of(call: CallWithOperands, inner: Sequence[Inner]) -> "weakref.W
 
 
 def _branch(trace: FunctionTrace, operands: OperandsWithAgreement) -> Any:
-    """Runs one branch for JAX. Returns its result as agreed, in place a pair of the operands and the result."""
+    """Runs one branch for JAX.
+
+    In place, adds the operands that the branch changed to `changed` of the agreement.
+
+    Returns:
+        The leaf group of the result, with the structure agreed on. If the policy is in place, the leaf group of the
+        pair `(operands, result)`.
+
+    Raises:
+        NotAlikeError: if the branches have to pack their results in another way.
+        SharingMismatchError: in place, if the branch moved or replaced an object of the operands.
+    """
     agreement = operands.agreement
+    # `again` leaves out the warnings that were given in the first trace.
     result = trace.call(operands.group, again=agreement.is_repeated)
     if not trace.terms.policy.in_place:
         return agreement.fit(trace, trace.walked(result))
     received = trace.received
     if agreement.is_separate:
-        # Packed and built again, the result consists of new objects.
+        # Packs the result by itself and builds it again, so that it consists of new objects.
         result = leave((trace.pack(result),))
     tree = trace.walked((received.arguments, result))
+    # The operands as they were when the branch began, and as it left them.
     operands_in, operands_out = received.tree, tree.child(0)
     joined = join(operands_in, operands_out, Sides(trace.terms.title, "when a branch begins", "when it ends"))
     containers = trace.terms.policy.containers
+    # The part to compare is all that was received. Raises if an object was moved or replaced. The second result has the
+    # changed objects.
     agreement.changed |= find_kept_objects(operands_in, operands_in, operands_out, joined, (), containers=containers)[1]
     return agreement.fit(trace, tree)
 
 
 def _refer_to_callers_objects(call: CallWithOperands, result: LeafGroup, changed: set[int]) -> LeafGroup:
-    """Lets objects of the operands in a result refer to the caller's objects.
+    """Returns the leaves of a result with a structure that refers to the caller's objects where operands stand in it.
 
     Args:
         call: the call of the transform.
-        result: the pair of operands and result returned by the branch.
+        result: the leaf group of the pair `(operands, result)` that the branch returned.
         changed: records of the operands changed by some branch. Their contents will be written back.
     """
     structure, tree = result.selection.structure, call.packed.tree
@@ -301,12 +386,14 @@ def _refer_to_callers_objects(call: CallWithOperands, result: LeafGroup, changed
     numbers = {j: i for i, j in reversed(joined.pairs) if type(tree.records[i][0]) is Node}
     containers = call.policy.containers
     kept = frozenset([number for number in numbers.values() if tree.is_object(number, containers=containers)])
+    # `noted` has the places of the leaves that were untied on purpose.
     untied = frozenset([structure.leaf_numbers[place] for place in structure.noted])
     objects = CarryObjects(kept, frozenset(changed), frozenset())
+    # -1 for the records of new objects.
     callers_numbers = [numbers.get(record, -1) for record in range(len(structure.records))]
     return whole(
         result.leaves,
-        refer_to_kept(structure, callers_numbers, objects, tree.records, in_place=True, untied=untied),
+        structure_for_caller(structure, callers_numbers, objects, tree.records, in_place=True, untied=untied),
     )
 
 

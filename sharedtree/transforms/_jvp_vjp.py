@@ -1,8 +1,16 @@
 """`jax.vjp`, `jax.jvp`, `jax.linearize`, `jax.linear_transpose`, and Equinox's `filter_vjp` and `filter_jvp`.
 
-The transform sees one leaf group of the primals, and one of the result: the leaves that are differentiated. The other
-leaves bypass it. Those of the primals go straight to the function, those of the result come out as auxiliary data.
-Trees without modules stay as they are, so that JAX sees exactly what it would see without this package.
+The transform gets one leaf group of the primals, and one of the result, with the leaves that are differentiated. The
+other leaves bypass it: those of the primals go straight to the function, those of the result come out as auxiliary
+data.
+
+    primals   (Net(w, steps), x)     seen     w, x       differentiated by the transform
+                                     unseen   steps      an array of integers: past the transform
+
+Arguments and results are *bare* if they hold no module and the transform gets them as they are, without leaf groups. So
+JAX sees exactly what it would see without this package.
+
+A leaf is *outside* if plain containers alone lead to it, with no module on the way. JAX itself accepts or refuses it.
 """
 
 import functools
@@ -41,7 +49,12 @@ _MAX_DEPTH_FOR_JAX = 100
 
 
 def vjp(call: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any) -> Any:
-    """Adapter of `jax.vjp` and `equinox.filter_vjp`."""
+    """Adapter of `jax.vjp` and `equinox.filter_vjp`.
+
+    Returns:
+        The value, the function from a cotangent of it to cotangents of the primals, and, with `has_aux`, the auxiliary
+        data.
+    """
     trace = Trace(call, fun, primals, has_aux=has_aux, adds_up=True)
     seen, pullback, unseen = call.apply_other(jax.vjp, trace, *trace.primals, has_aux=True, **options)
     value, *aux = trace.leave(seen, unseen)
@@ -51,7 +64,11 @@ def vjp(call: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_au
 def linearize(
     call: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any
 ) -> Any:
-    """Adapter of `jax.linearize`."""
+    """Adapter of `jax.linearize`.
+
+    Returns:
+        The value, the function from tangents of the primals to its tangent, and, with `has_aux`, the auxiliary data.
+    """
     trace = Trace(call, fun, primals, has_aux=has_aux)
     seen, pushforward, unseen = call.apply(trace, *trace.primals, has_aux=True, **options)
     value, *aux = trace.leave(seen, unseen)
@@ -59,7 +76,14 @@ def linearize(
 
 
 def linear_transpose(call: CallWithOperands, fun: Any, primals: Sequence[Any] = (), **options: Any) -> Any:
-    """Adapter of `jax.linear_transpose`. Leaves of the result that are not differentiated are left out."""
+    """Adapter of `jax.linear_transpose`. Leaves of the result that are not differentiated are left out.
+
+    Returns:
+        The function from a cotangent of the result to cotangents of the primals.
+
+    Raises:
+        TypeError: if a `jax.ShapeDtypeStruct` stands where the function needs a value.
+    """
     trace = Trace(call, fun, primals, takes_structs=True)
     unseen_leaves = zip(trace.unseen.paths, trace.unseen.leaves, strict=True)
     struct_paths = [path for path, leaf in unseen_leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
@@ -72,6 +96,7 @@ def linear_transpose(call: CallWithOperands, fun: Any, primals: Sequence[Any] = 
         )
 
     def differentiated_result(*primals: Any) -> Any:
+        """Calls the function, and leaves out what is not differentiated, the second of the pair."""
         return trace(*primals)[0]
 
     functools.update_wrapper(differentiated_result, trace, updated=())
@@ -79,18 +104,19 @@ def linear_transpose(call: CallWithOperands, fun: Any, primals: Sequence[Any] = 
 
 
 def jvp(call: CallWithOperands, fun: Any, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
-    """Adapter of `jax.jvp`."""
+    """Adapter of `jax.jvp`. Returns the value, its tangent, and, with `has_aux`, the auxiliary data."""
     if not isinstance(primals, (tuple, list)) or type(primals) is not type(tangents):
         # JAX itself says best what is wrong.
         return call.transform(fun, primals, tangents)
     trace = Trace(call, fun, primals, has_aux=has_aux)
     try:
+        # A bare number is no static value: JAX traces it anyway.
         if not trace.is_bare:
             trace.trace_numbers(tangents)
         tangents_in = trace.tangents(tangents)
     except SharingMismatchError:
         if not holds_modules(call.packed.tree):
-            # As above.
+            # The tangents do not fit the primals. Without modules, JAX itself says best what is wrong.
             call.transform(fun, primals, tangents, has_aux=has_aux)
         raise
     seen, tangent_out, unseen = call.apply(trace, trace.primals, tangents_in, has_aux=True)
@@ -99,17 +125,20 @@ def jvp(call: CallWithOperands, fun: Any, primals: Any, tangents: Any, has_aux: 
 
 
 def filter_jvp(call: CallWithOperands, fn: Any, primals: Any, tangents: Any, **constants: Any) -> Any:
-    """Adapter of `equinox.filter_jvp`.
+    """Adapter of `equinox.filter_jvp`. Returns the value and its tangent.
 
-    It has no auxiliary data. The tangent of leaves that are not differentiated is None.
+    There are no auxiliary data. In the tangents, None stands for zero and for leaves that are not differentiated.
 
     Args:
         call: the call of the transform.
         fn: the user's function.
         primals: tuple or list of its arguments.
         tangents: tuple or list of their tangents.
-        constants: keyword arguments of the function, which are not differentiated. Not named `kwargs`, for then
-            `TakingOperands` would pass them as one dictionary.
+        constants: keyword arguments of the function, which are not differentiated. This parameter must not be named
+            `kwargs`, as in the signature of Equinox. Then `TakingOperands` would pass them as one dictionary.
+
+    Raises:
+        TypeError: if the primals or the tangents are no tuple or list.
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise TypeError(
@@ -118,8 +147,10 @@ def filter_jvp(call: CallWithOperands, fn: Any, primals: Any, tangents: Any, **c
         )
     trace = Trace(call, fn, tuple(primals), constants)
     trace.trace_numbers(tangents)
+    # Equinox's primals are never bare, since its filters apply outside modules too. So there is one leaf group.
     (tangent_group,) = trace.tangents(tangents)
     tangents_in = (_with_zeros(trace.seen, tangent_group),)
+    # The leaf groups are what Equinox's filters leave, so JAX's own transform does.
     seen, tangent_out, unseen = call.apply_other(jax.jvp, trace, trace.primals, tangents_in, has_aux=True)
     return trace.leave(seen, unseen)[0], trace.tangent_of_value(tangent_out)
 
@@ -135,9 +166,10 @@ def _with_zeros(primals: LeafGroup, tangents: LeafGroup) -> LeafGroup:
 
 
 class Trace:
-    """The call of a function by one of these transforms. They cache no traces, so each call traces once.
+    """One call of a function by one of these transforms. They cache no traces, so each call traces once.
 
-    It is the function that JAX differentiates: leaf groups, or bare primals → (differentiated result, the rest).
+    A `Trace` is itself the function that JAX differentiates. It maps the leaf group `seen`, or the bare primals, to a
+    pair of the differentiated result and the rest.
 
     Args:
         call: the call of the transform.
@@ -152,8 +184,8 @@ class Trace:
     Attributes:
         is_bare: True if the primals hold no module, and the transform gets them as they are.
         primals: arguments for the transform.
-        seen: leaf group of the primals that the transform gets.
-        unseen: leaf group of the primals that bypasses the transform.
+        seen: leaf group of the leaves of the primals that the transform differentiates.
+        unseen: leaf group of all other leaves of the arguments, which bypasses the transform.
         result_selection: selection of the differentiated leaves of the result. None before the function has returned,
             and if its result is bare.
     """
@@ -172,16 +204,20 @@ class Trace:
         self.call = call
         self.has_aux = has_aux
         if not callable(function):
-            # JAX itself says best what is wrong.
+            # JAX refuses the function before it looks at anything else, and says best what is wrong.
             call.transform(function, primals, primals)
         arguments = Arguments(Names(function).of(len(primals)), primals, dict(kwargs or {}))
         self.unseen, self.seen = call.enter_grouped(
             function, arguments, self._grouping(arguments, adds_up=adds_up, takes_structs=takes_structs)
         )
-        has_no_objects = not call.policy.containers and _suits_jax(call.packed.tree)
-        self.is_bare = has_no_objects and not call.rules.filtered
+        # Under `containers=True`, mutable containers outside modules carry identity, which JAX would not keep.
+        suits_jax = not call.policy.containers and _suits_jax(call.packed.tree)
+        # Under Equinox's filters, anything but an array is static, also outside modules, and JAX would not take it.
+        self.is_bare = suits_jax and not call.rules.filtered
         self.primals = tuple(primals) if self.is_bare else (self.seen,)
         self.result_selection: LeafSelection | None = None
+        # If True, each trace warns of modules that are differentiated and that the function also closes over. A
+        # transpose is no derivative.
         differentiates = call.transform is not jax.linear_transpose
         self._inner = call.function(
             function, _pair if has_aux else _value, caches_traces=False, differentiates=differentiates
@@ -190,15 +226,22 @@ class Trace:
         self.__signature__ = self._inner.__signature__
 
     def _grouping(self, arguments: Arguments, *, adds_up: bool, takes_structs: bool) -> Grouping:
-        """Returns the rule by which leaves are grouped: differentiated, or not."""
-        # Positional arguments are differentiated, keyword arguments are not.
+        """Returns the rule by which leaves are grouped. The group of the leaves that bypass the transform comes first.
+
+        Args:
+            arguments: all arguments of the function.
+            adds_up: see the class.
+            takes_structs: see the class.
+        """
+        # A prefix tree with a boolean for each argument: positional arguments are differentiated, keyword arguments are
+        # not.
         prefix = Branch(tuple([isinstance(position, int) for position in positions_of(arguments.parts()[1])]))
         rules = self.call.rules
 
         def treatments(tree: FlatDag) -> Sequence[Treatment]:
-            """Labels each leaf True or False."""
+            """Labels each leaf True if it is differentiated, and False if it bypasses the transform."""
             outside = () if rules.filtered else tree.outside
-            # Records of leaves that bypass the transform whatever their dtype.
+            # Records of leaves that bypass the transform whatever their dtype: references and `ShapeDtypeStruct`s.
             bypassing = undifferentiated_records(tree, rules)
             structs = {number for number in bypassing if isinstance(tree.leaves[number], jax.ShapeDtypeStruct)}
             if not adds_up:
@@ -220,14 +263,19 @@ class Trace:
                 ),
             )
 
+        # The first None says that no plan is kept. Then the second does not matter. There are always two groups: first
+        # the leaves with the label False, then those with the label True.
         return Grouping(self.call.title, treatments, None, None, ((False,), (True,)))
 
     def __call__(self, *primals: Any) -> Any:
-        """Calls the function for the transform, always with auxiliary data.
+        """Calls the function for the transform. JAX calls this.
+
+        Args:
+            primals: the leaf group `seen`, or the bare primals.
 
         Returns:
-            The differentiated leaves of the result, and all others. Bare results: the value, and the user's auxiliary
-            data or None.
+            A pair, whose second entry is auxiliary data for JAX: the leaf groups of the differentiated leaves of the
+            result and of all others. If the result is bare, the value, and the user's auxiliary data or None.
         """
         call = self.call
         if self.is_bare:
@@ -238,11 +286,19 @@ class Trace:
         return result
 
     def trace_numbers(self, tangents: Sequence[Any]) -> None:
-        """Turns static Python floats of the primals that have a tangent into traced leaves, as vanilla JAX does."""
+        """Turns static Python floats of the primals that have a tangent into traced leaves.
+
+        In modules, and under Equinox's filters everywhere, a Python float is static. The vanilla transforms
+        differentiate it if there is a tangent for it.
+
+        Args:
+            tangents: the user's tangents of the primals.
+        """
         call = self.call
         tree = call.packed.tree
         tags = Tags()
         _, tangent_records, root = walk(tuple(tangents), tags, call.rules)
+        # Records of the primals for which there is another object than None. Shapes that differ are refused later.
         with_tangent = {
             pair.left
             for pair in pairs(as_tuple(tree), FlatDag(tangent_records, root), lambda i, j: True)
@@ -251,20 +307,29 @@ class Trace:
         statics = {number: op for number in with_tangent if type(op := tree.records[number][0]) is Static}
         promoted = frozenset([number for number, op in statics.items() if _is_float(op.peek())])
         if promoted:
+            # All records stay as they are, but for those that become leaves.
             children_of = [children for _, children in tree.records]
             call.repack(Repacking(range(len(children_of)), children_of, promoted))
             self.unseen, self.seen = call.packed.groups
             self.primals = (self.seen,)
 
     def leave(self, seen: Any, unseen: Any) -> tuple[Any, ...]:
-        """Builds the function's result of both of its parts. Returns its value, and auxiliary data if there are any."""
+        """Builds the function's result.
+
+        Args:
+            seen: leaf group of its differentiated leaves, or the bare value.
+            unseen: leaf group of its other leaves, or the bare auxiliary data.
+
+        Returns:
+            A tuple of the value and, if the function returns any, the auxiliary data.
+        """
         if type(seen) is not LeafGroup:
             return (seen, unseen) if self.has_aux else (seen,)
         result = leave((seen, unseen))
         return tuple(result) if self.has_aux else (result,)
 
     def tangents(self, tangents: Sequence[Any]) -> tuple[Any, ...]:
-        """Packs the user's tangents of the primals for the transform."""
+        """Packs the user's tangents of the primals. Returns a tuple of one leaf group, or of the bare tangents."""
         if self.is_bare:
             return tuple(tangents)
         return (pack_like(self.seen.selection, tuple(tangents), "tangents", self.fit(adds_up=False), is_pair=False),)
@@ -273,23 +338,30 @@ class Trace:
         """Builds the tree of the tangent of the function's value."""
         if type(tangent) is not LeafGroup:
             return tangent
+        # The group has the structure of the whole result. With auxiliary data, that is a pair.
         tree = tree_like_arguments((tangent,), is_gradient=False)
         return tree[0] if self.has_aux else tree
 
     def linear_map(self, function: Any, *, adds_up: bool) -> Any:
-        """Lets the function that the transform returned take and return modules."""
+        """Returns a function that takes and returns modules, for the linear function that the transform returned.
+
+        Args:
+            function: JAX's function of leaf groups, or of bare trees.
+            adds_up: True if it maps cotangents of the value, False if it maps tangents of the primals.
+        """
         if self.result_selection is None:
             return function
         selection = self.result_selection if adds_up else self.seen.selection
         return LinearMap(function, selection, self.has_aux, self.fit(adds_up=adds_up), self.is_bare)
 
     def fit(self, *, adds_up: bool) -> Fit:
-        """Says how tangents are fitted, or cotangents if `adds_up` is True."""
+        """Returns the terms on which cotangents (`adds_up`) or tangents are fitted to leaves."""
         call = self.call
         return Fit(call.title, call.rules, adds_up, may_lack=is_of_equinox(call.transform))
 
 
 def _is_float(value: Any) -> bool:
+    """Returns True for a Python number that can be differentiated."""
     return type(value) in (float, complex)
 
 
@@ -302,14 +374,24 @@ def _suits_jax(tree: FlatDag) -> bool:
 
 
 def _value(trace: FunctionTrace, *operands: Any) -> Any:
-    """Calls a function without auxiliary data. Returns its value as two leaf groups, or bare, with None."""
+    """Calls a function without auxiliary data.
+
+    Returns:
+        Two leaf groups of its value, as `_split` returns them. If the arguments and the value are bare, the value and
+        None.
+    """
     result, is_bare = _call(trace, operands)
     tree = trace.walked(result)
     return (result, None) if is_bare and _suits_jax(tree) else _split(tree, tree)
 
 
 def _pair(trace: FunctionTrace, *operands: Any) -> Any:
-    """Calls a function that returns a value and auxiliary data. Returns two leaf groups, or the bare pair."""
+    """Calls a function that returns a value and auxiliary data.
+
+    Returns:
+        Two leaf groups of the pair, as `_split` returns them. If the arguments and the pair are bare, the pair. If the
+        function returned no pair, what it returned.
+    """
     result, is_bare = _call(trace, operands)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         # JAX refuses it.
@@ -319,7 +401,15 @@ def _pair(trace: FunctionTrace, *operands: Any) -> Any:
 
 
 def _call(trace: FunctionTrace, operands: Sequence[Any]) -> tuple[Any, bool]:
-    """Calls the user's function. Returns its result, and True if its arguments were bare."""
+    """Calls the user's function.
+
+    Args:
+        trace: the trace.
+        operands: all leaf groups of its arguments, or its bare arguments.
+
+    Returns:
+        The result, and True if the arguments were bare.
+    """
     if operands and type(operands[0]) is LeafGroup:
         return trace.call(*operands), False
     return trace.function(*operands), True
@@ -328,11 +418,15 @@ def _call(trace: FunctionTrace, operands: Sequence[Any]) -> tuple[Any, bool]:
 def _split(tree: FlatDag, value: FlatDag) -> tuple[LeafGroup, LeafGroup]:
     """Packs a result into two leaf groups: the differentiated leaves, and all others.
 
+    Both groups have the structure of the whole result. A leaf is differentiated if it is in the value, and if it is
+    inexact or outside modules.
+
     Args:
         tree: the result.
         value: the part of it that is differentiated: all of it, or the first of a pair.
     """
     group = packed(tree)
+    # Paths count from the root of the value.
     outside = tree.below(value.root).outside
     differentiated = {
         number
@@ -341,7 +435,8 @@ def _split(tree: FlatDag, value: FlatDag) -> tuple[LeafGroup, LeafGroup]:
     }
 
     def part(is_differentiated: bool) -> LeafGroup:
-        """Packs the leaves of one kind."""
+        """Makes the group of the differentiated leaves, or of all others."""
+        # A leaf has a number among the records, and a place among the leaves. A selection has places.
         numbers = enumerate(tree.leaf_numbers)
         places = tuple([place for place, number in numbers if (number in differentiated) is is_differentiated])
         return LeafGroup([group.leaves[place] for place in places], LeafSelection(group.structure, places))
@@ -359,10 +454,12 @@ class LinearMap:
 
     Args:
         function: JAX's function of leaf groups.
-        selection: selection of the leaf group that the function takes.
-        is_pair: True if its argument belongs to the first value of a pair, since the function has auxiliary data.
-        fit: how an argument is fitted to that leaf group.
-        is_bare: True if the primals are bare. Then tangents or cotangents of theirs are bare, too.
+        selection: selection of the leaf group that `function` takes.
+        is_pair: True if the user's function returns a pair of a value and auxiliary data. The structure of its result
+            is that of the pair, and cotangents and tangents belong to the value.
+        fit: how an argument is fitted to that leaf group. `fit.adds_up` is True if cotangents are mapped, as `jax.vjp`
+            and `jax.linear_transpose` do, and False if tangents are, as `jax.linearize` does.
+        is_bare: True if the primals are bare. Then their tangents and cotangents are bare, too.
     """
 
     __slots__ = ("__weakref__", "fit", "function", "is_bare", "is_pair", "selection")
@@ -375,7 +472,15 @@ class LinearMap:
         self.is_bare = is_bare
 
     def __call__(self, /, *args: Any) -> Any:
-        """Maps a cotangent of the value to cotangents of the primals, or tangents of the primals to one of it."""
+        """Pulls a cotangent of the value back to the primals, or pushes tangents of the primals forward to the value.
+
+        Args:
+            args: the cotangent, or a tangent for each primal.
+
+        Returns:
+            A tuple with a cotangent for each primal, or the tangent of the value.
+        """
+        # Cotangents.
         if self.fit.adds_up:
             if len(args) != 1:
                 # JAX itself says best what is wrong.
@@ -388,13 +493,17 @@ class LinearMap:
             cotangent_groups, *logs = result if getattr(self.function, "want_logs", False) else (result,)
             cotangents = tuple(tree_like_arguments(cotangent_groups).args)
             return (cotangents, *logs) if logs else cotangents
+        # Tangents.
         tangents_in = args if self.is_bare else (pack_like(self.selection, args, "tangents", self.fit, is_pair=False),)
         tangents_out = tree_like_arguments((self.function(*tangents_in),), is_gradient=False)
         return tangents_out[0] if self.is_pair else tangents_out
 
     @property
     def with_logs(self) -> "LinearMap":
-        """The same function of `vjp`, which returns a pair with the values logged by rules. Needs a newer JAX."""
+        """The same function of `vjp`, but it returns a pair of the cotangents and what rules have logged.
+
+        Needs a newer JAX.
+        """
         return LinearMap(self.function.with_logs, self.selection, self.is_pair, self.fit, self.is_bare)
 
     def __repr__(self) -> str:
@@ -415,17 +524,18 @@ def pack_like(selection: LeafSelection, value_tree: Any, name: str, fit: Fit, *,
         selection: selection of the leaf group.
         value_tree: tangents in the shape of the arguments, or a cotangent in the shape of the result.
         name: name of `value_tree` in errors.
-        fit: how they are fitted.
-        is_pair: True if `value_tree` has the shape of the first value of a pair.
+        fit: how `value_tree` is fitted. `fit.adds_up` is True for a cotangent, False for tangents.
+        is_pair: True if the result is a pair, and `value_tree` has the shape of its first entry.
 
     Raises:
-        SharingMismatchError: if they do not fit.
+        SharingMismatchError: if `value_tree` does not fit.
     """
     structure = selection.structure
     places = set(range(structure.num_leaves) if selection.numbers is None else selection.numbers)
     # `fit_to_leaves` looks at the types only: a float stands for a differentiated leaf, an integer for any other.
     types = [0.0 if place in places else 0 for place in range(structure.num_leaves)]
     tree = FlatDag.of_leaves(structure, types)
+    # Tangents have the shape of the positional arguments. A cotangent has that of the value.
     tree = as_tuple(tree) if not fit.adds_up else tree.child(0) if is_pair else tree
     value_of = fit_to_leaves(tree, value_tree, name, fit)
     leaves = [value_of[number] for place, number in enumerate(structure.leaf_numbers) if place in places]

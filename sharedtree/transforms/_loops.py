@@ -1,13 +1,16 @@
 """`jax.lax.scan`, `while_loop`, `fori_loop`, `map` and `associative_scan`.
 
-Each iteration must return the carry in the leaf group in which it received it. So what the function returns is joined
-with what it received (`_joining_trees`). If the first trace shows that they do not fit, the operands are repacked and
-the function is traced once more. Later calls remember the repacking.
+JAX wants the next carry in the same leaf group as the carry that went in. So the carry that the function returned is
+joined with the carry that it received (`_joining_trees`): the join finds, for each traced leaf that went in, the leaf
+that came out at the same path. If the first trace shows that the two carries do not fit, the operands are repacked:
+with fewer ties, or with static numbers as traced leaves. Then the function is traced once more. Later calls remember
+the repacking.
 
 In place, changes of the carry are written back at the end. Nobody knows how often a loop runs when it is traced. So
 each object that holds traced leaves must come back in its place: then the objects at the end are the caller's, with
 other content. If an iteration moved or replaced one, the next iteration would do so again, and nobody could tell which
-object is where. An immutable model can be replaced as a whole, as in vanilla JAX.
+object is where. There is one exception: an object may be replaced if it was not changed and the object that holds it is
+replaced, too. So an immutable model can be replaced as a whole, as in vanilla JAX.
 
     def body(counter, x):                 def body(pair, x):
         counter.n += x                        pair.a, pair.b = pair.b, pair.a
@@ -36,10 +39,13 @@ from ._leaf_groups import LeafGroup, whole
 from ._pass_through import ReceivedObjects
 
 # The adapters. Each packs the operands, wraps the function, runs the loop and builds the result. ----------------------
+#
+# In all of them the carry is operand 0. `with_state` has the positions of the results that bring the changes of an
+# operand along. The functions below pack these with `pack_with_state`.
 
 
 def scan(call: CallWithOperands, f: Any, init: Any, xs: Any = None, **options: Any) -> Any:
-    """Adapter of `jax.lax.scan`."""
+    """Adapter of `jax.lax.scan`. Returns the last carry and the stacked `y`s."""
     call.enter(f, {"init": init, "xs": xs}, {"init": "carried", "xs": "scanned"})
     iteration = call.function(f, _iteration)
     (carry, ys), objects = _run_until_carry_fits(
@@ -52,8 +58,9 @@ def scan(call: CallWithOperands, f: Any, init: Any, xs: Any = None, **options: A
 
 
 def while_loop(call: CallWithOperands, cond_fun: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
-    """Adapter of `jax.lax.while_loop`."""
+    """Adapter of `jax.lax.while_loop`. Returns the last carry."""
     call.enter(body_fun, {"init_val": init_val})
+    # `keeps=False`: what the condition changes in place is lost, and a warning says so.
     condition = call.function(cond_fun, _condition, keeps=False)
     iteration = call.function(body_fun, _iteration_of_carry)
     carry, objects = _run_until_carry_fits(
@@ -66,8 +73,9 @@ def while_loop(call: CallWithOperands, cond_fun: Any, body_fun: Any, init_val: A
 
 
 def fori_loop(call: CallWithOperands, lower: Any, upper: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
-    """Adapter of `jax.lax.fori_loop`."""
+    """Adapter of `jax.lax.fori_loop`. Returns the last carry."""
     call.enter(body_fun, {"init_val": init_val})
+    # One argument comes before the operands: the index.
     iteration = call.function(body_fun, _iteration_with_index, num_before=1)
     carry, objects = _run_until_carry_fits(
         call,
@@ -79,13 +87,17 @@ def fori_loop(call: CallWithOperands, lower: Any, upper: Any, body_fun: Any, ini
 
 
 def map_over(call: CallWithOperands, f: Any, xs: Any, **options: Any) -> Any:
-    """Adapter of `jax.lax.map`, which has no carry."""
+    """Adapter of `jax.lax.map`, which has no carry. Returns the stacked results."""
     (group,) = call.enter(f, {"xs": xs})
     return call.leave(call.apply(call.function(f, _one_element), group, **options), with_state=(0,))
 
 
 def associative_scan(call: CallWithOperands, fn: Any, elems: Any, **options: Any) -> Any:
-    """Adapter of `jax.lax.associative_scan`. The result of `fn` must fit its first argument, as a carry."""
+    """Adapter of `jax.lax.associative_scan`. The result of `fn` must fit its first argument, as a carry does.
+
+    Returns:
+        The cumulative results, in the shape of `elems`.
+    """
     call.enter(fn, {"elems": elems})
     combination = call.function(fn, _combination)
     result, objects = _run_until_carry_fits(
@@ -98,10 +110,19 @@ def associative_scan(call: CallWithOperands, fn: Any, elems: Any, **options: Any
 
 
 # What JAX traces in place of the user's functions ---------------------------------------------------------------------
+#
+# Each gets a `FunctionTrace`, which knows the user's function and calls it with trees built from leaf groups. Their
+# carry is operand 0.
 
 
 def _iteration(trace: FunctionTrace, carry: LeafGroup, xs: LeafGroup) -> Any:
-    """Runs one iteration of `scan`: (carry, slice of xs) → (carry, y), all of them leaf groups."""
+    """Runs one iteration of `scan`: (carry, slice of `xs`) → (next carry, `y`), all of them leaf groups.
+
+    If the user's function returned something else than a pair, and it holds no module, returns that unchanged.
+
+    Raises:
+        TypeError: if it returned something else than a pair, and it holds a module.
+    """
     result = trace.call(carry, xs)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         tree = trace.walked(result)
@@ -110,23 +131,29 @@ def _iteration(trace: FunctionTrace, carry: LeafGroup, xs: LeafGroup) -> Any:
                 f"The function of `{trace.terms.title}` returns a pair, the carry and what is emitted, but it "
                 f"returned a `{type(result).__name__}`."
             )
-        # Without modules, JAX's own error for it says more.
+        # JAX refuses it. Without modules, JAX's own error says more.
         return result
     next_carry, y = result
     return _pack_like_carry(trace, next_carry, 0, carry), trace.pack_with_state(y, 1)
 
 
 def _iteration_of_carry(trace: FunctionTrace, carry: LeafGroup) -> Any:
+    """Runs one iteration of `while_loop`."""
     return _pack_like_carry(trace, trace.call(carry), 0, carry)
 
 
 def _iteration_with_index(trace: FunctionTrace, i: Any, carry: LeafGroup) -> Any:
+    """Runs one iteration of `fori_loop`."""
     return _pack_like_carry(trace, trace.call(carry, before=(i,)), 0, carry)
 
 
 def _condition(trace: FunctionTrace, carry: LeafGroup) -> Any:
-    """Runs the condition of `while_loop`, which returns a boolean."""
-    # What a condition changes in place is not kept, so it gets objects of its own.
+    """Runs the condition of `while_loop`, which returns a boolean.
+
+    Raises:
+        TypeError: if it returned a tree with a module.
+    """
+    # The arguments are built for the condition alone. If it changes them in place, the changes are lost.
     received = receive((carry,))
     result = trace.call_with(received, received.arguments.args, {})
     tree = trace.walked(result)
@@ -140,10 +167,12 @@ def _condition(trace: FunctionTrace, carry: LeafGroup) -> Any:
 
 
 def _one_element(trace: FunctionTrace, x: LeafGroup) -> Any:
+    """Calls the function of `map` with one slice."""
     return trace.pack_with_state(trace.call(x), 0)
 
 
 def _combination(trace: FunctionTrace, a: LeafGroup, b: LeafGroup) -> Any:
+    """Combines two slices for `associative_scan`. The result is packed like the first one."""
     return _pack_like_carry(trace, trace.call_apart(a, b), 0, a)
 
 
@@ -151,12 +180,14 @@ def _combination(trace: FunctionTrace, a: LeafGroup, b: LeafGroup) -> Any:
 
 
 class CarryObjects(NamedTuple):
-    """Objects of the carry at the end of an iteration, as numbers of records of the call.
+    """What happened to the caller's objects in an iteration of a loop, or in a branch.
+
+    Each object and each leaf stands as the number of its record in the call.
 
     Attributes:
-        kept: objects returned in their places.
-        changed: kept objects with other content than before.
-        untied: leaves untied by the user on purpose.
+        kept: objects that came back in their places.
+        changed: those of them that have other content than before.
+        untied: leaves whose ties the user undid on purpose.
     """
 
     kept: frozenset[int]
@@ -164,7 +195,11 @@ class CarryObjects(NamedTuple):
     untied: frozenset[int]
 
     def merged_with(self, earlier: "CarryObjects | None") -> "CarryObjects":
-        """Adds up two iterations. Without `jit`, JAX calls the function for each, and each may change other objects."""
+        """Returns what holds after several iterations, if JAX called the function for each, as it does without `jit`.
+
+        Args:
+            earlier: the objects after earlier iterations. None if there were none.
+        """
         if earlier is None:
             return self
         return CarryObjects(self.kept & earlier.kept, self.changed | earlier.changed, self.untied | earlier.untied)
@@ -174,7 +209,7 @@ NO_OBJECTS = CarryObjects(frozenset(), frozenset(), frozenset())
 
 
 class CarryError(Exception):
-    """The carry has to be packed in another way. Raised by a trace for the adapter, which catches it.
+    """The carry has to be packed in another way. A trace raises this, and `_run_until_carry_fits` catches it.
 
     Attributes:
         terms: terms of the traced function. Of several nested loops, they name the one to repack.
@@ -188,7 +223,13 @@ class CarryError(Exception):
 
 
 class VanillaError(Exception):
-    """The carry does not fit and holds no module. JAX's own error says best what is wrong."""
+    """The carry does not fit and holds no module. JAX's own error says best what is wrong.
+
+    A trace raises this, and `_run_until_carry_fits` catches it.
+
+    Attributes:
+        error: our error, for the case that JAX finds nothing wrong.
+    """
 
     def __init__(self, error: SharingMismatchError) -> None:
         super().__init__(str(error))
@@ -196,20 +237,21 @@ class VanillaError(Exception):
 
 
 def _pack_like_carry(trace: FunctionTrace, result: Any, position: int, carry: LeafGroup) -> LeafGroup:
-    """Packs the next carry into the leaf group in which the carry was received.
+    """Packs the next carry like the carry that the function received. Returns the leaf group.
 
-    Notes on the call which objects came back in their places.
+    Leaves a `CarryObjects` in `findings` of the call, from which the adapter learns what happened to the objects.
 
     Args:
-        trace: the trace.
+        trace: the trace, after the call of the user's function.
         result: the next carry, as the function returned it.
         position: position of the carry among the operands.
         carry: the leaf group as it was received.
 
     Raises:
         CarryError: if the operands have to be packed in another way.
-        VanillaError: if the two cannot be joined and hold no module.
-        SharingMismatchError: if they cannot be joined.
+        VanillaError: if the two carries cannot be joined and hold no module.
+        SharingMismatchError: if they cannot be joined and one of them holds a module, or if an object is not where
+            `in_place=True` needs it.
     """
     terms, received = trace.terms, trace.received.tree
     carry_in, carry_out = received.child(position), trace.walked(result)
@@ -226,18 +268,21 @@ def _pack_like_carry(trace: FunctionTrace, result: Any, position: int, carry: Le
         raise VanillaError(error) from None
     if not joined.fits:
         raise CarryError(terms, repacking_for(received, carry_in, carry_out, joined))
-    # 2. Collect the leaves in the order in which they came in.
+    # 2. Collect the leaves that come out, in the order of those that came in.
     leaves = leaves_like(carry_in.below(carry_in.root), carry_out, joined)
+    # `part_of` numbers the records of the carry anew. Its second result is their numbers among all operands.
     records_of_carry = part_of(carry.selection.structure, position)[1]
     leaf_numbers = [number for number in records_of_carry if received.records[number][0] is LEAF]
+    # A leaf is noted if the user untied it on purpose, or if the loss of its tie has been reported.
     untied = frozenset([number for number, leaf in zip(leaf_numbers, leaves, strict=True) if is_noted(leaf)])
-    # 3. In place, note for the caller's side which objects it gets back.
+    # 3. Tell the adapter which objects came back. Only in place does it need more than the untied leaves.
     kept, changed = frozenset[int](), frozenset[int]()
     if terms.policy.in_place:
         kept, changed = find_kept_objects(
             received, carry_in, carry_out, joined, path_to_carry, containers=terms.policy.containers
         )
     call = trace.received.call
+    # It is None if JAX traces the function again after the call has ended.
     if call is not None:
         call.findings = CarryObjects(kept, changed, untied).merged_with(call.findings)
     return LeafGroup(leaves, carry.selection)
@@ -248,16 +293,24 @@ def find_kept_objects(
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Finds the objects that came back in their places, and those of them that were changed.
 
+        part_in    Pair(a, b)
+
+        part_out   Pair(a, b)            the objects that were received: all are kept, those with other content changed
+                   Pair(b, a)            error: `b` was moved
+                   Pair(a, Layer(w))     error if the `Pair` is the one received: `b` was replaced in it
+                   Pair(a, Layer(w))     if the `Pair` is new: `a` is kept. An error if `b` was changed
+
     Args:
-        received: all arguments of the function, with their present content.
+        received: all arguments of the function. The records are those before the call, the objects may have been
+            changed by it.
         part_in: the part of `received` to compare, such as the carry.
         part_out: the tree returned for this part.
-        joined: the join of the two.
+        joined: the join of `part_in` and `part_out`.
         path_to_part: path to both, for errors.
         containers: True if mutable containers outside modules carry identity.
 
     Returns:
-        Numbers of their records in `received`.
+        The kept objects, and the changed ones among them, as numbers of their records in `received`.
 
     Raises:
         SharingMismatchError: if an object that holds traced leaves was moved, was replaced within one that came back,
@@ -268,18 +321,20 @@ def find_kept_objects(
     paths = part_in.first_paths
     kept: set[int] = set()
     replaced: set[int] = set()
+    # At one path, `i` is the record that went in and `j` the record that came out.
     for i, j in joined.pairs:
         if i not in objects:
             continue
         if part_out.objects[j] is received.objects[i]:
             kept.add(i)
+        # An object without traced leaves may be replaced: the new one has the same static content.
         elif part_in.holds_leaf[i]:
             if received_objects.record_of(part_out.objects[j]) is not None:
                 _raise_not_in_place(
                     (*path_to_part, *paths[i]), "another object that the function received was put there"
                 )
             replaced.add(i)
-    # A new object may not stand in an old one: the next iteration would replace it again.
+    # No new object may stand in one that came back: the next iteration would replace it again.
     for i in kept:
         for child in received.records[i][1]:
             if child in replaced:
@@ -294,7 +349,12 @@ def find_kept_objects(
 
 
 def _raise_not_in_place(path: Path, reason: str) -> NoReturn:
-    """Raises the error for an object that `in_place=True` could not write back."""
+    """Raises the error for an object that `in_place=True` could not write back.
+
+    Args:
+        path: path of the object.
+        reason: what happened to it, as the end of a sentence.
+    """
     text = jtu.keystr(path)
     raise SharingMismatchError(
         f"`{text}` did not come back in its place: {reason}.\n"
@@ -312,7 +372,11 @@ def _raise_not_in_place(path: Path, reason: str) -> NoReturn:
 def _run_until_carry_fits(
     call: CallWithOperands, iteration: Inner, run: Callable[..., Any], run_vanilla: Callable[[], Any]
 ) -> tuple[Any, CarryObjects]:
-    """Runs a loop. Repacks the operands and runs it again as often as a trace asks for it.
+    """Runs a loop. If a trace raises `CarryError`, repacks the operands and runs the loop again, until the carry fits.
+
+    What the traces found out is kept for later calls with operands of the same structure and types, in
+    `iteration.terms.learned`. A later call repacks at once; or it takes the objects of the carry from there if JAX has
+    cached the trace, so that the function is not called and tells nothing.
 
     Args:
         call: the call of the transform.
@@ -321,16 +385,18 @@ def _run_until_carry_fits(
         run_vanilla: calls the transform with the user's own function and operands, for its errors.
 
     Returns:
-        The result of the transform, and the objects of the carry.
+        What the transform returned, and what happened to the caller's objects in an iteration.
     """
     terms = iteration.terms
     while True:
+        # A new one after each repacking.
         packed_call = call.packed
-        structures = (packed_call.tree.structure,)
+        key = (packed_call.tree.structure,)
         # What earlier calls with this structure have shown: types of the leaves → `Repacking` or `CarryObjects`. The
         # types count, since a function can do something else with arrays of other shapes and types.
-        known_by_types = terms.learned.get(structures)
+        known_by_types = terms.learned.get(key)
         types = None if known_by_types is None else leaf_types(packed_call)
+        # None if nothing is known yet. `CarryObjects` if the carry fits as it is packed.
         learned = None if known_by_types is None else known_by_types.get(types)
         if not isinstance(learned, Repacking):
             try:
@@ -343,18 +409,21 @@ def _run_until_carry_fits(
                 raise error.error from None
             except CarryError as error:
                 if error.terms is not terms:
-                    # It is an outer loop's.
+                    # The carry of an outer loop does not fit. The call of that loop catches the error.
                     raise
                 learned = error.repacking
-                terms.learned.add(structures, {**(known_by_types or {}), leaf_types(packed_call): learned})
+                terms.learned.add(key, {**(known_by_types or {}), leaf_types(packed_call): learned})
             else:
+                # The carry fits. If JAX had the trace in its cache, there are no findings, and `learned` stays.
                 if packed_call.findings is not None and packed_call.findings != NO_OBJECTS:
                     learned = packed_call.findings
-                    terms.learned.add(structures, {**(known_by_types or {}), leaf_types(packed_call): learned})
+                    terms.learned.add(key, {**(known_by_types or {}), leaf_types(packed_call): learned})
                 elif packed_call.findings is None and jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
-                    # There was no iteration at all, so every object is what it was.
+                    # JAX traces nothing here and calls the function in each iteration. There was none, so every object
+                    # is what it was.
                     learned = NO_OBJECTS._replace(kept=frozenset(range(len(packed_call.tree.records))))
                 return result, learned or NO_OBJECTS
+        # Gives `call.packed` another structure. The next round begins with what is known of that.
         call.repack(learned)
 
 
@@ -367,16 +436,23 @@ def leaf_types(call: Call) -> Any:
 
 
 def _name_parameter(error: TypeError, iteration: Inner) -> None:
-    """Lets JAX's error about a carry name the parameter of the user's function, as in vanilla JAX."""
-    operand, place = iteration.terms.names.text(0), iteration.num_before
+    """Lets JAX's error about a carry name the parameter of the user's function, as in vanilla JAX.
+
+    Changes the text of the error: `input carry component init.w` becomes `input carry component net.w` if the function
+    is `def step(net, x)`.
+    """
+    # The carry is the first operand. In the user's function it comes after the arguments without a leaf group.
+    carry_name, position = iteration.terms.names.text(0), iteration.num_before
     parameters = Names(iteration.function).positional
-    if place < len(parameters) and not isinstance(error, SharingMismatchError):
-        pattern = rf"(input carry component )(?:loop_carry\[\d+\])?{operand}(?=[ .\[])"
-        error.args = (re.sub(pattern, lambda match: match[1] + parameters[place], str(error)),)
+    if position < len(parameters) and not isinstance(error, SharingMismatchError):
+        pattern = rf"(input carry component )(?:loop_carry\[\d+\])?{carry_name}(?=[ .\[])"
+        error.args = (re.sub(pattern, lambda match: match[1] + parameters[position], str(error)),)
 
 
 def _with_callers_objects(call: CallWithOperands, carry: LeafGroup, objects: CarryObjects, position: int) -> LeafGroup:
-    """Returns the last carry as a tree in which the caller's objects stand where they came back.
+    """Returns the leaves of the last carry with the structure from which the caller's result is built.
+
+    In place, it has the caller's objects where they came back. See `structure_for_caller`.
 
     Args:
         call: the call of the transform.
@@ -384,16 +460,17 @@ def _with_callers_objects(call: CallWithOperands, carry: LeafGroup, objects: Car
         objects: the caller's objects at the end of an iteration, as the traces have shown them.
         position: position of the carry among the operands.
     """
+    # For each record of the carry by itself, `numbers` has its number among the records of all operands.
     part, numbers = part_of(carry.selection.structure, position)
     untied = frozenset([record for record, number in enumerate(numbers) if number in objects.untied])
     records = call.packed.tree.records
     return whole(
         carry.leaves,
-        refer_to_kept(part, numbers, objects, records, in_place=bool(call.policy.in_place), untied=untied),
+        structure_for_caller(part, numbers, objects, records, in_place=bool(call.policy.in_place), untied=untied),
     )
 
 
-def refer_to_kept(
+def structure_for_caller(
     part: Structure,
     numbers: Sequence[int],
     objects: CarryObjects,
@@ -402,12 +479,21 @@ def refer_to_kept(
     in_place: bool,
     untied: frozenset[int],
 ) -> Structure:
-    """Returns a structure in which the objects that came back refer to the caller's objects.
+    """Returns the structure from which a returned tree is built on the caller's side.
+
+    In place, it refers to the caller's objects: `Given(i)` takes the caller's object with the number i as it is, and
+    `Update(i, node)` writes new content into it. For a carry `Pair(counter, config)` of which `counter` was changed:
+
+        part       Pair(Counter(·), Config(1))
+        result     Pair(Update(1, Counter(·)), Given(3))       in place, if the `Pair` itself is new
+        result     Pair(Counter(·), Config(1))                 otherwise: all objects are new
+
+    In both cases it records which of its leaves the user untied on purpose, so that no warning follows for them.
 
     Args:
         part: structure of the returned tree.
         numbers: for each record of `part`, its number among the caller's records; -1 if it has none.
-        objects: the objects that came back, and the changed ones among them.
+        objects: the objects that came back, and the changed ones among them. Its `untied` is not read.
         received: the caller's records.
         in_place: True if changes are written back. If False, all objects are new.
         untied: records of `part` whose leaves the user untied on purpose.
@@ -416,11 +502,14 @@ def refer_to_kept(
     for (op, children), number in zip(part.records, numbers, strict=True):
         new_op: Op = op
         if in_place and number in objects.changed and type(op) is Node:
+            # The operation that was received may hold static objects that the caller keeps.
             new_op = Update.of(number, op, received[number][0])
         elif in_place and number in objects.kept:
+            # The caller has the object with all that is in it, so the record needs no children.
             new_op, children = Given(number), ()
         records.append((new_op, children))
     untied_places = tuple([place for place, number in enumerate(part.leaf_numbers) if number in untied])
+    # 0 is the number of the first record. None says that the structure belongs to no `Context`.
     return intern(tuple(records), part.root, 0, None, untied_places)
 
 

@@ -17,7 +17,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R")
 
-# Each of these returns the transform with identities preserved. The first call imports the adapters.
+# Each of these functions takes no argument and returns the transform with identities preserved. It imports the adapters
+# in its first call, so that `import sharedtree` need not.
 _scan = preserved_later(jax.lax.scan)
 _while_loop = preserved_later(jax.lax.while_loop)
 _fori_loop = preserved_later(jax.lax.fori_loop)
@@ -43,9 +44,10 @@ def scan(
     The carry, `xs` and the results may be models. A tied leaf of the carry is one object in each iteration and is
     carried once. The same holds for ties within a slice of `xs` and within `y`.
 
-    Each iteration must return the carry with the same classes, static values and ties of modules. Ties of arrays and
-    lists may be accidents (`State(zeros, zeros)`). They hold if the carry has them before and after each iteration. A
-    lost tie of arrays warns as in `jit`, and costs one more trace. A static number that changes becomes a traced leaf.
+    Each iteration must return the carry with the same classes, static values and ties of modules. A tie of arrays or
+    lists in the first carry need not be meant, as in `State(zeros, zeros)`. So it holds if the iterations return it. If
+    not, the two are separate from the beginning. A lost tie of arrays warns as in `jit`, and costs one more trace. A
+    static number that changes becomes a traced leaf.
 
     With `in_place=True`, changes of the carry are written back into the caller's objects when the loop ends. For that,
     each object that holds traced leaves must come back in its place. Changes of a slice of `xs` come back stacked.
@@ -60,7 +62,8 @@ def scan(
         options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Returns:
-        The last carry, and the stacked `y`s. Both are new objects.
+        The last carry, and the stacked `y`s. Both are new objects. With `in_place=True`, the carry consists of the
+        caller's own objects where they came back.
 
     Raises:
         SharingMismatchError: if the carry comes back with another class, static value or tie of modules.
@@ -93,13 +96,13 @@ def while_loop(
     The carry is treated as by `scan`, with the same errors.
 
     Args:
-        cond_fun: carry → boolean scalar, True to go on. It changes nothing in place.
+        cond_fun: carry → boolean scalar, True to go on. What it changes in place is lost.
         body_fun: carry → next carry.
         init_val: the first carry.
         options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Returns:
-        The last carry, a new object.
+        The last carry, a new object. With `in_place=True`, the caller's own objects where they came back.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -136,7 +139,7 @@ def fori_loop(
         options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Returns:
-        The last carry, a new object.
+        The last carry, a new object. With `in_place=True`, the caller's own objects where they came back.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -154,6 +157,8 @@ def map(  # noqa: A001 -- as in `jax.lax`
     f: Callable[[X], Y], xs: X, *, batch_size: int | None = None, **options: Unpack[Usual]
 ) -> Y:
     """Applies a function to each slice of `xs`, one after the other: `preserve_identities(jax.lax.map)`.
+
+    With `in_place=True`, changes of the slices come back stacked, in the caller's objects.
 
     Args:
         f: slice of `xs` → result.
@@ -180,7 +185,7 @@ def associative_scan(
 ) -> X:
     """Computes the cumulative results of an associative function: `preserve_identities(jax.lax.associative_scan)`.
 
-    The result of `fn` has the classes, static values and ties of modules of `elems`, as a carry of `scan` has.
+    The result of `fn` must have the classes, static values and ties of modules of `elems`, as a carry of `scan` must.
 
     Args:
         fn: (slice, slice) → slice. Must be associative.
@@ -215,19 +220,20 @@ def cond(
 def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: Any) -> Any:
     """Applies one of two functions to the operands, as a boolean says: `preserve_identities(jax.lax.cond)`.
 
-    The results of both functions must have the same ties of modules and the same static values. There are two
-    exceptions. A tie of arrays or mutable containers holds if both results have it. A static Python number comes out as
-    an array if it differs between the results.
+    The results of both functions must have the same classes, static values and ties of modules. Two things may differ.
+    If only one result has a tie of arrays or mutable containers, the tie is lost. If a static Python number differs, it
+    comes out as an array.
 
     Args:
         pred: boolean scalar. True to apply `true_fun`, False to apply `false_fun`.
         true_fun: operands → result.
         false_fun: operands → result, of the same shape.
-        operands: arguments of the function.
+        operands: arguments of both functions.
         options: `operand=`, as `jax.lax.cond` has it; `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Returns:
-        The result of the function, a new object.
+        The result of the function, a new object. With `in_place=True`, operands in it are the caller's own objects, if
+        both functions return the same ones.
 
     Raises:
         SharingMismatchError: if the results differ in a tie of modules, in classes or in static values.
@@ -264,11 +270,12 @@ def switch(index: Any, branches: Any, *operands: Any, **options: Any) -> Any:
     Args:
         index: integer scalar, number of the function. JAX clamps it to the valid numbers.
         branches: functions of the operands, with results of one shape.
-        operands: arguments of the function.
+        operands: arguments of all functions.
         options: `operand=`, as `jax.lax.switch` has it; `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Returns:
-        The result of the function, a new object.
+        The result of the function, a new object. With `in_place=True`, operands in it are the caller's own objects, if
+        all functions return the same ones.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st

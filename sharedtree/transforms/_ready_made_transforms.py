@@ -46,11 +46,12 @@ def ready_made(transform: Callable[..., Any], *our_options: str) -> Callable[[St
     """
 
     def decorate(stub: Stub) -> Any:
-        """Makes the transform, with the docstring and the signature for `help`."""
+        """Makes the transform, with the name of the stub, its completed docstring, and a signature for `help`."""
 
         @api_boundary
         def ready(*function: Any, **options: Any) -> Any:
-            # Wrapped in each call, since the adapters are imported with the first transform that a program uses.
+            # `preserve_identities` is applied in each call and not once above. It imports the adapters, and importing
+            # this module must not.
             return preserve_identities(transform)(*function, **options)
 
         functools.update_wrapper(ready, stub)
@@ -63,7 +64,7 @@ def ready_made(transform: Callable[..., Any], *our_options: str) -> Callable[[St
 
 
 def _completed_docstring(docstring: str, title: str) -> str:
-    """Adds the usual section `Args:` if a docstring has none, and a last sentence with a link.
+    """Returns a docstring with the usual section `Args:` if it has none, and with a last sentence that has a link.
 
     Args:
         docstring: docstring of a stub.
@@ -79,7 +80,7 @@ def _completed_docstring(docstring: str, title: str) -> str:
     return f"{text}{example}{after_example}\n\nSee `preserve_identities` for errors, cost and limitations.\n"
 
 
-# For type checkers only: each name is `ready_made`, with the type of the transforms that it makes.
+# For type checkers only: each of these is `ready_made` itself, typed as a decorator that makes one kind of transform.
 _jit = cast(Callable[..., Callable[[Stub], Jit]], ready_made)
 _filter_jit = cast(Callable[..., Callable[[Stub], FilterJit]], ready_made)
 _checkpoint = cast(Callable[..., Callable[[Stub], Checkpoint]], ready_made)
@@ -199,8 +200,8 @@ def value_and_grad() -> Any:
 def vmap() -> Any:
     """Maps a function over array axes, as if it ran on each slice: `preserve_identities(jax.vmap)`.
 
-    `in_axes` and `out_axes` may reach inside modules. A shared module must have the same axes at all of its paths. A
-    tied array with two axes is two arrays inside.
+    `in_axes` and `out_axes` may reach inside modules. A shared module must have the same axes at all of its paths. An
+    array that is mapped over different axes at two of its paths is two arrays inside.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -261,7 +262,9 @@ def jacrev() -> Any:
 
     Returns:
         A function that returns the Jacobian, which is the result of the function with a tree in the place of each leaf.
-        This tree has the shape and the ties of the argument. The block of a tied leaf is the sum over its paths.
+        This tree has the shape and the ties of the argument. Each of its leaves is a block of the Jacobian: the
+        derivative of one leaf of the result in one leaf of the argument. The block of a tied leaf is the sum over its
+        paths.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -282,7 +285,7 @@ def hessian() -> Any:
 
     Returns:
         A function that returns the Hessian, a tree in the shape of the argument, with another such tree in the place of
-        each leaf. The block of two leaves is the sum over the paths of both.
+        each leaf. The second derivative in two tied leaves is the sum over the paths of both.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -298,8 +301,8 @@ def shard_map() -> Any:
     """Runs a function on each device, with its shards of the arguments: `preserve_identities(jax.shard_map)`.
 
     Each device gets one shard of a tied array. `in_specs` and `out_specs` may reach inside modules. A shared module
-    must have the same specifications at all of its paths. A tied array with two specifications is two arrays inside. As
-    in JAX, each call outside `jit` traces the function, so put `jit` around it.
+    must have the same specifications at all of its paths. An array with different specifications at two of its paths is
+    two arrays inside. As in JAX, each call outside `jit` traces the function, so put `jit` around it.
 
     Args:
         function: the function. Without it, returns a decorator.
@@ -416,8 +419,8 @@ def filter_value_and_grad() -> Any:
 def filter_vmap() -> Any:
     """Maps a function over the axes of arrays: `preserve_identities(equinox.filter_vmap)`.
 
-    By default, only arrays are mapped. A shared module must have the same axes at all of its
-    paths. A tied array with two axes is two arrays inside.
+    By default, only arrays are mapped. A shared module must have the same axes at all of its paths. An array that is
+    mapped over different axes at two of its paths is two arrays inside.
 
     Args:
         function: the function. A module becomes a module whose call is mapped. Without it, returns a decorator.

@@ -14,12 +14,13 @@ from ..core._jax_internals import api_boundary
 from ._option_lists import OURS, lists_options_of
 from ._preserve_identities import preserved_later
 from ._ready_made_transforms import Stub, ready_made
-from ._signatures import LikeCustomJvp, LikeCustomVjp, Linearising, Pulling, Transposing, Usual
+from ._signatures import CustomJvpDecorator, CustomVjpDecorator, Linearising, Pulling, Transposing, Usual
 
 R = TypeVar("R")
 A = TypeVar("A")
 
-# Each of these returns the transform with identities preserved. The first call imports the adapters.
+# Each of these functions takes no argument and returns the transform with identities preserved. It imports the adapters
+# in its first call, so that `import sharedtree` need not.
 _vjp = preserved_later(jax.vjp)
 _jvp = preserved_later(jax.jvp)
 _linearize = preserved_later(jax.linearize)
@@ -167,7 +168,7 @@ def linear_transpose(
         options: options of `jax.linear_transpose`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        A function that maps a cotangent of the value to a tuple with a cotangent for each primal, as that of `vjp`.
+        A function that maps a cotangent of the value to a tuple with a cotangent for each primal, as `vjp` returns one.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -254,7 +255,8 @@ def filter_jvp(function: Callable[..., R], primals: Any, tangents: Any, **option
 def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Returns a function's result with shapes in place of arrays: `preserve_identities(equinox.filter_eval_shape)`.
 
-    The function is traced, and nothing is computed. So a model that does not fit into memory can have a template.
+    The function is traced, and nothing is computed. So you get the structure of a model that does not fit into memory,
+    for example as a template from which a saved model is read.
 
     Args:
         function: the function.
@@ -306,9 +308,9 @@ def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
     return _eval_shape()(function, *args, **kwargs)
 
 
-# For type checkers only: each name is `ready_made`, with the type of the transforms that it makes.
-_custom_vjp = cast(Callable[..., Callable[[Stub], LikeCustomVjp]], ready_made)
-_custom_jvp = cast(Callable[..., Callable[[Stub], LikeCustomJvp]], ready_made)
+# For type checkers only: each of these is `ready_made` itself, typed as a decorator that makes one kind of transform.
+_custom_vjp = cast(Callable[..., Callable[[Stub], CustomVjpDecorator]], ready_made)
+_custom_jvp = cast(Callable[..., Callable[[Stub], CustomJvpDecorator]], ready_made)
 
 
 @_custom_vjp(jax.custom_vjp)
@@ -319,8 +321,11 @@ def custom_vjp() -> Any:
 
     - `fwd` returns the result and the residuals. Residuals may hold modules. One object in them is one object in `bwd`.
     - `bwd` gets the residuals and a cotangent, in the shape and with the ties of the result. It returns a cotangent for
-      each argument, in the shape of the argument, or `None` for a leaf or a part without a gradient. At the paths of a
-      tied leaf, different arrays are added up, one array counts once, and numbers are added at each path.
+      each argument, in the shape of the argument, or `None` for a leaf or a part without a gradient.
+    - At the paths of a tied leaf, different arrays are added up, and numbers are added at each path. One array at
+      several paths counts once if it is known to be the whole sum: if it is a tied leaf of the incoming cotangent, of a
+      gradient made by this package, or of what `st.retie` returned. Any other array at several paths is an error, since
+      it could also be the share of each path.
 
     Args:
         function: the function. Without it, returns a decorator. `nondiff_argnums` and other options of
@@ -334,7 +339,7 @@ def custom_vjp() -> Any:
 
     The function it returns raises:
         SharingMismatchError: if `fwd` returns another structure than the function; or if `bwd` returns another shape
-            than that of the arguments, or an array or module of its own at several paths of a tie.
+            than that of the arguments, or one array at several paths of a tie that is not known to be the whole sum.
         TypeError: if `bwd` does not return as many cotangents as there are arguments.
         ValueError: if the policy is in place. The rules do not say how changes of arguments are differentiated.
 
@@ -358,8 +363,9 @@ def custom_vjp() -> Any:
 
     Cost: JAX's own, and for each rule one walk over its arguments and its result.
 
-    Limitations: if `bwd` computes a gradient within another `st.jit`, its tied leaves do not count as whole: use
-    `st.retie` or `st.untie`. Newer rules of JAX, which log or accumulate, need a function of a `Dag`.
+    Limitations: if `bwd` computes a gradient within another `st.jit`, its tied leaves are not known to be whole sums.
+    Pass it through `st.retie`, or for shares through `st.untie`. Newer kinds of rules, which log or accumulate, are not
+    translated. Give them to `jax.custom_vjp` of a function of a `Dag`.
     """
 
 

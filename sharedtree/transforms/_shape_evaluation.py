@@ -43,6 +43,12 @@ def eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping
         fun: the user's function. If it is under `sharedtree.jit`, it is traced with the options of that.
         args: positional arguments of the function.
         kwargs: its keyword arguments.
+
+    Returns:
+        The result of the function, with a `jax.ShapeDtypeStruct` for each traced leaf.
+
+    Raises:
+        ValueError: if the function is under `jax.jit` with static arguments, and an argument holds a module.
     """
     if isinstance(fun, JittedTransform):
         return fun.eval_shape(*args, **kwargs)
@@ -52,7 +58,7 @@ def eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping
     jitted = _ShapesUnderJit(jax.jit, fun, call.policy, {})
     if type(fun) is not _VanillaJitted:
         return jitted.eval_shape(*args, **kwargs)
-    # The function is under `jax.jit` itself, which keeps its options hidden. Without modules, JAX needs no help.
+    # The function is under `jax.jit` itself, which keeps its options hidden. Without modules, JAX evaluates it alone.
     with jitted.enter(args, dict(kwargs), call.policy) as packed_call:
         if not holds_modules(packed_call.tree):
             return call.transform(fun, *args, **kwargs)
@@ -68,8 +74,19 @@ def eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping
 
 
 def filter_eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
-    """Adapter of `equinox.filter_eval_shape`. If the function is a module, its leaves are traced too."""
+    """Adapter of `equinox.filter_eval_shape`. If the function is a module, its leaves are traced too.
+
+    Args:
+        call: the call of the transform.
+        fun: the user's function.
+        args: positional arguments of the function.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The result of the function, with a `jax.ShapeDtypeStruct` for each array.
+    """
     jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _without_changes(call.policy), {})
+    # Only the `TypeError` counts: it says that the arguments do not fit the signature.
     try:
         jitted.arguments(args, dict(kwargs))
     except TypeError:
@@ -100,12 +117,12 @@ class MakeJaxprTransform(CheckpointTransform):
     only_for_transform = frozenset({"axis_env", "return_shape"})
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """Traces the function without writing changes back."""
+        """Traces the function without writing changes back, and without warnings that they are lost."""
         with only_traced():
             return super().called(args, kwargs, _without_changes(policy))
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Builds the result: the jaxpr, with the option `return_shape` a pair of jaxpr and shapes."""
+        """Returns the jaxpr. With the option `return_shape`, returns a pair of the jaxpr and the tree of shapes."""
         if not self.options.get("return_shape"):
             return result
         jaxpr, shapes = result
@@ -118,7 +135,7 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
     caches_traces = False
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """Applies `jax.make_jaxpr`. It gets leaf groups, so Equinox has nothing to filter."""
+        """Returns the function under `jax.make_jaxpr`. It gets leaf groups, so Equinox has nothing to filter."""
         return jax.make_jaxpr(self.inner(policy), return_shape=True)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
@@ -139,16 +156,16 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
 def as_it_is(
     transform: Callable[..., Any], function: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Returns a function under the vanilla transform, if this passes on the very objects that it gets.
+    """Returns a function under the vanilla transform, without any translation.
 
-    `jax.named_call` does.
+    It is for transforms that pass on the very objects that they get, as `jax.named_call` does.
     """
     return transform(function, **options)
 
 
 def exporting(transform: Callable[..., Any], *args: Any) -> Any:
-    """Adapter of `jax.export.export`. The room `serialise` implements it."""
-    # Imported here, since `serialise` imports this room, and costs time to import.
+    """Adapter of `jax.export.export`. The package `serialise` implements it."""
+    # Imported here, since `serialise` imports this package, and costs time to import.
     package = __name__.partition(".")[0]
     return importlib.import_module(f"{package}.serialise._export").exporting(transform, *args)
 

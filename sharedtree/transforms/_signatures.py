@@ -1,11 +1,13 @@
 """Types for type checkers: the transforms, their options, and the functions that they return.
 
-A checker cannot compare a transform with `jax.jit`, but it can compare signatures. So each class that begins with
+A checker cannot tell whether a transform is `jax.jit`, but it can compare signatures. So each class that begins with
 `Like` describes a signature that no other transform of JAX has. `preserve_identities` has an overload for each.
 
-    preserve_identities(jax.jit)     jax.jit returns a `jax.stages.Wrapped`     → LikeJit    → the overload returns Jit
+    preserve_identities(jax.jit)     `jax.jit` returns a `jax.stages.Wrapped`, so it is a `LikeJit`
+                                     the overload for `LikeJit` returns a `Jit`, the type of `sharedtree.jit`
 
-The options are those of all supported versions of JAX. A version without an option refuses it itself.
+The classes of options, named by what the transform does (`Compiling`, `Differentiating`), have the options of all
+supported versions of JAX. A version without an option refuses it itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,10 +44,15 @@ class Jitted(Protocol, Generic[P, R_co]):
 
 
 class _Unlike:
-    """A class without instances. Only a transform annotated with plain `Callable` can return a function of it."""
+    """A class without instances. It tells `LikeGrad` from `LikeValueAndGrad`.
+
+    The annotation of `jax.grad` says that it returns a plain `Callable`, so a checker accepts any result of that, also
+    this class. `jax.value_and_grad` is annotated to return functions of a `_Pair`, which is none.
+    """
 
 
 _Pair = tuple[Any, Any]
+"""What a function under `jax.value_and_grad` returns."""
 
 
 class LikeJit(Protocol):
@@ -271,7 +278,7 @@ class Grad(Protocol):
 
 
 class ValueAndGrad(Protocol):
-    """`jax.value_and_grad` with identities preserved. The gradient has the type as under `Grad`."""
+    """`jax.value_and_grad` with identities preserved. The types of gradients are those of `Grad`."""
 
     @overload
     def __call__(
@@ -368,8 +375,8 @@ class CustomJvp(Protocol, Generic[P, R_co]):
     def defjvps(self, *jvps: Callable[..., Any] | None) -> None: ...  # noqa: D102
 
 
-class LikeCustomVjp(Protocol):
-    """`jax.custom_vjp` with identities preserved."""
+class CustomVjpDecorator(Protocol):
+    """`jax.custom_vjp` with identities preserved. It returns a `CustomVjp`, or a decorator that does."""
 
     @overload
     def __call__(
@@ -386,8 +393,8 @@ class LikeCustomVjp(Protocol):
     ) -> Callable[[Callable[P, R]], CustomVjp[P, R]]: ...
 
 
-class LikeCustomJvp(Protocol):
-    """`jax.custom_jvp` with identities preserved."""
+class CustomJvpDecorator(Protocol):
+    """`jax.custom_jvp` with identities preserved. It returns a `CustomJvp`, or a decorator that does."""
 
     @overload
     def __call__(

@@ -2,9 +2,12 @@
 
 Each differentiated leaf has one. A user's tree may have other ties than the tree it belongs to:
 
-- The cotangent of a tied leaf is the sum over its paths. One object at several paths counts once if it is known to be
-  the whole sum.
+- The cotangent of a tied leaf is the sum over its paths. One object at several paths counts once. A rule may return it
+  either as the whole sum or as the share of each path, so there it must be known to be the whole sum.
 - The tangent of a tied leaf must be one object at all paths.
+
+A leaf is *outside* if plain containers alone lead to it, with no module on the way. Outside modules, leaves are treated
+as JAX treats them: the transform itself accepts or refuses their values.
 
     differentiated   (Pair(w, [w, 3]), x)          leaves   w, x
     cotangents       (Pair(a, [b, None]), c)       fitted   a + b, c
@@ -39,12 +42,13 @@ class Fit(NamedTuple):
     Attributes:
         title: name of the transform, for errors.
         rules: how the user's tree is walked.
-        adds_up: True if a tied leaf may have several values, to be added up, as cotangents are.
+        adds_up: True for cotangents: a tied leaf may have several values, which are added up. False for tangents.
         may_lack: True if None stands for zero, also in place of a whole subtree.
-        is_of_rule: True if a rule returned the tree. Then its static values do not count, nor what it has for leaves
-            that are not differentiated. Where several values are added up, they are converted to the leaf's dtype.
-        whole_sums: the objects known to be the whole sum over their paths. None if one object at several paths needs no
-            such knowledge.
+        is_of_rule: True if a rule returned the tree. Then its static values are not compared, and what it has for
+            leaves that are not differentiated is ignored. Values of several dtypes are converted to the leaf's dtype
+            before they are added up.
+        whole_sums: the objects known to be the whole sum over their paths. None if it need not be known, since one
+            object at several paths always counts once.
     """
 
     title: str
@@ -63,11 +67,18 @@ class ValueAtPath(NamedTuple):
 
 
 def as_tuple(tree: FlatDag) -> FlatDag:
-    """Returns the positional arguments of a call as a tuple. Tangents of the arguments have this shape."""
+    """Replaces the root of a tree of call arguments by a tuple of the positional ones.
+
+    Tangents of the arguments are written in this shape.
+
+    Args:
+        tree: the arguments of a call, with an `Arguments` at the root. The root is the last record.
+    """
     tuple_type = node_type_of(())
     assert tuple_type is not None
     op, children = tree.records[tree.root]
     assert type(op) is Node
+    # The static data of `Arguments` are the names of its arguments. The positional ones are the first children.
     positional, _, _ = op.aux.peek()
     children = children[: len(positional)]
     root = Node(tuple_type, Static(None), tuple_type.keys_of(children))
@@ -75,17 +86,22 @@ def as_tuple(tree: FlatDag) -> FlatDag:
 
 
 def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[int, Any]:
-    """Returns the tangent or cotangent of each leaf of a tree, by the leaf's number.
+    """Finds the tangent or cotangent of each leaf of a tree in a user's tree.
 
     Args:
         tree: the tree that is differentiated. Of its leaves only the types count.
-        value_tree: the tangents or cotangents, in its shape.
+        value_tree: the tangents or cotangents, in the shape of `tree`.
         name: name of `value_tree` in errors.
         fit: how the values are fitted.
 
+    Returns:
+        Number of a leaf → its value, one for all paths of the leaf, in the order of the leaves. None stands for zero,
+        and in modules for a leaf that is not differentiated.
+
     Raises:
-        SharingMismatchError: if the value tree has another shape, if a tied leaf has several tangents, or if
-            cotangents that would be added up differ in shape.
+        SharingMismatchError: if the value tree has another shape, if a tied leaf has several tangents, if cotangents
+            that would be added up differ in shape, or if nobody knows whether one object is the whole sum over several
+            paths.
     """
     # Under Equinox's filters, anything but an array is static outside modules too, and has no tangent.
     records, outside = tree.records, set[int]() if fit.rules.filtered else tree.outside
@@ -93,17 +109,20 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
     _, value_records, value_root = walk(value_tree, tags, fit.rules, name)
     values_of: dict[int, list[ValueAtPath]] = {}
     matched: list[RecordPair] = []
-    # Walk both trees together, and collect the values of each record.
+    # Walk both trees together, and collect the values of each record. `pairs` yields the records at each path of both,
+    # but goes on below two nodes only if they are of one class and have as many children. Where they differ, `True`
+    # accepts the pair, so there is no `Mismatch`. `_fault` judges it.
     for pair in pairs(tree, FlatDag(value_records, value_root), lambda i, j: True):
         assert not isinstance(pair, Mismatch)
         number = pair.left
         value: Any = tags.objects[pair.right]
-        # None for a whole subtree: zero for each record in there.
+        # None stands for zero, also for each record of a whole subtree.
         if value is None and fit.may_lack:
             for descendant, path in edges(records, [(pair.path, number)]):
                 values_of.setdefault(descendant, []).append(ValueAtPath(None, path))
             continue
-        # An array for a whole subtree: JAX takes it from rules as the value of each leaf in there.
+        # An array may stand for a whole subtree: JAX takes it from rules as the value of each leaf in there. A leaf to
+        # which several paths lead gets it once for each.
         is_prefix = (
             type(value_records[pair.right][0]) is not Node and type(records[number][0]) is Node and _is_array(value)
         )
@@ -113,6 +132,7 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
                 values_of.setdefault(leaf_number, []).append(ValueAtPath(sum_of_paths, pair.path))
             continue
         leaf = _OUTSIDE if number in outside else tree.leaves.get(number)
+        # `leaf` is None if the record is no leaf.
         fault = _fault(records[number], value_records[pair.right], value, leaf, fit)
         if fault:
             path = name + jtu.keystr(pair.path)
@@ -128,13 +148,14 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
         values_of.setdefault(number, []).append(ValueAtPath(value, pair.path))
         matched.append(pair)
     if fit.whole_sums is not None:
-        # Values at several paths: either the whole sum, or a share at each path.
+        # The values of differentiated leaves that are not known to be whole sums. At several paths, such an object may
+        # be the whole sum or the share of each path.
         doubtful = [
             i
             for i, pair in enumerate(matched)
             if is_inexact(tree.leaves.get(pair.left, 0)) and tags.objects[pair.right] not in fit.whole_sums
         ]
-        _require_one_path(doubtful, matched, tree, value_records, name, fit)
+        _refuse_doubtful_objects(doubtful, matched, tree, value_records, name, fit)
     return {
         number: _combine(values_of[number], tree.leaves[number], name, fit, number in outside)
         for number in tree.leaf_numbers
@@ -147,11 +168,18 @@ _OUTSIDE = object()
 
 
 def _is_array(value: Any) -> bool:
+    """Returns True for an array, a number, and a symbolic zero of JAX."""
     return is_number(value) or isinstance(value, SymbolicZero) or hasattr(value, "dtype")
 
 
 def num_paths(records: Sequence[Record], root: int) -> dict[int, int]:
-    """Counts the paths from a record to each leaf below it. Cost: linear in the records."""
+    """Counts the paths from a record to each leaf below it.
+
+    Returns:
+        Number of a leaf → how many paths lead to it from the root.
+
+    Cost: linear in the records.
+    """
     _, numbers = canonical(root, lambda number: records[number])
     counts = dict.fromkeys(numbers, 0)
     counts[root] = 1
@@ -163,19 +191,22 @@ def num_paths(records: Sequence[Record], root: int) -> dict[int, int]:
 
 
 def _fault(record: Record, value_record: Record, value: Any, leaf: Any, fit: Fit) -> str | None:
-    """Says in words what would be right for a record and what there is. None if the value fits.
+    """Compares a value with the record to which it belongs. Returns None if the value fits.
+
+    Otherwise returns what would be right and what there is, in words: `a leaf that is differentiated, but there is …`.
 
     Args:
         record: record of the tree that is differentiated.
         value_record: record of the value tree at the same path.
         value: object of that record.
-        leaf: the leaf of the tree. `_OUTSIDE` if it is outside modules.
+        leaf: the leaf of the tree. `_OUTSIDE` if it is outside modules. None if the record is no leaf.
         fit: how the values are fitted.
     """
     (op, children), (value_op, value_children) = record, value_record
     is_array = _is_array(value)
     if type(op) is Node:
         is_alike = type(value_op) is Node and op.type.cls is value_op.type.cls and len(children) == len(value_children)
+        # A rule may return a module with other static values.
         fits = is_alike and (op == value_op or (fit.is_of_rule and not op.type.is_plain))
         expected = _in_words(op, value_op, len(children))
     elif leaf is _OUTSIDE:
@@ -184,8 +215,9 @@ def _fault(record: Record, value_record: Record, value: Any, leaf: Any, fit: Fit
         fits, expected = is_array, "a leaf that is differentiated"
     else:
         is_of_no_concern = fit.is_of_rule and (op is not LEAF or is_array)
-        # A float equal to the static one may be meant as its tangent, and would be lost without an error. A cotangent
-        # would not: static values of a result depend on nothing.
+        # A user may make a tangent with `tree.map`, which leaves static values in it. They are ignored. But a float
+        # equal to the static one may be meant as its tangent, and would be lost without an error. So it does not fit,
+        # unless it is in a cotangent: static values of a result depend on nothing.
         rides_along = type(op) is Static and op == value_op and (fit.adds_up or type(op.peek()) not in (float, complex))
         fits = value is None or is_of_no_concern or _is_float0(value) or rides_along
         expected = "None, for it is not differentiated"
@@ -194,6 +226,7 @@ def _fault(record: Record, value_record: Record, value: Any, leaf: Any, fit: Fit
 
 
 def _in_words(op: Op, other_op: Op, num_children: int) -> str:
+    """Describes a record for errors. If the other record has the same class, with the static data that differ."""
     is_same_class = type(op) is Node and type(other_op) is Node and op.type.cls is other_op.type.cls
     return describe_beside(op, other_op) if is_same_class and op != other_op else name_of(op, num_children)
 
@@ -202,7 +235,7 @@ def _combine(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit, is_o
     """Makes one value of the values at all paths of a leaf. None stands for zero.
 
     Args:
-        values: the values. One object counts once, None and numbers count at each path.
+        values: the values. An array at several paths is there once, None and numbers are there for each path.
         leaf: the leaf to which they belong.
         name: name of the value tree in errors.
         fit: how the values are fitted.
@@ -212,7 +245,7 @@ def _combine(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit, is_o
         SharingMismatchError: if there are several tangents, or cotangents that cannot be added.
     """
     if is_outside and (len(values) == 1 or not is_inexact(leaf)):
-        # The transform itself accepts or refuses it.
+        # The transform itself accepts or refuses this value.
         return values[0].value
     if not is_inexact(leaf):
         return None
@@ -221,7 +254,7 @@ def _combine(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit, is_o
         return _sum(nonzero, leaf, name, fit)
     if fit.is_of_rule and not nonzero:
         return None
-    # Tangents are compared by identity, for `values` keeps them alive. Equal numbers of one type are one.
+    # Tangents are compared by `id`, which is valid since `values` keeps them alive. Equal numbers of one type are one.
     distinct: dict[Any, ValueAtPath] = {}
     for item in values:
         distinct.setdefault(Static(item.value) if is_number(item.value) else id(item.value), item)
@@ -239,7 +272,7 @@ def _combine(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit, is_o
     return values[0].value
 
 
-def _require_one_path(
+def _refuse_doubtful_objects(
     doubtful: Sequence[int],
     matched: Sequence[RecordPair],
     tree: FlatDag,
@@ -249,6 +282,10 @@ def _require_one_path(
 ) -> None:
     """Raises if a rule returned one object at several paths of a tie, and nobody knows whether it is the whole sum.
 
+        tree          Pair(w, w)
+        value tree    Pair(g, g)      `g` may be the sum over both paths, or the share of each: raises
+                      Pair(g, h)      two shares, which are added up
+
     Args:
         doubtful: the leaves that are not known to be whole, as positions in `matched`.
         matched: pairs of a record of the tree and one of the value tree, the root first.
@@ -257,15 +294,18 @@ def _require_one_path(
         name: name of the value tree in errors.
         fit: how the values are fitted.
     """
-    # The DAG whose records are the pairs. It shares a pair wherever the tree and the value tree both share.
+    # Make the DAG whose records are the pairs. Two paths lead to one pair if they lead to one record in the tree and to
+    # one in the value tree.
     position_of = {(pair.left, pair.right): i for i, pair in enumerate(matched)}
     pair_records: list[Record] = []
     for pair in matched:
         op, children = tree.records[pair.left]
         child_pairs = zip(children, value_records[pair.right][1], strict=True) if children else ()
-        # Subtrees without values, for which there is None or one array, are the last record.
+        # A pair of children that was not matched has None or one array for a whole subtree. The last record, which is
+        # added below, stands for all of these.
         pair_records.append((op, tuple([position_of.get(child, len(matched)) for child in child_pairs])))
     pair_records.append((LEAF, ()))
+    # The first pair is that of both roots. Is a doubtful leaf at several paths?
     at_several = at_several_paths(pair_records, [0])
     leaf = next((i for i in doubtful if i in at_several), None)
     if leaf is None:
@@ -293,7 +333,7 @@ def _require_one_path(
 
 
 def _sum(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit) -> Any:
-    """Adds up the cotangents of a leaf.
+    """Adds up the cotangents of a leaf. There is at least one, and none is zero.
 
     Raises:
         SharingMismatchError: if they differ in shape.
@@ -322,12 +362,15 @@ def _sum(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit) -> Any:
 
 
 def _is_zero(value: Any) -> bool:
+    """Returns True for all that stands for a zero: None, a symbolic zero of JAX, and float0 arrays."""
     return value is None or isinstance(value, SymbolicZero) or _is_float0(value)
 
 
 def _is_float0(value: Any) -> bool:
+    """Returns True for an array of JAX's dtype for tangents of leaves that are not inexact."""
     return getattr(value, "dtype", None) == jax.dtypes.float0
 
 
 def _paths(values: Iterable[ValueAtPath], name: str) -> list[str]:
+    """Returns the paths of values as errors print them."""
     return [name + jtu.keystr(item.path) for item in values]

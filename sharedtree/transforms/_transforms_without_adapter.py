@@ -1,7 +1,8 @@
 """Transforms that `preserve_identities` refuses, with the code to write instead of each.
 
-Most of them need no adapter. A `Dag` passes through them as it is: it has one leaf for each tied array, and comes out
-as a `Dag` with the same ties. `docs/transforms.md` shows the value, the gradient and the ties of each.
+Most of them need no adapter: they take a `Dag` as it is. It has one leaf for each tied array, and comes out as a `Dag`
+with the same ties. `docs/transforms.md` shows the value, the gradient and the ties for each. For the others, which are
+Equinox's, there is a ready-made transform that does the same.
 
     preserve_identities(jax.lax.custom_root)(f, net, …)     →     jax.lax.custom_root(f_of_dag, Dag(net), …)
 """
@@ -38,11 +39,15 @@ _READY_MADE: dict[Callable[..., Any], str] = {
     eqx.filter_custom_jvp: "custom_jvp",
     eqx.filter_pmap: "pmap",
 }
-"""Transform of Equinox with rules of its own → name of the ready-made transform that takes Equinox modules instead."""
+"""Refused transform of Equinox → name of the ready-made transform to use instead, which takes Equinox modules, too."""
 
 
 def refusal_of(transform: Any) -> TypeError | None:
-    """Makes the error for a refused transform. Returns None for all other transforms, which must be hashable."""
+    """Makes the error for a refused transform. Returns None for all other transforms.
+
+    Args:
+        transform: the vanilla transform. It must be hashable.
+    """
     title = title_of(transform) if transform in _DAG_FORMS or transform in _READY_MADE else ""
     if transform in _DAG_FORMS:
         return TypeError(

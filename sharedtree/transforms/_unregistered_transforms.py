@@ -8,7 +8,11 @@ has the leaves that no earlier child has. So a shared leaf comes with the first 
 
 The modules in the function's result are a second graph, divided in the same way. The transform may return groups of
 either graph, in any nesting: those of results, and those in the shape of arguments, such as gradients. The class of the
-graph's root tells the two apart.
+graph's root tells the two apart: `Arguments` or a tuple.
+
+Groups come back from the transform as leaves of a tree, perhaps not all, some several times, from several calls of the
+function. A *run* is a set of groups that belong to one graph and can be built together, at most one for each child.
+A *place* is the index of a leaf among all leaves of a graph.
 """
 
 import bisect
@@ -40,10 +44,16 @@ from .checks._tied_values import report_tied_values
 
 
 class OpaqueTransform(FunctionTransform):
-    """A transform that is only known to treat all arguments alike."""
+    """A function under a transform of which only one thing is known: it treats all arguments alike."""
 
     def check_options(self) -> None:
-        """Refuses options that reach inside a module, since nobody knows how to translate them."""
+        """Refuses options that hold a module, such as a prefix tree with one label for each leaf.
+
+        Nobody knows how to translate them to leaf groups. All other options are passed on.
+
+        Raises:
+            TypeError: if an option holds a module.
+        """
         for name, option in self.options.items():
             if any(map(is_module, jtu.tree_leaves(option, is_leaf=is_module))):
                 raise TypeError(
@@ -55,10 +65,10 @@ class OpaqueTransform(FunctionTransform):
         super().check_options()
 
     def treatments(self, owners: Sequence[str]) -> Sequence[Treatment]:
-        """Says what the transform does to each outermost module.
+        """Returns the treatments of the outermost modules, by which their leaves are grouped. Empty if all are alike.
 
         Args:
-            owners: for each module the argument that it is in.
+            owners: for each module the name of the argument that it is in.
         """
         return ()
 
@@ -66,7 +76,7 @@ class OpaqueTransform(FunctionTransform):
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Calls the transform with groups in the place of modules, and returns modules in the place of groups."""
-        # Bare arrays are not packed, so a tie between them is lost inside the function.
+        # Arrays outside modules are not packed, so a tie between them is lost inside the function. Warn of it.
         if are_tied_values_known():
             arguments = walked(self.arguments(args, kwargs), self.rules(policy))
             report_tied_values(arguments, self.names, self.transform_name, policy)
@@ -85,30 +95,43 @@ class OpaqueTransform(FunctionTransform):
         if not policy.in_place:
             return _put_together(result, call)
         changes = Changes(call, self.transform_name)
-        # Both are put together at once, since a changed object may be part of the result.
+        # The changes and the result are put together at once, since a changed object may be part of the result.
         _, result = _put_together(_with_changes_first(result, self.transform_name), call, changes)
         changes.commit()
         return result
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """Takes the outermost modules apart."""
+        """Packs the outermost modules. See the base."""
         return self._enter(args, kwargs, policy)[0]
 
     def _enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> "tuple[Call, _Outermost]":
-        """Packs the outermost modules as one graph. Returns the call, and the modules with the trees around them."""
+        """Packs the outermost modules as one graph.
+
+        Returns:
+            The call, with a `ChildGroup` for each module; and the modules with the trees around them.
+        """
         values = (*args, *[kwargs[name] for name in sorted(kwargs)])
         outermost = _Outermost.modules(values, policy)
-        # An unregistered transform treats modules by the arguments that hold them, so plans depend on these.
+        # Under an unregistered transform, a module's treatment depends on the argument that holds it. So plans do, too.
         owners = self._owners(outermost, args, kwargs)
         key = type(self), *owners
         grouping = Grouping(self.transform_name, lambda _: self.treatments(owners), key, _unless_references)
         call = enter(_by_path(owners, outermost, outermost.objects), self.rules(policy), grouping)
+        # `enter` knows the modules alone. The call gets the arguments as the user wrote them, and one group for each
+        # module in the place of the groups by label.
         call.arguments = self._arguments(args, kwargs, values)
         call.groups = _split(LeafGroup(list(call.tree.leaves.values()), LeafSelection(call.tree.structure, None, call)))
         return call, outermost
 
     def _owners(self, outermost: "_Outermost", args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-        """Names the argument that holds each module."""
+        """Returns, for each module, the name of the argument that holds it.
+
+        Args:
+            outermost: the modules. The tree around them is a tuple of all arguments.
+            args: positional arguments. Only their number counts.
+            kwargs: keyword arguments. Only their names count.
+        """
+        # A path begins with the position of the argument in that tuple.
         names = (*self.names.of(len(args)), *sorted(kwargs))
         return [names[path[0].idx] for path in outermost.paths]
 
@@ -132,13 +155,26 @@ class OpaqueTransform(FunctionTransform):
         received = self._receive(args, kwargs, policy)
         result = trace.call_with(received, received.arguments.args, received.arguments.kwargs)
         trace.check_walked(trace.walked(trace.with_state(result)), is_with_state=bool(policy.in_place))
+        # The modules of the result are the children of the second graph.
         outermost = _Outermost.modules(result, policy)
         if not policy.in_place:
             return outermost.replaced_by(_split(packed(trace.walked(tuple(outermost.objects)))))
         return _split_with_changes(outermost, trace, received)
 
     def _receive(self, args: Sequence[Any], kwargs: Mapping[str, Any], policy: Policy) -> Received:
-        """Puts modules in the place of groups.
+        """Builds the arguments of the function from what the transform passes to it.
+
+        The function gets modules in the place of groups. They are built from all groups at once if the transform passes
+        on all groups of one call and no others. Otherwise each run is built by itself. Then nothing can be written
+        back, so in place that is an error.
+
+        Args:
+            args: positional arguments from the transform, with groups in them.
+            kwargs: keyword arguments from the transform.
+            policy: what carries identity.
+
+        Returns:
+            What the function receives.
 
         Raises:
             SharingMismatchError: if an array is in a group that the transform left out, or what the function changes in
@@ -146,7 +182,7 @@ class OpaqueTransform(FunctionTransform):
         """
         outermost = _Outermost((*args, *[kwargs[name] for name in sorted(kwargs)]), _is_group)
         runs = _runs(outermost.objects)
-        # The usual case: the transform passes on all arguments of the call, each once.
+        # The usual case: the transform passes on all groups of the call, and perhaps one of them several times.
         if len(runs) == 1 and runs[0].is_whole and _is_of_arguments(runs[0].structure):
             received = receive([LeafGroup(runs[0].leaves, runs[0].selection)])
             modules = [received.arguments.args[group.position] for group in outermost.objects]
@@ -155,11 +191,19 @@ class OpaqueTransform(FunctionTransform):
         else:
             modules = _built(outermost.objects, runs, self._root_of_a_part)
             by_path = _by_path(self._owners(outermost, args, kwargs), outermost, modules)
+            # None: it is not known to which call the modules belong.
             received = Received(walked(by_path, self.rules(policy)), by_path, None)
         return received._replace(arguments=self._arguments(args, kwargs, outermost.replaced_by(modules)))
 
     def _root_of_a_part(self, run: "_Run") -> Any:
-        """Builds modules of which a transform may have left some out, or which the function has returned."""
+        """Builds the graph of a run on the function's side, where the run may be a part of a graph or one of results.
+
+        Returns:
+            The root of the graph, with None in the place of each missing child.
+
+        Raises:
+            SharingMismatchError: if a leaf is missing, since it came with a child that the transform left out.
+        """
         if run.missing_places and not _is_of_arguments(run.structure):
             raise SharingMismatchError(_PART_OF_RESULTS)
         if run.missing_places:
@@ -175,28 +219,41 @@ class OpaqueTransform(FunctionTransform):
 
 
 def _split_with_changes(outermost: "_Outermost", trace: FunctionTrace, received: Received) -> "_WithChanges":
-    """Splits what a function changed in place, and what it returned, into groups.
+    """Packs what a function changed in place, and the modules of its result, as one graph, and divides it into groups.
+
+    Args:
+        outermost: the modules of the result, and the tree around them.
+        trace: the trace, after the call of the function.
+        received: what the function received.
 
     Returns:
         A group for each object that was changed; and the result, with groups in the place of its modules.
     """
+    # Find the changed objects: `rules.updated` maps each to its record. `forbidding_leaks` makes rules under which a tracer
+    # in a static leaf is an error. `lambda _: False` says that no object was donated and must come back unchanged.
     rules = rules_for_state(trace.forbidding_leaks(trace.terms.rules), received.tree, lambda _: False)
-    # The library of the nearest enclosing module says which leaves of an object are traced.
+    # A convention says which leaves of an object are traced. It is that of the library of the nearest module around.
     convention_of = conventions(received.tree, rules)
     # The changed objects are the first children of the graph, and the modules of the result follow.
     updated = list((rules.updated or IdentityDict[int]()).values())
     objects = [*[received.tree.objects[number] for number in updated], *outermost.objects]
     convention_of_each: list[Inherited] = [convention_of[number] for number in updated]
     convention_of_each.extend(rules.convention for _ in outermost.objects)
+    # The last argument has the beginning of each object's paths in messages: nothing.
     graph = walked_together(zip(objects, convention_of_each, strict=True), rules, [""] * len(objects))
     groups = _split(packed(graph))
     return _WithChanges(groups[: len(updated)], outermost.replaced_by(groups[len(updated) :]))
 
 
 class _WithChanges(NamedTuple):
-    """Objects that a function changed in place, and its result.
+    """The pair that a function returns to the transform in place: groups of the objects it changed, and its result.
 
-    A transform may return this anywhere in a tree, beside values of its own. It is found there by its class.
+    For JAX it is a pytree node. A transform may return it anywhere in a tree, beside values of its own. It is found
+    there by its class.
+
+    Attributes:
+        changed: a group for each changed object.
+        result: the result, with groups in the place of its modules.
     """
 
     changed: Any
@@ -207,7 +264,7 @@ def _with_changes_first(result: Any, transform_name: str) -> tuple[Any, Any]:
     """Takes the changes out of the tree that a transform returned.
 
     Returns:
-        The changes, and the tree with the function's own result in the place of `_WithChanges`.
+        The groups of the changed objects, and the tree with the function's own result in the place of `_WithChanges`.
 
     Raises:
         SharingMismatchError: if the tree holds `_WithChanges` several times or not at all.
@@ -229,7 +286,16 @@ _NOT_RETURNED_ONCE = (
 
 
 def _by_path(owners: Sequence[str], outermost: "_Outermost", objects: Sequence[Any]) -> Arguments:
-    """Returns objects as the arguments of a call, each named by its path: the children of the graph's root."""
+    """Returns objects as the arguments of a call, each named by its path, so that errors show the path.
+
+    They become the children of the graph's root.
+
+    Args:
+        owners: for each object the name of the argument that it is in.
+        outermost: has the paths of the objects.
+        objects: the objects.
+    """
+    # The name of the argument stands for the first key of a path.
     texts = [owner + jtu.keystr(path[1:]) for owner, path in zip(owners, outermost.paths, strict=True)]
     return Arguments(tuple(texts), objects, {})
 
@@ -249,17 +315,22 @@ _NOT_WRITTEN_BACK = (
 
 
 class UnregisteredTransform(OpaqueTransform):
-    """A transform that was never registered, and may treat each argument differently.
+    """A function under a transform that was never registered, and may treat each argument differently.
 
-    So a module in two arguments is an error, and arrays are cut between arguments. Ties inside one argument stay. A
-    vmap with `in_axes=(0, None)` hidden in a lambda would otherwise map one occurrence of a module and not the other,
-    and silently compute something else.
+    So a module in two arguments is an error. An array in two arguments is two arrays inside. Ties within one argument
+    stay. Otherwise a vmap with `in_axes=(0, None)` hidden in a lambda would map one occurrence of a module and not the
+    other, and silently compute something else.
     """
 
     writes = False
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """Calls the transform. Refuses `in_place=True`, since changes would have to be returned with the result."""
+        """Calls the transform as the base does.
+
+        Raises:
+            ValueError: if the policy is in place. The function would return its changes beside its result, and nobody
+                knows whether the transform can pass them on.
+        """
         if policy.in_place:
             raise ValueError(
                 f"`in_place=True` adds to what a function returns, which `{self.transform_name}` may not "
@@ -269,13 +340,17 @@ class UnregisteredTransform(OpaqueTransform):
         return super().called(args, kwargs, policy)
 
     def treatments(self, owners: Sequence[str]) -> Sequence[Treatment]:
-        """Says that each argument might be treated in its own way, so that a module in two of them is an error."""
+        """Returns one treatment, with the name of its argument as the label of each module.
+
+        So a module in two arguments has two labels, which is an error, and an array in two arguments is cut.
+        """
         return [
             Treatment(
                 "arguments",
                 Branch(tuple(owners)),
                 lambda label: isinstance(label, str),
                 describe=lambda owner: f"in `{owner}`, whose treatment is not known",
+                # The labels do not say what the transform does, so `explain` leaves them out.
                 is_known=False,
                 advice=lambda _: (
                     "The transform is not registered, so it may treat these arguments differently without "
@@ -289,7 +364,12 @@ class UnregisteredTransform(OpaqueTransform):
 
 
 def _unless_references(leaves: Sequence[Any]) -> tuple[()] | None:
-    """Returns () if a plan can be kept for such leaves. None if one is a reference, an error where arrays are cut."""
+    """Tells whether the grouping of these leaves can be kept as a plan for later calls with the same structure.
+
+    Returns:
+        () if it can. None if a leaf is a reference. Where an array would be cut, a reference raises an error, and this
+        is checked only while a plan is made.
+    """
     return None if any(isinstance(leaf, jax.Ref) for leaf in leaves) else ()
 
 
@@ -298,6 +378,10 @@ def _unless_references(leaves: Sequence[Any]) -> tuple[()] | None:
 
 class ChildGroup(LeafGroup):
     """Leaves of one child of a graph's root, without those that an earlier child has.
+
+    The leaves of a graph in order, child after child:
+
+        root (Net(w, a), Net(w, b))     leaves   w a b     ChildGroup(0, [w, a])     ChildGroup(1, [b])
 
     Args:
         leaves: the leaves, in the order of the graph.
@@ -313,25 +397,25 @@ class ChildGroup(LeafGroup):
 
     @property
     def places(self) -> slice:
-        """Places of its leaves among those of the graph."""
+        """Places of its leaves: a slice of all leaves of the graph."""
         return _places_of_children(self.structure)[self.position]
 
     @property
     def paths(self) -> list[str]:
-        """Paths of its leaves below the child. JAX prints them after the path of the child itself."""
+        """Paths of its leaves below the child. JAX prints the path of the child before them."""
         root, _ = self.structure.records[self.structure.root]
         assert type(root) is Node
         return [path.removeprefix(str(root.keys[self.position])) for path in super().paths[self.places]]
 
     @property
     def is_tree(self) -> bool:
-        """True if the child can be built from this group alone."""
+        """True if the child can be built from this group alone, and holds no object of the caller's."""
         run = _Run({self.position: self})
         is_of_other_side = any(type(op) in (Given, Update) for op, _ in run.structure.records)
         return not run.missing_places and not is_of_other_side
 
     def tree(self) -> Any:
-        """Builds the child."""
+        """Builds the child from this group alone. `is_tree` must be true."""
         run = _Run({self.position: self})
         return _children_of(unpack(run.structure, run.leaves))[self.position]
 
@@ -345,6 +429,7 @@ jtu.register_pytree_with_keys(
 
 
 def _is_group(item: Any) -> bool:
+    """Returns True for a group of this file."""
     return isinstance(item, ChildGroup)
 
 
@@ -360,7 +445,8 @@ def _places_of_children(structure: Structure) -> Sequence[slice]:
     if places is None:
         places, start, numbers = [], 0, structure.leaf_numbers
         for child in structure.records[structure.root][1]:
-            # A walk numbers all that is below one child before anything that is only below the next.
+            # A walk numbers all that is below one child, and the child itself, before anything that is only below the
+            # next one. So the leaves of the child are those with numbers up to its own, which no earlier child has.
             stop = max(start, bisect.bisect_right(numbers, child))
             places.append(slice(start, stop))
             start = stop
@@ -369,6 +455,7 @@ def _places_of_children(structure: Structure) -> Sequence[slice]:
 
 
 def _children_of(root: Any) -> Sequence[Any]:
+    """Returns the children of the root of a graph that was built."""
     node_type = node_type_of(root)
     assert node_type is not None
     return node_type.take_apart(root)[0]
@@ -378,7 +465,7 @@ class _Outermost:
     """The outermost objects of one kind in a tree, and the tree around them.
 
     Args:
-        tree: a tree that JAX can flatten around these objects.
+        tree: a tree. JAX flattens it, with these objects as leaves.
         is_chosen: returns True for an object of this kind.
 
     Attributes:
@@ -399,7 +486,11 @@ class _Outermost:
         return cls(tree, lambda obj: has_identity_outside(obj, containers=policy.containers))
 
     def replaced_by(self, objects: Sequence[Any]) -> Any:
-        """Builds the tree with other objects in their places."""
+        """Builds the tree with other objects in the places of these.
+
+        Args:
+            objects: one object for each.
+        """
         leaves = list(self._leaves)
         for place, obj in zip(self._places, objects, strict=True):
             leaves[place] = obj
@@ -410,18 +501,25 @@ class _Outermost:
 
 
 class _Run:
-    """Groups that a transform returned together: groups of one graph, for each child at most one.
+    """Groups of one graph that are built together, for each child at most one.
+
+    In the graph `(Net(w, a), Net(w, b))`, child 0 comes with w and a, child 1 with b alone:
+
+        both groups          everything is there
+        group 0 alone        is built as (Net(w, a), None)
+        group 1 alone        the place of w is missing: it belongs to Net(w, b) and came with the other group
 
     Args:
         groups: position → group. At least one.
 
     Attributes:
+        groups: position → group.
         selection: the selection of the graph.
         is_whole: True if no child is missing.
         structure: structure of the graph, with None in the place of each missing child.
         places: places of its leaves among those of the whole graph.
-        leaves: the leaf at each place. None if the leaf came with a missing child.
-        missing_places: the places of such missing leaves.
+        leaves: the leaf at each of the places. None if the leaf came with a missing child.
+        missing_places: the places of the leaves that came with a missing child.
     """
 
     def __init__(self, groups: Mapping[int, ChildGroup]) -> None:
@@ -430,7 +528,7 @@ class _Run:
         structure = self.selection.structure
         self.is_whole = len(groups) == len(_places_of_children(structure))
         self.structure, self.places = _select(structure, tuple(sorted(groups)))
-        # A place of a kept child may belong to a group that the transform left out.
+        # A child that is there may hold a leaf of a group that is not.
         leaf_at: dict[int, Any] = {}
         for group in groups.values():
             leaf_at.update(zip(range(structure.num_leaves)[group.places], group.leaves, strict=True))
@@ -439,11 +537,14 @@ class _Run:
 
 
 def _select(structure: Structure, positions: tuple[int, ...]) -> tuple[Structure, Sequence[int]]:
-    """Returns a structure with None for all children but some, and the places of its leaves. Cached.
+    """Returns the structure of a graph with None in the place of all children but some. Cached.
 
     Args:
         structure: structure of the whole graph.
         positions: positions of the children that stay.
+
+    Returns:
+        The new structure, and the places of its leaves among those of the whole graph.
     """
     children = structure.records[structure.root][1]
     if len(positions) == len(children):
@@ -451,6 +552,7 @@ def _select(structure: Structure, positions: tuple[int, ...]) -> tuple[Structure
     key = "some children", positions
     selection: tuple[Structure, Sequence[int]] | None = structure.plans.get(key)
     if selection is None:
+        # Find the records below the children that stay. All others become None, so that the numbers stay the same.
         *rest, (root, _) = structure.records
         selected = FlatDag([*rest, (root, tuple([children[i] for i in positions]))], structure.root).reached
         records = [record if n in selected else (Static(None), ()) for n, record in enumerate(structure.records)]
@@ -460,15 +562,23 @@ def _select(structure: Structure, positions: tuple[int, ...]) -> tuple[Structure
 
 
 def _runs(groups: Sequence[ChildGroup]) -> list[_Run]:
-    """Divides groups into runs.
+    """Divides groups into runs: groups that belong to one graph and are built together.
 
     A transform that calls the function twice may return parts of two graphs of one structure. A shared leaf must not be
-    taken from the other graph. So groups of results belong together only if they have one selection. If JAX has cached
-    the function's trace, both graphs have the same selection. Then the second graph begins where a child comes again.
+    taken from the other graph. So groups of results belong together only if they have one and the same selection. If
+    JAX has cached the function's trace, both graphs have the same selection. Then the second graph begins where another
+    group of a child comes that the run has already:
+
+        groups in flatten order   0 1 0' 1'     runs   {0, 1}, {0', 1'}
+
     Groups of arguments belong to one call, but JAX may have kept an equal selection of an earlier call for some. So
     they belong together if they have one structure.
+
+    Args:
+        groups: the groups, in flatten order. One and the same group may come several times.
     """
     runs: list[dict[int, ChildGroup]] = []
+    # Graph → its latest run, as position → group. A structure or a selection stands for the graph.
     latest: IdentityDict[dict[int, ChildGroup]] = IdentityDict()
     for group in groups:
         graph = group.structure if _is_of_arguments(group.structure) else group.selection
@@ -487,12 +597,12 @@ def _is_of_arguments(structure: Structure) -> bool:
 
 
 def _built(groups: Sequence[ChildGroup], runs: Sequence[_Run], build: Callable[[_Run], Any]) -> list[Any]:
-    """Builds the child that each group stands for.
+    """Builds the child that each group stands for. Returns the children in the order of the groups.
 
     Args:
-        groups: the groups. One group may stand at several places.
+        groups: the groups. One and the same group may come several times, and then its child does.
         runs: the same groups, divided into runs.
-        build: run → the tree built from it.
+        build: run → the root of the graph built from it.
     """
     child_of: IdentityDict[Any] = IdentityDict()
     for run in runs:
@@ -510,9 +620,12 @@ def _put_together(result: Any, call: Call, changes: Changes | None = None) -> An
         call: the call that ends.
         changes: collects the changes of the caller's objects. None if nothing is written back.
 
+    Returns:
+        The tree that the transform returned, with modules in it.
+
     Raises:
         SharingMismatchError: if the transform returned only a part of the function's results, and this part shares an
-            object with the rest.
+            object with the rest; or if nobody can tell which value a shared leaf has.
     """
     outermost = _Outermost(result, _is_group)
     groups = outermost.objects
@@ -525,23 +638,23 @@ def _refuse_ambiguous(runs: Sequence[_Run], call: Call) -> None:
     """Raises if nobody can tell which value a shared leaf has in a result of the transform.
 
     A transform may return several trees in the shape of the arguments, for example gradients and parameters. If they
-    come one after the other, each is complete. If they come in pairs, `[(g0, m0), (g1, m1)]`, the leaf that `g1` shares
-    with `g0` looks like the leaf that `m1` shares with `m0`.
+    come one after the other, `[(g0, g1), (m0, m1)]`, each is a run with all children. If they come in pairs,
+    `[(g0, m0), (g1, m1)]`, the runs are mixed. Then the leaf that `g1` shares with `g0` would be taken from `m0`.
 
     Raises:
-        SharingMismatchError: if a tree is not complete, and a part of it shares a leaf with another part; or if one
-            part of it is the caller's and another is not, and they share a leaf.
+        SharingMismatchError: if a run lacks a child, and a part of it shares a leaf with another part; or if a run has
+            all children, the leaves of one are the caller's and those of another are not, and they share a leaf.
     """
     for run in runs:
         if not _is_of_arguments(run.selection.structure):
             continue
-        # A complete tree may still be mixed from two results.
+        # A run with all children may still be mixed from two results.
         if run.is_whole:
             place = _find_mixed_place(run, call)
             if place is not None:
                 raise _ambiguous(run, place)
             continue
-        # With several incomplete trees, each group counts by itself, since it may belong to any of them.
+        # If the graph has several runs, a group may belong to any of them, so each must be complete by itself.
         is_only_one = [r.selection.structure for r in runs].count(run.selection.structure) == 1
         parts = [run] if is_only_one else [_Run({position: group}) for position, group in run.groups.items()]
         missing = [place for part in parts for place in part.missing_places]
@@ -550,7 +663,7 @@ def _refuse_ambiguous(runs: Sequence[_Run], call: Call) -> None:
 
 
 def _find_mixed_place(run: _Run, call: Call) -> int | None:
-    """Finds a leaf shared by two modules of a complete graph, if only one of them came back with the caller's leaves.
+    """Finds a leaf shared by two modules of a run with all children, if only one has the caller's leaves.
 
     A transform may return the parameters of one module and the gradient of another. Together they look like one tree,
     and the leaf that came with the first would be put into the second, too.
@@ -580,7 +693,12 @@ def _find_mixed_place(run: _Run, call: Call) -> int | None:
 
 
 def _ambiguous(run: _Run, place: int) -> SharingMismatchError:
-    """Makes the error for a shared leaf whose value nobody can tell."""
+    """Makes the error for a shared leaf whose value nobody can tell.
+
+    Args:
+        run: a run of the graph.
+        place: the place of the leaf.
+    """
     path = leaf_paths(run.selection.structure)[place]
     return SharingMismatchError(
         f"The transform returns something like a part of its arguments, and this shares `{path}` with another "
@@ -593,18 +711,31 @@ def _ambiguous(run: _Run, place: int) -> SharingMismatchError:
 
 
 def _root_of_run(run: _Run, call: Call, changes: Changes | None) -> Any:
-    """Builds the graph of a run on the caller's side, with None for each missing child."""
+    """Builds the graph of a run on the caller's side.
+
+    Args:
+        run: the run.
+        call: the call that ends.
+        changes: collects the changes of the caller's objects. None if nothing is written back.
+
+    Returns:
+        The root of the graph, with None in the place of each missing child.
+
+    Raises:
+        SharingMismatchError: if a leaf is missing, since it came with a child that the transform left out.
+    """
     structure = run.selection.structure
     if run.missing_places:
         raise SharingMismatchError(_PART_OF_RESULTS)
-    # In a Jacobian, a tree with groups of its own stands in the place of a leaf.
+    # In a Jacobian, a whole tree stands in the place of a leaf, with further groups in it.
     leaves: Sequence[Any] = [
         leaf if node_type_of(leaf) is None else _put_together(leaf, call, changes) for leaf in run.leaves
     ]
     if structure is call.tree.structure:
-        # A tree in the shape of the arguments, such as a gradient: what is known of their leaves holds for its own.
+        # A tree in the shape of the arguments, such as a gradient. The notes on their leaves hold for its leaves, too.
         leaves = distinct(leaves)
         originals = list(call.tree.leaves.values())
         hand_on([originals[place] for place in run.places], leaves)
     graph = whole(leaves, run.structure)
+    # In place, `leave` also needs functions that look up the caller's objects and take their new contents.
     return leave([graph], *(() if changes is None else (call.objects.__getitem__, changes.update)))
