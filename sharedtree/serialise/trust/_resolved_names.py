@@ -175,7 +175,6 @@ _MOST_MOVED = 1_000
 def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
     """Returns where the writing program's classes and functions are now: name → name in a loaded module.
 
-
     A name is left out if several modules have it, or if the running program has it: then it is where the file says.
     """
     # The names that the program defined and that are not in the running one, by the first part of their qualnames.
