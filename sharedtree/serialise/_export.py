@@ -80,13 +80,16 @@ class Exported:
         """
         in_tree = self._exported.in_tree
         structure = _structure_of_arguments(in_tree)
-        # Only Equinox has static values outside modules.
+        # The operations that lie in no module: only plain containers are between them and the root. Only Equinox's
+        # transforms leave static values there.
         outside = [structure.records[number][0] for number in reached_outside(structure.records, structure.root)]
         is_filtered = any(type(op) is Static for op in outside)
         rules = rules_of_call(current_policy(self._policy), filtered=is_filtered)
+        # No leaf has a treatment here: the numbers in the groups of the program say where each goes.
         with enter(_named_like(structure, args, kwargs), rules, Grouping("export", lambda _: ())) as call:
             fact, fix = f"`{self._exported.fun_name}` was exported", "sharedtree.export(f)(*args)"
             require_made_for(structure, call, fact, fix)
+            # The program's arguments, with numbers for leaves.
             groups, _ = in_tree.unflatten(range(in_tree.num_leaves))
             if not all(type(group) is LeafGroup for group in groups):
                 # A program of plain JAX takes the distinct arrays themselves.
@@ -95,6 +98,7 @@ class Exported:
             # Each group takes its leaves, by number, from all leaves of the call.
             leaf_groups: list[LeafGroup] = []
             for group in groups:
+                # The numbers are None for a group that has all leaves.
                 numbers = group.selection.numbers or range(structure.num_leaves)
                 leaf_groups.append(LeafGroup([call.leaves[i] for i in numbers], group.selection))
             try:
@@ -133,8 +137,8 @@ class Exported:
         """Reads a program from the bytes of `serialize`.
 
         The classes and functions in the structures of arguments and results are found as `load` finds those of a file,
-        under the same rules. But the program itself is compiled and
-        run, whatever it computes: read it only from people whom you trust.
+        under the same rules. But the program itself is compiled and run, whatever it computes: read it only from
+        people whom you trust.
 
         Args:
             blob: the bytes.
@@ -147,6 +151,7 @@ class Exported:
             ImportError: without flatbuffers.
         """
         _require_flatbuffers()
+        # JAX calls `structure_of` and `selection_of` below, with bytes alone. They find `trusted` here.
         token = _trusted.set(trusted)
         try:
             exported = jax_export.deserialize(bytearray(blob))
@@ -155,8 +160,8 @@ class Exported:
             raise _malformed() from None
         finally:
             _trusted.reset(token)
-        _require_sound(exported.in_tree)
-        _require_sound(exported.out_tree)
+        _require_complete_groups(exported.in_tree)
+        _require_complete_groups(exported.out_tree)
         return cls(exported, policy)
 
     def __getattr__(self, name: str) -> Any:
@@ -211,7 +216,7 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
 def exporting(
     transform: Callable[..., Any], function: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
 ) -> Callable[..., Exported]:
-    """Returns a function that exports another one for its arguments. It is the adapter of `jax.export.export`.
+    """Adapts `jax.export.export`: returns a function that takes arguments and returns the program exported for them.
 
     Args:
         transform: `jax.export.export`.
@@ -297,7 +302,11 @@ def _malformed() -> FormatError:
 
 
 def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
-    """Returns a structure as bytes.
+    """Returns a structure as bytes, which `structure_of` reads.
+
+    They hold a tree with that structure, in which a `ShapeDtypeStruct` stands for each leaf. With it go the names of
+    arguments, if the tree is `Arguments`, the convention, and two tuples of numbers of leaves that only the result of a
+    function has: `noted`, the leaves that lost their ties on purpose, and `tied_values`, those tied outside modules.
 
     Args:
         structure: the structure.
@@ -309,6 +318,7 @@ def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
     """
     table: list[Any] = []
     records = [(_written(op), children) for op, children in structure.records]
+    # `build` appends to the table one object for each record.
     build(records, [_stand_in() for _ in range(structure.num_leaves)], table)
     tree, names = table[structure.root], None
     if type(tree) is Arguments:
@@ -327,15 +337,21 @@ def structure_of(data: bytes) -> Structure:
     # The bytes may be anyone's, so each value is checked before it is used.
     if type(values) is not list or len(values) != 5 or not all(type(values[i]) is tuple for i in (3, 4)):
         raise _malformed()
-    tree, names, convention, *noted = values
+    # The last two are `noted` and `tied_values`, as `bytes_of` describes them.
+    tree, names, convention, *leaf_numbers = values
     if convention not in ("jax", "outside") or (names is not None and not _are_names(names, tree)):
         raise _malformed()
     tree = tree if names is None else Arguments.of_parts(names, tree)
     leaves, packed = pack(tree, Tags(), Rules(convention=convention))
-    if not all(type(mark) is int and 0 <= mark < len(leaves) for marks in noted for mark in marks):
+    if not all(type(number) is int and 0 <= number < len(leaves) for numbers in leaf_numbers for number in numbers):
         raise _malformed()
+    # Its first record has the number 0, and it belongs to no `Context`, hence the None.
     return intern(
-        tuple([(_read(op, len(children)), children) for op, children in packed.records]), packed.root, 0, None, *noted
+        tuple([(_read(op, len(children)), children) for op, children in packed.records]),
+        packed.root,
+        0,
+        None,
+        *leaf_numbers,
     )
 
 
@@ -398,7 +414,7 @@ jtu.register_pytree_node(
 
 
 def _written(op: Op) -> Op:
-    """Returns the operation to write for one of a structure: `WrittenDag` in place of `Dag`."""
+    """Returns the operation that is written for another: `WrittenDag` for `Dag`, others as they are."""
     if type(op) is not Node or op.type.cls is not Dag:
         return op
     return Node(node_type_of_class(WrittenDag), Static(bytes_of(op.aux.peek())), op.keys)
@@ -413,11 +429,15 @@ def _read(op: Op, num_leaves: int) -> Op:
     if structure is None or structure.num_leaves != num_leaves:
         raise _malformed()
     dag = Dag._unflatten(structure, [_stand_in() for _ in range(num_leaves)])  # noqa: SLF001 # pyright: ignore
+    # Children come before parents, so the last record is the Dag's.
     return pack(dag, Tags())[1].records[-1][0]
 
 
-def _require_sound(treedef: Any) -> None:
-    """Raises `FormatError` unless the leaf groups in a tree have all the leaves of one structure, each once."""
+def _require_complete_groups(treedef: Any) -> None:
+    """Raises `FormatError` unless the leaf groups in a tree have all the leaves of one structure, each once.
+
+    A tree without leaf groups is accepted: a program of plain JAX has none.
+    """
     tree = treedef.unflatten([_stand_in() for _ in range(treedef.num_leaves)])
     leaves = jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is LeafGroup)
     groups = [leaf for leaf in leaves if type(leaf) is LeafGroup]

@@ -224,7 +224,7 @@ def inspect(path: Readable) -> Inspection:
 
 
 def inspection_of(file: Opened) -> Inspection:
-    """Returns the contents of an open checkpoint. It may be closed before they are used."""
+    """Returns the contents of an open checkpoint. The checkpoint may be closed before they are used."""
     container, manifest = file
     arrays: list[ArrayInfo] = []
     for entry in manifest.arrays:

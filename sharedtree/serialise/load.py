@@ -79,10 +79,10 @@ def load(
 ) -> Any:
     """Loads what `save` saved. No template is needed: classes are found by their names.
 
-    Loading imports nothing, and calls nothing by the file's word. A file may name what an allow-list has: Equinox
-    modules, optax states, and harmless functions of JAX and the libraries built on it. Your own classes and functions
-    are not on it: name them in `trusted`. To trust a package is to let the file name any function defined in it. If a
-    module is not imported yet, the error says which.
+    Loading imports nothing, and calls no function because a file names it. A file may name what an allow-list has:
+    Equinox modules, optax states, and harmless functions of JAX and the libraries built on it. Your own classes and
+    functions are not on it: name them in `trusted`. To trust a package is to let the file name any function defined in
+    it. If a module is not imported yet, the error says which.
 
     Args:
         path: a path, a binary file object that stands at the beginning of the file, or its bytes.
@@ -150,6 +150,7 @@ def load(
     with contextlib.closing(open_source(path)) as source:
         reading = {"select": select, "sharding": sharding, "mmap": mmap, "verify": verify, "progress": progress}
         if foreign and is_foreign(source):
+            # Options that need a tree, each true if the user passed it.
             of_a_tree = {"trusted": trusted, "like": like is not None, "strict": not strict, "renames": renames}
             return load_tensors(source, **reading, **of_a_tree)
         return load_tree(source, trusted=trusted, like=like, strict=strict, renames=renames, **reading)
@@ -209,7 +210,7 @@ def opened(location: Readable | Source) -> Iterator[Opened]:
 
 
 def _disagreements(container: Container, manifest: Manifest) -> Iterator[str]:
-    """Iterates over what differs between the tensors of the container and those of the manifest."""
+    """Iterates over texts that say what differs between the tensors of the container and those of the manifest."""
     tensors = container.tensors
     for entry in manifest.arrays:
         tensor = tensors.get(entry.tensor)
@@ -249,7 +250,7 @@ def from_bytes(data: bytes | bytearray | memoryview, **options: Any) -> Any:
         **options: those of `load`.
 
     Raises:
-        FormatError: as `load`, which has other errors, too.
+        FormatError: as `load`, whose other errors it raises, too.
 
     Example:
         >>> import sharedtree as st

@@ -29,7 +29,7 @@ from .arrays._orbax_forms import (
     from_stored,
     is_stored,
     key_of,
-    not_restored,
+    not_restored_error,
     require_sound,
 )
 from .arrays._placing import ArrayEntry, Placement, Select, Shardings, placements_of, settled
@@ -265,18 +265,18 @@ def _orbax() -> Any:
 
 
 def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
-    """Reads the manifest of a step, and checks its digest.
+    """Returns the manifest of a step, once its digest is checked.
 
     Raises:
         MissingStepError: if the step does not exist.
-        FormatError: if it has no readable manifest.
+        FormatError: if the step has no readable manifest.
         CorruptFileError: if the manifest does not have its digest.
     """
     item: Any = None
     why = "it is not what `sharedtree.orbax.save` writes"
     try:
         item = manager.restore(step, args=ocp.args.Composite(**{_MANIFEST: ocp.args.JsonRestore()}))[_MANIFEST]
-    # A damaged checkpoint makes Orbax raise anything.
+    # With a damaged checkpoint, Orbax may raise any error.
     except Exception as error:  # noqa: BLE001
         if isinstance(error, FileNotFoundError):
             # Another program may have removed the step.
@@ -291,13 +291,13 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
         fact = f"`{label}` has no manifest that can be read: {why}\nIt was not saved by sharedtree, or it is damaged. "
         items = _items_in(folder)
         if _MANIFEST in items:
-            raise not_restored(fact)
+            raise not_restored_error(fact)
         raise FormatError(
             f"{fact}What Orbax saved alone, Orbax restores:\n    manager.restore(step, args={_arguments_for(items)})"
         )
     if item[_CRC] != _crc(text):
         fact = "is not what was written: it does not have the digest that was saved with it. "
-        raise not_restored(f"The manifest of `{label}` {fact}", CorruptFileError)
+        raise not_restored_error(f"The manifest of `{label}` {fact}", CorruptFileError)
     return parse_manifest(text)
 
 
@@ -398,9 +398,9 @@ def _errors_of_orbax(label: str) -> Iterator[None]:
         # TensorStore's words for damaged and missing data.
         if any(word in text for word in ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION")):
             fact = f"The arrays of `{label}` are not what was written. Orbax says:\n{text}\n"
-            raise not_restored(fact, CorruptFileError) from None
+            raise not_restored_error(fact, CorruptFileError) from None
         fact = "are not those of its manifest, or Orbax cannot read them. It says"
-        raise not_restored(f"The arrays of `{label}` {fact}:\n{text}\n") from None
+        raise not_restored_error(f"The arrays of `{label}` {fact}:\n{text}\n") from None
 
 
 def _error_text(error: BaseException) -> str:

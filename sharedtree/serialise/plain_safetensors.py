@@ -37,7 +37,8 @@ def load_tensors(
 ) -> dict[str, Any]:
     """Loads the tensors as a dictionary by name, in the order of the file. Tensors that are not selected are structs.
 
-    Without digests, `verify` only refuses booleans other than 0 and 1. Without it they are true.
+    The file has no digests, so `verify` only refuses booleans whose byte is not 0 or 1. If `verify` is False, any byte
+    other than 0 counts as True.
 
     Args:
         source: the bytes of the file.
@@ -53,7 +54,7 @@ def load_tensors(
         FormatError: if it is malformed, or a selected tensor has a dtype JAX has no arrays of. A tensor that is
             not selected and has an unknown dtype is left out.
     """
-    # Options that need a tree are errors.
+    # Options that need a tree are errors. A path in `select` needs one, too.
     require_select(select)
     tree_options = [name for name, value in of_a_tree.items() if value] + ["select"] * isinstance(select, str)
     if tree_options:

@@ -108,7 +108,8 @@ def save(
     # 3. Make a source of each array, and the text of the manifest.
     sources = _sources(encoded)
     manifest = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
-    # 4. Free arrays that are mapped from the file. A file that is replaced lives on for its mappings.
+    # 4. Free arrays that are mapped from the file: what they map is read into memory. A file that is replaced lives on
+    # for its mappings.
     is_path = isinstance(path, str | os.PathLike)
     if not is_path:
         detach_from(path, encoded.names, encoded.arrays)
@@ -126,7 +127,7 @@ def to_bytes(tree: Any, *, leave_out: str | Iterable[str] = (), metadata: Mappin
         metadata: as for `save`.
 
     Raises:
-        UnserialisableError: as `save`, and also `CycleError` and `ValueError`.
+        UnserialisableError: as `save`, whose other errors but `OSError` it raises, too.
 
     Cost: as `save`, and a copy of all bytes.
 

@@ -86,14 +86,20 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Returns the dtype of a name in the manifest. Raises `FormatError` if this machine or its ml_dtypes lacks it."""
+    """Returns the dtype of a name in the manifest.
+
+    Raises:
+        FormatError: if this machine or its ml_dtypes lacks it, or the name is not exactly the one that `dtype_name`
+            gives for the dtype.
+    """
     native = _NATIVE.get(name)
     if native is not None:
         return native
+    # From here on, `native` is the dtype in this machine's byte order, and `plain` its name.
     plain = name.removeprefix(_OTHER_ORDER)
     native = _NATIVE.get(plain)
     if native is None and _TIME.fullmatch(plain):
-        # The pattern has checked every character, so NumPy parses nothing else of the file's.
+        # The pattern has checked every character, so NumPy gets no other text of the file to parse.
         native = np.dtype(plain)
     dtype = native if native is None or plain == name else native.newbyteorder()
     # The name may be no dtype's. Or it is not the one that `dtype_name` gives, as `>int8` and `datetime64[1s]` are not.
@@ -112,7 +118,7 @@ def name_if_storable(dtype: np.dtype[Any]) -> str | None:
 
 
 def _has_byte_order(dtype: np.dtype[Any]) -> bool:
-    # The dtypes of ml_dtypes (2) have no byte order, whatever they say.
+    # Those of ml_dtypes, for which `isbuiltin` is 2, have no byte order, whatever they say.
     return dtype.byteorder != "|" and dtype.kind != "V" and dtype.isbuiltin != 2
 
 
@@ -212,19 +218,19 @@ def has_other_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "b" and data.size > 0 and int(data.max()) > 1
 
 
-def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str, otherwise: str = "") -> None:
+def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str, advice: str = "") -> None:
     """Raises `FormatError` if an array of booleans has other bytes than 0 and 1.
 
     Args:
         data: the bytes, flat.
         dtype: the logical dtype.
         name: of the tensor, for the error.
-        otherwise: more advice, for the error.
+        advice: more advice, for the error.
     """
     if has_other_bools(data, dtype):
         raise FormatError(
             f"The array `{printable(name)}` of booleans has bytes other than 0 and 1. The file is damaged, or was "
-            f"made by hand.\nNothing was loaded. {RESTORE}{otherwise}"
+            f"made by hand.\nNothing was loaded. {RESTORE}{advice}"
         )
 
 

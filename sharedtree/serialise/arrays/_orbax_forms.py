@@ -124,7 +124,7 @@ def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]],
     """
 
     def disagree(fact: str) -> SharedTreeError:
-        return not_restored(f"The arrays of `{label}` are not those of its manifest: {printable(fact)}. ")
+        return not_restored_error(f"The arrays of `{label}` are not those of its manifest: {printable(fact)}. ")
 
     # Shapes, dtypes and chunks agree.
     tree = getattr(metadata, "tree", metadata)
@@ -146,7 +146,8 @@ def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]],
     # The files are large enough for what they claim to hold.
     total = sum(_nbytes(entry, None) for entry, _ in wanted)
     sizes_on_disk = _sizes(getattr(tree[key_of(wanted[0][0])], "directory", None))
-    # Orbax compresses with zstd, which makes no more than 2**15 bytes of one.
+    # Orbax compresses with zstd, which makes no more than 2**15 bytes of one. Twice that is allowed here. Files are
+    # looked at only until they are enough.
     if not any(nbytes > total // 2**16 for nbytes in itertools.accumulate(sizes_on_disk)):
         raise disagree(f"what lies on the disk is too little for their {total:,} bytes")
     # Arrays that stay on the host must fit into its memory together, each of the others alone. The memory is allocated
@@ -166,7 +167,7 @@ def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]],
 
 
 def _require_stored_as(entry: ArrayEntry, array: Any) -> None:
-    """Raises if an array has not the dtype and shape of the manifest.
+    """Raises `FormatError` unless an array has the dtype and the shape that its entry says it is stored as.
 
     Args:
         entry: entry of the array in the manifest.
@@ -175,7 +176,7 @@ def _require_stored_as(entry: ArrayEntry, array: Any) -> None:
     dtype, shape = getattr(array, "dtype", None), getattr(array, "shape", None)
     expected = stored_as(entry)
     if (dtype, shape) != expected:
-        raise not_restored(
+        raise not_restored_error(
             f"The array `{key_of(entry)}` of the checkpoint is {dtype}{list(shape or ())}, and to the manifest it is "
             f"{expected[0]}{list(expected[1])}. One of the two belongs to another checkpoint. "
         )
@@ -185,6 +186,7 @@ def _nbytes(entry: ArrayEntry, placement: Placement) -> int:
     """Size of an array in memory; with a sharding, of what the devices of this process have of it."""
     dtype, shape = stored_as(entry)
     total = dtype.itemsize * math.prod(shape)
+    # Keys are read as a whole, since their sharding is not that of their data.
     if not isinstance(placement, jax.sharding.Sharding) or entry.key is not None:
         return total
     return min(len(placement.addressable_devices) * dtype.itemsize * math.prod(placement.shard_shape(shape)), total)
@@ -201,8 +203,13 @@ def _sizes(directory: Any) -> Iterator[int]:
                 yield path.stat().length
 
 
-def not_restored(fact: str, cls: type[SharedTreeError] = FormatError) -> SharedTreeError:
-    """Returns the error for a damaged step, or for one put together from several."""
+def not_restored_error(fact: str, cls: type[SharedTreeError] = FormatError) -> SharedTreeError:
+    """Returns the error for a damaged step, or for one put together from several.
+
+    Args:
+        fact: what is wrong, as sentences, with a space or a line break at the end.
+        cls: class of the error.
+    """
     return cls(f"{fact}Nothing was restored. {ANOTHER_STEP}")
 
 

@@ -58,20 +58,23 @@ def is_array(cls: type) -> bool:
 
 
 def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
-    """Returns the entry of an array in the manifest, and the array to be stored.
+    """Returns the entry of an array in the manifest, and the array to be stored. Refuses what cannot be stored.
 
-    The latter is the array itself, or the raw data of PRNG keys. Nothing else is copied.
+    The array to be stored is the array itself. For PRNG keys it is their raw data, and for JAX's arrays of dtype
+    `float0`, which have no bytes, one of NumPy's.
 
     Args:
         array: of JAX or NumPy.
         tensor: name of its tensor.
 
     Raises:
-        RefusalError: if the array has no bytes to store, or a dtype without a name.
+        RefusalError: for a tracer; a special kind of NumPy's or JAX's arrays; PRNG keys of an implementation that JAX
+            does not bring along; an array that was donated or deleted; a dtype that cannot be stored.
     """
     if isinstance(array, Tracer):
         raise RefusalError("a tracer, which has no value yet", "Save outside of `jax.jit` and the other transforms.")
     cls, dtype = type(array), array.dtype
+    # JAX may have a class of its own for arrays of float0. NumPy's takes its place: no element has a byte to be filled.
     if dtype == jax.dtypes.float0 and cls is _class_of_float0():
         array, cls = np.empty(array.shape, dtype), np.ndarray
     is_jax = not issubclass(cls, np.ndarray)
@@ -102,6 +105,7 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
     if is_jax and array.is_deleted():
         raise RefusalError("an array whose memory was donated or deleted", "Save before it is donated.")
     dtype = array.dtype
+    # The user's metadata of a NumPy dtype has no place in a file.
     name = None if dtype.metadata else name_if_storable(dtype)
     if name is None:
         advice = "Keep numbers in arrays, and texts and objects in lists or tuples."
@@ -220,6 +224,7 @@ def read_arrays(
     pairs = zip(entries, placements, strict=True)
     plan = [(entry, placement, _parts(entry, placement)) for entry, placement in pairs]
     whole_names = [entry.tensor for entry, _, parts in plan if parts is None]
+    # The bytes read before the parts are, and the bytes in all.
     done = sum(container.tensors[name].nbytes for name in whole_names)
     total = done + sum(_nbytes(entry, parts) for entry, _, parts in plan if parts is not None)
     with showing(progress, "loading") as report:
@@ -228,6 +233,7 @@ def read_arrays(
                 container.require_undamaged([entry.tensor for entry in entries], progress=report)
             data = container.mapped()
         else:
+            # `read_many` reports the bytes of the arrays read as wholes. The user's total has those of the parts, too.
             in_all = report and (lambda done, _: report(done, total))
             data = container.read_many(whole_names, verify=verify, progress=in_all)
         arrays: list[Any] = []
@@ -238,6 +244,7 @@ def read_arrays(
                     require_bools(data[entry.tensor], dtype, entry.tensor, advice_on_booleans)
                 arrays.append(restore(data[entry.tensor], dtype, entry.shape))
                 continue
+            # With `mmap`, the digests were checked above.
             is_verified = verify and not mmap
             arrays.append(_read_parts(container, entry, placement, parts, advice_on_booleans, verify=is_verified))
             done += _nbytes(entry, parts)
@@ -321,12 +328,12 @@ def settled(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arra
 
 
 def _put(array: Any, placement: Any) -> Any:
-    """Puts an array where it is wanted: nowhere, on a device, or over the devices of several processes."""
+    """Returns an array at its placement: a device, or the devices of several processes. Without one, it stays."""
     if placement is None:
         return array
     if isinstance(placement, jax.Device) or placement.is_fully_addressable:
         return jax.device_put(array, placement)
-    # It was read shard by shard, and is in place already.
+    # This array was read shard by shard, and is in place already.
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return array
     # `jax.device_put` refuses JAX arrays here, and would compare NumPy's among all processes.
@@ -369,7 +376,13 @@ def _nbytes(entry: ArrayEntry, parts: set[Bounds]) -> int:
 
 
 def _read_parts(
-    container: Container, entry: ArrayEntry, placement: Any, parts: set[Bounds], otherwise: str | None, *, verify: bool
+    container: Container,
+    entry: ArrayEntry,
+    placement: Any,
+    parts: set[Bounds],
+    advice_on_booleans: str | None,
+    *,
+    verify: bool,
 ) -> Any:
     """Reads the shards this process has of an array, and makes a JAX array of them.
 
@@ -378,7 +391,7 @@ def _read_parts(
         entry: entry of the array.
         placement: its sharding.
         parts: the parts to read.
-        otherwise: advice of the error about booleans; None for no error.
+        advice_on_booleans: advice of the error about booleans; None for no error.
         verify: True to check digests.
     """
     dtype = dtype_named(entry.dtype)
@@ -393,8 +406,8 @@ def _read_parts(
     @functools.cache
     def read(bounds: Bounds) -> np.ndarray[Any, Any]:
         part = container.read_selection(entry.tensor, [slice(*axis_bounds) for axis_bounds in bounds], verify=verify)
-        if otherwise is not None:
-            require_bools(part, dtype, entry.tensor, otherwise)
+        if advice_on_booleans is not None:
+            require_bools(part, dtype, entry.tensor, advice_on_booleans)
         return restore(part, dtype, tuple(stop - start for start, stop in bounds))
 
     return jax.make_array_from_callback(entry.shape, placement, lambda index: read(_bounds(index, entry.shape)))

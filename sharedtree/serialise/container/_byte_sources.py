@@ -65,7 +65,7 @@ def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None)
         jobs: is advanced by one thread at a time.
         num_threads: None for one a core, at most four.
     """
-    # One for each core that this process may use. Past four, memory is the limit.
+    # One thread for each core that this process may use. Past four, memory is the limit.
     if num_threads is None:
         num_threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     remaining_jobs, errors, lock = iter(jobs), list[BaseException](), threading.Lock()
@@ -287,6 +287,7 @@ class _Stream(Source):
 
     def size_up_to(self, most: int) -> int:
         while len(self._kept) <= most and not self._is_at_end:
+            # One byte more than `most` shows that there are more.
             self._read_on(min(most + 1 - len(self._kept), 2**20))
         return len(self._kept)
 
@@ -368,7 +369,7 @@ class _Seeking(Source):
 
 
 class _File(_Seeking):
-    """A regular file of the operating system. Its position is not moved, so that many threads may open it at once."""
+    """A regular file of the operating system. Its position is not moved, so many threads may load from it at once."""
 
     is_concurrent = True
 
@@ -412,10 +413,12 @@ def read_part(
     axes = [(size, positions) for size, positions in zip(shape, selected, strict=True) if size != 1]
     sizes, ranges = zip(*axes, (item_size, range(item_size)), strict=True)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    # The strides are in bytes, since the last axis is that of the bytes of an item.
     # A run is one step, or many in a row, of the innermost axis that is not selected whole. It has no gaps.
     axis = max((axis for axis, size in enumerate(sizes) if len(ranges[axis]) < size), default=0)
     at_once = len(ranges[axis]) if ranges[axis].step == 1 else 1
     filled, nbytes, buffer = 0, at_once * strides[axis], memoryview(memory)
     for positions in itertools.product(*ranges[:axis], ranges[axis][::at_once]):
+        # The offset of the run. `map` ends with the positions: along the axes inside the run, it begins at 0.
         read_into(sum(map(operator.mul, positions, strides)), buffer[filled : filled + nbytes])
         filled += nbytes

@@ -111,7 +111,7 @@ class Header(NamedTuple):
     Attributes:
         tensors: in order of offset. The manifest's tensor, if there is one, is the last.
         metadata: the user's texts.
-        manifest: the manifest's text; None if it is in a tensor.
+        manifest: the manifest's text; None if it is in a tensor; empty in a foreign file.
         digests: for each tensor, the CRC-32 of its chunks. A foreign file has none.
         data_start: offset of the data in the file.
     """
@@ -263,7 +263,7 @@ def _length(source: Source, foreign: bool) -> int:
 
 
 def _entries(raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the dictionaries a header has for the tensors, by name, and its metadata."""
+    """Parses the text of a header. Returns its entries for the tensors, by name and unchecked, and its metadata."""
     try:
         text = raw.decode()
         entries = parse_json(text)
@@ -296,7 +296,7 @@ def _require_digest(label: str, raw: bytes) -> None:
 
 
 def _require_ours(label: str, raw: bytes, metadata: Mapping[str, str]) -> None:
-    """Raises unless `save` wrote a header, and nothing has changed it since."""
+    """Raises `UnsoundError` or `FormatError` unless a header has a manifest, and begins and is aligned as ours."""
     if "sharedtree" not in metadata and raw.startswith(START, _LENGTH_BYTES):
         raise UnsoundError("its header begins as that of a sharedtree file, and has no manifest")
     if "sharedtree" not in metadata:
@@ -333,7 +333,7 @@ def _named(name: str) -> str:
 
 
 def _tensor(name: str, entry: Any, foreign: bool) -> Tensor:
-    """Checks one entry of a header: its keys, dtype, shape and offsets, and that shape and offsets agree."""
+    """Returns the tensor of one entry of a header. Raises `UnsoundError` if anything in it is wrong."""
     keys = {"dtype", "shape", "data_offsets"}
     if not isinstance(entry, dict) or not (keys <= entry.keys() if foreign else keys == entry.keys()):
         raise UnsoundError(f"{_named(name)} has not {'' if foreign else 'just '}a dtype, a shape and offsets")
@@ -378,22 +378,26 @@ def _header_of_ours(tensors: tuple[Tensor, ...], metadata: dict[str, str], data_
     """Returns the header of a file of ours: takes manifest and digests out of the metadata, and checks them.
 
     Raises:
-        UnsoundError: if the manifest is not in its place, or there are not as many digests as chunks.
+        UnsoundError: if the manifest is not in its place, there are not as many digests as chunks, or the metadata has
+            another key that begins with `sharedtree`.
     """
     manifest: str | None = metadata.pop("sharedtree")
     in_tensor = bool(tensors) and tensors[-1].name == MANIFEST_TENSOR
     is_sound_tensor = not in_tensor or (tensors[-1].dtype == "U8" and len(tensors[-1].shape) == 1)
+    # The header has the word `tensor` in place of a long manifest. Then, and only then, a tensor has the manifest.
     if (manifest == "tensor") != in_tensor or not is_sound_tensor:
         raise UnsoundError(f"the manifest should be in the last tensor, `{MANIFEST_TENSOR}`, and is not")
     digits = metadata.pop("sharedtree.digests", None)
     count = sum(num_chunks(tensor.nbytes) for tensor in tensors)
     if digits is None or len(digits) != 8 * count or not re.fullmatch("[0-9a-f]*", digits):
         raise UnsoundError(f"it has {len(digits or '')} digits of digests, and {count} chunks of data need 8 each")
+    # The header's own digest was checked before, by `_require_digest`.
     del metadata["sharedtree.header"]
     for key in metadata:
         if key.startswith("sharedtree"):
             shown = printable(key[:80])
             raise UnsoundError(f"its metadata has the key `{shown}`, which version 1 of the format does not have")
+    # The digests of all chunks, in the order of the file. Each tensor takes as many as it has chunks.
     remaining = iter(np.frombuffer(bytes.fromhex(digits), ">u4").tolist())
     digests = {tensor.name: list(itertools.islice(remaining, num_chunks(tensor.nbytes))) for tensor in tensors}
     return Header(tensors, metadata, None if in_tensor else manifest, digests, data_start)
@@ -473,7 +477,7 @@ def parse_json(text: str, parse_float: _Hook = float, parse_constant: _Hook = _r
     Raises:
         UnsoundError: if it is anything else. It never raises another error.
     """
-    # Python reads `-0` as 0, so it would go unnoticed. Other numbers with a sign are refused where they are used.
+    # Python reads `-0` as 0, so the sign would go unnoticed. Other numbers with a sign are refused where they are used.
     parse_int = _parse_int if re.search(r"-0(?![0-9.eE])", text) else None
     hooks = {"parse_float": parse_float, "parse_int": parse_int, "parse_constant": parse_constant}
     try:

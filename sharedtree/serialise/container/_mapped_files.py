@@ -93,7 +93,7 @@ def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
     for mapping in _own_mappings(_id_of(status)):
         if status.st_size < len(mapping):
             # Opening a file with "wb" empties it, so the mapped bytes are lost.
-            _require_none(list(_overlapping([_range_of(mapping)], arrays)), names, name, _CUT_SHORT)
+            _require_no_overlap(list(_overlapping([_range_of(mapping)], arrays)), names, name, _CUT_SHORT)
             continue
         try:
             _turn_into_memory(mapping)
@@ -104,7 +104,7 @@ def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
             raise OSError(errno.EBUSY, f"{fact} ({error.strerror}). {_COPY}\nNot written", name) from None
     # Mappings by others, such as `numpy.memmap`, cannot be turned into memory. Their arrays stand in the way.
     foreign_ranges = list(_mappings_of_others(status))
-    _require_none(list(_overlapping(foreign_ranges, arrays)), names, name, _MAPPED)
+    _require_no_overlap(list(_overlapping(foreign_ranges, arrays)), names, name, _MAPPED)
 
 
 _COPY = (
@@ -119,7 +119,7 @@ _CUT_SHORT = (
 )
 
 
-def _require_none(numbers: Sequence[int], names: Sequence[str], file_name: str, why: str) -> None:
+def _require_no_overlap(numbers: Sequence[int], names: Sequence[str], file_name: str, why: str) -> None:
     """Raises `OSError` if arrays stand in the way of writing to a file.
 
     Args:
@@ -184,7 +184,7 @@ def _memory_of(array: Any) -> Iterator[AddressRange]:
     if isinstance(array, np.ndarray):
         yield AddressRange(*np.lib.array_utils.byte_bounds(array))
         return
-    # JAX raises it for a deleted array. Then `write` raises the error.
+    # JAX raises a `RuntimeError` for a deleted array. The user gets the error from `write`.
     with contextlib.suppress(RuntimeError):
         for shard in array.addressable_shards:
             if shard.device.platform == "cpu":
@@ -203,18 +203,19 @@ def _mappings_of_others(status: os.stat_result) -> Iterator[AddressRange]:
     # Only Linux has the list.
     except OSError:
         return
-    same_name: dict[bytes, bool] = {}
+    # Path in the list → True if it leads to the file now.
+    leads_to_file: dict[bytes, bool] = {}
     for line in lines:
         addresses, _, _, _, inode, *name = line.split(maxsplit=5)
         # Ordinary memory has no inode.
         if inode == b"0":
             continue
         path = name[0] if name else b""
-        if path not in same_name:
-            same_name[path] = False
+        if path not in leads_to_file:
+            leads_to_file[path] = False
             with contextlib.suppress(OSError, ValueError):
-                same_name[path] = _id_of(os.stat(path)) == _id_of(status)
-        if int(inode) == status.st_ino or same_name[path]:
+                leads_to_file[path] = _id_of(os.stat(path)) == _id_of(status)
+        if int(inode) == status.st_ino or leads_to_file[path]:
             start, _, stop = addresses.partition(b"-")
             yield AddressRange(int(start, 16), int(stop, 16))
 
@@ -233,7 +234,9 @@ def _libc() -> Any:
     return libc
 
 
+# What `mmap` and `mremap` return after an error.
 _FAILED = ctypes.c_void_p(-1).value
+# `MREMAP_MAYMOVE | MREMAP_FIXED`: memory moves to the address that is given, over what is there.
 _MAYMOVE_AND_FIXED = 3
 
 

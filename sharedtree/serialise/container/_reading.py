@@ -155,7 +155,8 @@ class Container(contextlib.AbstractContextManager["Container"]):
 
         Args:
             name: of the tensor.
-            selection: a slice of stored items for each axis. Axes without one are whole.
+            selection: a slice for each axis of the stored shape. It has one axis more than the array's if the dtype is
+                stored as bytes. Axes without a slice are whole.
             verify: True to check digests.
         """
         tensor = self.tensors[name]
@@ -168,6 +169,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         slices = [*selection, *[slice(None)] * (len(shape) - len(selection))]
         positions = [range(*item.indices(size)) for item, size in zip(slices, shape, strict=True)]
         memory = aligned(math.prod(map(len, positions)) * item_size)
+        # A function from (offset in the tensor, buffer), which fills the buffer.
         read_into = self._by_chunks(tensor) if verify else functools.partial(self._read_at, tensor.start)
         read_part(read_into, shape, item_size, positions, memory)
         return memory
@@ -283,7 +285,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         )
 
     def _by_chunks(self, tensor: Tensor) -> ReadInto:
-        """Returns a function that reads any part of a tensor, by whole chunks, each of which is checked."""
+        """Returns a function that fills a buffer from an offset in a tensor. It reads whole chunks, and checks each."""
 
         def load(chunk: int, buffer: memoryview) -> memoryview:
             self._read_at(tensor.start, chunk * CHUNK_BYTES, buffer)
@@ -323,9 +325,10 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], int, int]]:
-    """Iterates over what is read at once: one chunk of a large tensor, or small tensors that lie close together.
+    """Divides tensors into the stretches of the file that are read at once, in order of offset.
 
-    Each comes as its tensors, and where it begins and ends in the data.
+    A stretch is one chunk of a large tensor, or small tensors that lie close together. Yields its tensors, and where it
+    begins and ends in the data.
     """
     neighbours: list[Tensor] = []
     for tensor in tensors:
@@ -357,15 +360,18 @@ def memory_for(tensors: Iterable[Tensor]) -> dict[str, Bytes]:
 
     The sizes were checked against the file before, so nothing is allocated beyond the file's size.
     """
-    # Groups of tensors that share a piece of memory, as names and sizes.
+    # Groups of tensors that share a piece of memory, as names and sizes. Small tensors are grouped with small
+    # ones, middle ones with middle ones, and each large one is a group by itself.
     groups: list[list[tuple[str, int]]] = []
     # Most bytes that a group may have → the group that is being filled, and its bytes so far.
     filling: dict[int, tuple[list[tuple[str, int]], int]] = {}
     for tensor in tensors:
         size = tensor.stop - tensor.start
         bound = _BLOCK_BYTES if size < SMALL else _SLAB_BYTES if size < _LARGE else 0
-        # A large tensor has a bound of 0, so it never fits a group that has begun. At first every group is full.
+        # A large tensor has a bound of 0, so it never fits a group that has begun. Without a group yet, a full one is
+        # assumed, so that the first tensor begins a group.
         group, filled = filling.get(bound, ([], bound + 1))
+        # Each size is rounded up to a multiple of `ALIGNMENT`: `-size % ALIGNMENT` is what is missing.
         filled += size + -size % ALIGNMENT
         if filled > bound:
             group, filled = [], size + -size % ALIGNMENT

@@ -58,8 +58,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     It is unbuffered and can be read, too. Symbolic links stay, and the file they point to is replaced. The new
     file gets the permissions of the old one; if there is none, 0666 without the umask's bits. While it is written
-    nobody has more permissions than that. If the block raises, or writing the data to the disk fails, what was at
-    `path` stays.
+    nobody but its owner has more permissions than that. If the block raises, or writing the data to the disk
+    fails, what was at `path` stays.
 
     Cost: two `fsync`. Needs the room of the old file and the new one at once.
 
@@ -73,7 +73,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     folder, name = os.path.split(target)
     prefix = _prefix_of(name)
     _remove_stale(folder, prefix)
+    # The writer needs to read and write the file, so it has these permissions (0600) until the end.
     opener = functools.partial(os.open, mode=0o666 if mode is None else mode | 0o600)
+    # A second round is needed only if another save removed the file before it was locked.
     while True:
         temporary = os.path.join(folder, prefix + secrets.token_hex(_RANDOM_DIGITS // 2) + _SUFFIX)
         # Temporary file beside the target.
@@ -159,7 +161,7 @@ def _mode_of(target: str, user_path: str) -> int | None:
     """
     shown, (folder, name) = printable(user_path), os.path.split(target)
     if _is_too_long(_longest_beside(target)):
-        raise OSError(errno.ENAMETOOLONG, _too_long(folder, name), user_path)
+        raise OSError(errno.ENAMETOOLONG, _too_long_text(folder, name), user_path)
     try:
         # `target` would not do: `/dev/stdout` may be a pipe or a file without a name, which no path leads to.
         mode = os.stat(user_path or os.curdir).st_mode
@@ -197,7 +199,10 @@ def _is_same(path: str, other: str) -> bool:
 
 
 def _require_folder(folder: str, name: str, user_path: str) -> None:
-    """Raises unless the folder in which a file is to be made exists. The error says what to do."""
+    """Raises `OSError` unless the folder in which a file is to be made exists. The error says what to do.
+
+    `OSError` prints `: 'path'` after its text, so the texts here end where the path follows.
+    """
     shown = printable(user_path)
     try:
         if stat.S_ISDIR(os.stat(folder).st_mode):
@@ -238,7 +243,7 @@ def _write_into(path: str) -> str:
     )
 
 
-def _too_long(folder: str, name: str) -> str:
+def _too_long_text(folder: str, name: str) -> str:
     """Returns the error text for too long a path, with the shortest way round it.
 
     `OSError` prints `: 'path'` after its text, so this ends where the path follows.
@@ -260,7 +265,7 @@ _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY})
 
 @contextlib.contextmanager
 def _errors_about_target(target: str, user_path: str) -> Iterator[None]:
-    """Turns errors that forbid to replace a file into errors about the target. The user knows of no temporary file."""
+    """Turns errors about the temporary file, of which the user does not know, into errors about the target."""
     try:
         yield
     except OSError as error:
@@ -429,7 +434,7 @@ def write(
 
 
 def _place(sized: tuple[TensorSource, int]) -> int:
-    """Returns the sort key of a tensor: multiples of 64 bytes first, then by decreasing alignment."""
+    """Returns the sort key of a tensor: sizes that are multiples of 64 bytes first, then by decreasing alignment."""
     source, nbytes = sized
     return -ALIGNMENT if nbytes and nbytes % ALIGNMENT == 0 else -source.alignment
 
@@ -469,13 +474,13 @@ class _Hasher:
             offset += len(buffer)
 
     def _submit(self, first_digest: int, offset: int, buffer: Buffer, is_copied: bool) -> None:
-        """Passes one buffer to the second thread.
+        """Passes one buffer to the second thread, to be hashed.
 
         Args:
-            first_digest: number of the tensor's first digest.
+            first_digest: index of the tensor's first digest in the digests of all tensors.
             offset: of the buffer in the tensor.
             buffer: the bytes.
-            is_copied: True if the buffer holds memory beside the array's.
+            is_copied: True if the buffer is a copy, which takes memory beside the array's.
         """
         # Copied pieces hold memory, so at most three of them wait.
         if is_copied and len(self._copies) == 3:
@@ -507,7 +512,7 @@ def _hash(digests: list[int], first_digest: int, offset: int, buffer: Buffer) ->
 
     Args:
         digests: digests of all tensors.
-        first_digest: number of the tensor's first digest.
+        first_digest: index of the tensor's first digest in `digests`.
         offset: of the bytes in the tensor.
         buffer: the bytes.
     """
@@ -531,11 +536,15 @@ def _hashed_bytes(source: TensorSource, nbytes: int, kept: IO[bytes]) -> Iterabl
 
 
 def _gathered(buffers: Iterable[Buffer]) -> Iterator[Buffer | bytearray]:
-    """Iterates over the same bytes, with small buffers joined: a write costs about as much as 64 KiB."""
+    """Iterates over the same bytes, with small buffers joined.
+
+    A call of `write` takes about as much time as writing 64 KiB.
+    """
     small = bytearray()
     for buffer in buffers:
         if len(buffer) < SMALL:
             small += buffer
+        # The joined bytes go out once they are many, and before a large buffer, which is passed on as it is.
         if small and max(len(buffer), len(small)) >= SMALL:
             yield small
             # The file object may keep a view of the buffer, so it is not cleared but replaced.

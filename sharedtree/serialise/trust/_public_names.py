@@ -172,7 +172,7 @@ def module_to_import(module: str) -> str | None:
     """
     if module in sys.modules:
         return None
-    # The longest beginning of the name without a private part; the first part at least.
+    # `public` is the longest beginning of the name without a private part, and at least the first part.
     parts = module.split(".")
     num_public = next((i for i, part in enumerate(parts) if part.startswith("_")), len(parts)) or 1
     public = ".".join(parts[:num_public])
@@ -216,7 +216,7 @@ _VERSION = re.compile(r"[0-9][0-9a-z.]*")
 def library_of(package: str) -> Library | None:
     """Returns the library a loaded package belongs to; None for what users may have written themselves.
 
-    It is asked about names in files, so no file of the package is read: the package itself says its version.
+    The name comes from a file, so no metadata of an installation is read for it: the loaded package says its version.
     """
     version: Any = namespace(sys.modules.get(package)).get("__version__")
     if package not in PACKAGES or type(version) is not str or not is_in_site_packages(package):

@@ -129,12 +129,21 @@ def _error_for_missing(
 
 
 def _verdicts(current_names: Mapping[Name, Any], trust: Trust, main: str | None) -> dict[Name, Verdict]:
-    """Judges every name. A method is judged by the verdict on its class, which comes before it."""
+    """Returns a verdict on every name of the file.
+
+    A method is judged by the verdict on its class. In `current_names`, each class comes before its methods.
+
+    Args:
+        current_names: name in the file → current name, or the object that `renames` has for it.
+        trust: the allow-list.
+        main: the writing program's module, as others import it.
+    """
     verdicts: dict[Name, Verdict] = {}
     for (kind, name), current_name in current_names.items():
         if kind == "method":
             verdict = trust.resolve_method(name, verdicts["class", name.rpartition(".")[0]])
         else:
+            # The user passed any other object in `renames`, so it is trusted.
             verdict = (
                 trust.resolve(current_name, kind, main) if isinstance(current_name, str) else Verdict(current_name)
             )
@@ -164,7 +173,7 @@ _MOST_MOVED = 1_000
 
 
 def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
-    """Finds the writing program's classes and functions in loaded modules: file's name → current name.
+    """Returns where the writing program's classes and functions are now: name → name in a loaded module.
 
     A name is left out if several modules have it, or if the running program has it: then it is where the file says.
     """
@@ -183,7 +192,7 @@ def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
                 candidate = f"{module}:{qualname}"
                 if _is_loaded(candidate) and home_of(find(candidate)) == module and callable(find(candidate)):
                     candidates.setdefault(name, []).append(candidate)
-    # Several candidates: that in a module called like the program is the likely one.
+    # Of several candidates, the likely one is in a module called like the program.
     stem = (main or "").rpartition(".")[2]
     moved: dict[str, str] = {}
     for name, candidates_of_name in candidates.items():
@@ -225,7 +234,7 @@ def _error_for_refused(
     if standard:
         lines += ["No model needs names like these; do not load the file unless you wrote it: " + ", ".join(standard)]
     lines += imports([verdict.not_imported for verdict in refused.values()])
-    # What the user can trust, with the name that the file has for it. The whole standard library cannot be trusted.
+    # What the user can trust: current name → name in the file. Nothing of the standard library is offered.
     file_names: dict[str, str] = {}
     for key, verdict in refused.items():
         if verdict.not_imported:
@@ -283,11 +292,11 @@ def _current_name_of(key: Name, current_names: Mapping[Name, Any]) -> str:
     """
     kind, name = key
     if kind != "method":
-        current = current_names[key]
-        return current if isinstance(current, str) else _stated_name(current)
+        current_name = current_names[key]
+        return current_name if isinstance(current_name, str) else _stated_name(current_name)
     owner, _, last = name.rpartition(".")
-    current = current_names.get(("class", owner), owner)
-    return f"{current if isinstance(current, str) else _stated_name(current)}.{last}"
+    current_name = current_names.get(("class", owner), owner)
+    return f"{current_name if isinstance(current_name, str) else _stated_name(current_name)}.{last}"
 
 
 def _stated_name(obj: Any) -> str:
@@ -295,7 +304,7 @@ def _stated_name(obj: Any) -> str:
 
 
 def _is_listed(name: str) -> bool:
-    """Returns True if every file may name something of a name's package."""
+    """Returns True if a name needs no `trusted=`: the allow-list has it, or names of its package."""
     return root_of(name) in PACKAGES | NAMES_ONLY | sys.stdlib_module_names or name in CLASSES | FUNCTIONS
 
 
@@ -313,7 +322,7 @@ def options_beside(names: Iterable[Name], main: str | None, renames: Mapping[str
         renames: the call's `renames`. They stay.
         trust: the call's allow-list.
     """
-    # Name that must be trusted → name that the file has for it.
+    # Current name that must be trusted → name that the file has for it.
     file_names: dict[str, str] = {}
     for kind, name in names:
         current_name = renames.get(name, name)
@@ -394,7 +403,7 @@ def _how_to_trust(
     """Returns the lines of an error about trusting names.
 
     Args:
-        file_names: name → name in the file.
+        file_names: current name → name in the file.
         moved: name → its current name, for names that moved.
         main: the writing program's module, as others import it.
         renames: the call's `renames`. They stay.
@@ -423,7 +432,7 @@ def _call(trusted: Iterable[str], moved: Mapping[str, str], renames: Mapping[str
 
 
 def _options(trusted: Iterable[str], moved: Mapping[str, str], renames: Mapping[str, Any]) -> str:
-    """Returns the options of that call as text, each after a comma; empty if there are none."""
+    """Returns the options `trusted` and `renames` of a call as text, each after a comma; empty if there are none."""
     texts = [*dict.fromkeys(trusted), *(f'"{new}"' for new in moved.values())]
     more = {old: new for old, new in moved.items() if old != new}
     options = [f"trusted=[{', '.join(texts)}]"] * bool(texts)

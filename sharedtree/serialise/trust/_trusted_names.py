@@ -169,7 +169,7 @@ class Trust:
     def resolve_method(self, name: str, owner: Verdict) -> Verdict:
         """Judges the name of a method by the verdict on its class.
 
-        If the class no longer has the method, it is no fault.
+        A method that the class no longer has is not refused here.
 
         Args:
             name: `module:Class.method`.
@@ -337,9 +337,9 @@ class Trust:
         return self._refusal_of_method(name, owner) or refusal_by_home
 
     def _refusal_of_method(self, name: str, owner: type) -> str:
-        """Returns the reason why a file may not have a method of a class it may name; an empty text if it may.
+        """Returns the reason why a file may not use a method of a class it may name; an empty text if it may.
 
-        A class without the method is no reason.
+        A method that the class does not have is not refused here.
         """
         method = name.rpartition(".")[2]
         # The base class that defines the method, and its function. A metaclass could run code in `getattr`, so only the
@@ -357,14 +357,15 @@ class Trust:
         if name in self._names or self._is_trusted_object(function):
             return ""
         home = home_of(base)
-        # The base must be trusted, of a library whose methods are allowed, or of the package that the class is in.
+        # The base must be trusted, a module of a known library whose public methods are allowed, or of the package that
+        # the class is in.
         if not self._is_trusted_object(base) and self._package_of(home) is None:
             if root_of(home) in PACKAGES:
                 if not ROW_OF[root_of(home)].has_methods or kind_of(base) != "module" or not _is_public(method):
                     return "methods of this class are not on the allow-list"
             elif root_of(home) != root_of(home_of(owner)):
                 return f"it is defined in `{home}`"
-        # A class may hold a function of elsewhere under the name of a method.
+        # A class may hold a function from another library under the name of a method.
         return "" if root_of(home_of(function)) == root_of(home) else f"it is defined in `{home_of(function)}`"
 
     def _is_trusted_object(self, obj: Any) -> bool:
