@@ -152,7 +152,9 @@ def steps(manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
 
 
 def _default_steps(kind: Kind, manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
-    """Yields the children of a node with their steps, by the operands in the row of its kind:
+    """Yields the children of a node with their steps, by the operands in the row of its kind.
+
+    Examples of nodes and the steps of their children:
 
         ["slice", <1>, <9>, <2>]         .start, .stop, .step
         ["list", [3, 4]]                 [0], [1]
@@ -236,8 +238,8 @@ def first_beyond_bounds(
     Returns:
         None if no node is beyond the bounds.
     """
-    # Most files need no closer look: no node is hashed or walked, and the nodes whose nesting has a bound are so few that
-    # they could not exceed it.
+    # Most files need no closer look: no node is hashed or walked, and the nodes whose nesting has a bound are so few
+    # that they could not exceed it.
     has_walked_nodes = any(type(child) is int for node in nodes for child in walked_children(node))
     if not has_walked_nodes and sum(node[0] not in _DEEP for node in nodes) <= MAX_NESTED:
         return None
