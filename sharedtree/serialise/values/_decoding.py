@@ -353,7 +353,7 @@ def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comp
         tree: the file's tree. Arrays that were not read are `ShapeDtypeStruct`s.
         arrays_read: tensor → array.
         first_comparison: comparison of the template with the file before arrays were read. The report has its
-            differences, because only this comparison knew of all arrays, read or not, whether they are JAX's or NumPy's.
+            differences, because only this comparison knew whether arrays that are not read are JAX's or NumPy's.
     """
     # The leaves that fit are found anew, now as arrays.
     comparison = compare(tree, like, IdentityDict())
