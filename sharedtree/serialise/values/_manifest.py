@@ -3,8 +3,8 @@
 `docs/format_manifest.md` has the grammar. The operands of nodes are checked by the rows of the table of kinds.
 
 A node is a JSON list: its kind, then its operands. A child in an operand is the number of an earlier node, or an atom,
-a value that is written in place: `None`, a boolean, a string, or a list of texts such as `["int", "7"]`. Checks also
-collect: whatever the file uses (atoms, names, arrays) is noted by the same function that checks it.
+a value that is written in place: `None`, a boolean, a string, or a list of texts such as `["int", "7"]`. A function
+that checks an atom, a name or an array also collects it.
 """
 
 import math
@@ -167,8 +167,8 @@ class _Parser:
                 raise malformed(f"operand {i} of {where} is not what its place asks for ({operand.type})")
             if operand.forms is not None:
                 self._require_forms(node[i], operand, f"operand {i} of {where}")
-        # Two operands of some kinds must have the same length, such as keys and values. `first_of_pair` is the number of
-        # the first of them.
+        # In some kinds two operands must have the same length, such as keys and values. `first_of_pair` is the number
+        # of the first of them.
         first = kind.first_of_pair
         if first is not None and len(node[first]) != len(node[first + 1]):
             raise malformed(f"{where} has {len(node[first])} of one and {len(node[first + 1])} of the other")
@@ -195,7 +195,7 @@ class _Parser:
         return "null" if child is None else "text" if type(child) is str else "flag"
 
     def _check_instance(self, node: Node) -> None:
-        """Raises `FormatError` if the kind of an instance's class, or the number of its fields, does not fit the node."""
+        """Raises `FormatError` unless the type of an instance has the node's kind and as many fields as the node."""
         kind, entry, where = node[0], self.types[node[1]], f"node {self.number}"
         expected = entry.kind if entry.kind in ("registered", "enum") else "object"
         if kind != expected and not (kind == "wrapper" and entry.kind == "module"):
@@ -219,8 +219,8 @@ class _Parser:
         if name is not None and len(node[2]) <= MAX_NAME and node[2].isidentifier():
             self.names["method", name] = None
             return
-        # The owner may itself be a `bound`. It is a callable object, and its `__call__` calls the function that it binds.
-        # The name of this function was added when the owner's node was checked.
+        # The owner may itself be a `bound`, which is a callable object. Its `__call__` calls the function that it
+        # binds, and the name of this function was added when the owner's node was checked.
         is_call = node[0] == "method" and node[2] == "__call__"
         if not (is_call and type(owner) is int and self.nodes[owner][0] == "bound"):
             raise malformed(f"node {self.number} is a method of what has no class of a known name")
