@@ -82,8 +82,8 @@ def outline(manifest: Manifest) -> Iterator[Line]:
     """
     # Number of a node that was shown → its path.
     first_paths: dict[int, str] = {}
-    # The nodes from the root to the current place. Each entry: the children of a node that are not yet shown, their depth,
-    # and the path to the node.
+    # The nodes from the root to the current place. Each entry: the children of a node that are not yet shown, their
+    # depth, and the path to the node.
     stack: list[tuple[Iterator[tuple[Child, str]], int, str]] = [(iter([(manifest.root, "")]), 0, "")]
     while stack:
         children, depth, parent_path = stack[-1]
@@ -176,7 +176,9 @@ def path_to(manifest: Manifest, number: int) -> str:
 
 
 def path_from(parents: dict[int, tuple[int, str]], number: int) -> str:
-    """Returns the path to a node. Of a long path, returns `...` and the end. Empty for a number that is not in `parents`.
+    """Returns the path to a node. Of a long path, returns `...` and the end.
+
+    The path of a number that is not in `parents` is empty.
 
     Args:
         parents: the result of `first_parents`.
@@ -286,7 +288,7 @@ def _list_texts(texts: list[str]) -> str:
 def _extract(manifest: Manifest, root: Child) -> Manifest:
     """Returns the manifest of a subtree, with only its nodes, types, arrays and names.
 
-    Nodes, types and arrays get new numbers.
+    Nodes, types and arrays get new numbers. The table of atoms stays as it is.
     """
     # Children stand before their parents, so in this order each needed node is known before its children.
     needed = {root} if type(root) is int else set[int]()

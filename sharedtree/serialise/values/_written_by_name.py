@@ -284,7 +284,7 @@ def _parts_of(obj: Any, cls: type) -> Iterable[tuple[str, Any]]:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields the objects in a function's closure cells, defaults and attributes, each after a description of its place."""
+    """Yields the objects in a function's closure cells, defaults and attributes, with descriptions of their places."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         yield from ((f"closure cell `{name}`", part) for _, part in _parts_of_container(cell, types.CellType))
