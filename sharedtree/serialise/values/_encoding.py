@@ -279,10 +279,10 @@ class _Walk:
         return child
 
     def all_problems(self) -> list[Problem]:
-        """Returns the objects that cannot be written. If there are none, returns the first problem of the whole tree.
+        """Returns the objects that cannot be written. If there are none, checks the tree as a whole.
 
-        Such a problem is nesting without bound, a NaN as a key, and the like. The list is empty if the tree can be
-        written. Called once, after `run`.
+        These checks find nesting without bound, a NaN as a key, and the like. The first that fails gives the result. The
+        list is empty if the tree can be written. Call it once, after `run`.
         """
         names = [*self.named, *(name for entry in self.types for key in _LISTS for name in entry.get(key, ()))]
         # Keys with the same hash were counted during the walk as if each had one part. Keys that are nodes have more.

@@ -386,7 +386,7 @@ def copied_attributes(wrapped: Any) -> dict[str, Any]:
     # `without_missing` drops attributes that only mark a missing value.
     instance_dicts = [without_missing(descriptor.__get__(wrapped)) for descriptor in descriptors]
     attributes: dict[str, Any] = {}
-    # All descriptors give the one `__dict__` of the instance, so one is enough. An instance without any has none.
+    # All descriptors give the one `__dict__` of the instance, so one is enough. Some classes have no descriptor.
     for names in (*dictionaries, *instance_dicts[-1:]):
         attributes |= {name: names[name] for name in WRAPPER_ATTRIBUTES if name in names}
     return {name: value for name, value in attributes.items() if value is None or type(value) in (str, dict)}
