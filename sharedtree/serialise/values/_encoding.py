@@ -281,8 +281,8 @@ class _Walk:
     def all_problems(self) -> list[Problem]:
         """Returns the objects that cannot be written. If there are none, checks the tree as a whole.
 
-        These checks find nesting without bound, a NaN as a key, and the like. The first that fails gives the result. The
-        list is empty if the tree can be written. Call it once, after `run`.
+        These checks find nesting without bound, a NaN as a key, and the like. The first that fails gives the result.
+        The list is empty if the tree can be written. Call this once, after `run`.
         """
         names = [*self.named, *(name for entry in self.types for key in _LISTS for name in entry.get(key, ()))]
         # Keys with the same hash were counted during the walk as if each had one part. Keys that are nodes have more.
