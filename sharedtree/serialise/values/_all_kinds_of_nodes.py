@@ -1,13 +1,17 @@
 """The table of all kinds of node, and functions that read it: children, steps, text, and bounds of any node.
 
+A node is a JSON list of its kind and its operands, such as `["dict", ["a", "b"], [3, 4]]`. A child is either an *atom*,
+a value that is written in place (`"a"`), or the number of an earlier node (`3`). So `type(child) is int` asks whether a
+child is a node: whole numbers of a model are atoms too, `["int", "7"]`.
+
 To add a kind, add one row to `_kinds_of_values.py`, and count `FORMAT` up. Nothing else in the package changes. A test
 compares the table with the one in `docs/format_manifest.md`.
 
 **Walked children.** Some children are hashed, described by a treedef, or passed to an unflatten function as auxiliary
-data. Objects of Flax NNX and `Module`s must not be among these. A variable of NNX answers to every name in its
-metadata, and the others have all the attributes that a file gives them. So a file could give one an attribute `keys`,
-which `dict(aux)` would call. A `Dag` packs its model only when it is used, for example when it is compared with a
-template. Then the model is bounded like other walked children.
+data. Objects of Flax NNX and `Module`s must not be among these or below them. A variable of NNX answers to every name
+in its metadata, and the others have all the attributes that a file gives them. So a file could give one an attribute
+`keys`, which `dict(aux)` would call. A `Dag` packs its model only when it is used, for example when it is compared with
+a template. Then the model is bounded like other walked children.
 
 **Order of sets.** The order of a Python set varies from process to process, and the numbers of nodes with it. So
 members are sorted by their contents. A member that is a node is sorted by a digest, in which the digests of its
@@ -51,7 +55,14 @@ MAX_PRINTED = 1_000
 
 
 def _default_take(kind: Kind) -> Callable[[Any], Decomposition]:
-    """Returns the `take` of a kind that has none: gets the attributes that the steps name, or iterates, or both."""
+    """Returns a function that takes objects of a kind apart, for a kind whose row has no `take`.
+
+    The function gets the attributes that the steps of the operands name. If the kind also has an operand `children`,
+    which has no step, the function iterates over the object for that operand, which is the last one:
+
+        slice(1, 9, 2)  → children 1, 9, 2       steps .start, .stop, .step    node ["slice", <1>, <9>, <2>]
+        ("a", "b")      → children "a", "b"      steps [0], [1]                node ["tuple", ["a", "b"]]
+    """
     name, steps = kind.name, [operand.step for operand in kind.operands if operand.type == "child"]
     attributes, has_items = [step[1:] for step in steps], len(steps) < len(kind.operands)
 
@@ -72,6 +83,7 @@ def _default_take(kind: Kind) -> Callable[[Any], Decomposition]:
 
 
 def _default_build(cls: type) -> Callable[[Parts, Node], Any]:
+    """Returns a function that builds an object by calling a class with the values of all operands."""
     return lambda parts, node: cls(*parts.children(node[1:]))
 
 
@@ -80,18 +92,20 @@ TAKERS = {cls: kind.take or _default_take(kind) for kind in ROWS for cls in kind
 
 _BUILDABLE = [kind for kind in ROWS if kind.build or kind.types]
 BUILDERS = {kind.name: kind.build or _default_build(kind.types[0]) for kind in _BUILDABLE}
-"""Kind → function that builds the object of a node. Arrays are not here: whoever reads the file has them."""
+"""Kind → function that builds the object of a node. Arrays are not here: the caller of `decode` passes them in."""
 
 TYPED = frozenset([kind.name for kind in ROWS if kind.operands[:1] == (TYPE,)])
 """The kinds whose first operand is an index into `types`."""
 
 # Numbers of operands begin at 1, as the kind is the first entry of a node.
 _OPERANDS = {kind.name: tuple(enumerate(kind.operands, 1)) for kind in ROWS}
+# The operands whose children are walked children: see the head of this file.
 _WALKED_OPERANDS = {
     name: tuple([(i, operand) for i, operand in operands if operand.is_walked]) for name, operands in _OPERANDS.items()
 }
-# Kinds whose keys or members Python hashes. The keywords of a partial are keys as well, but only texts.
 _KEYED = [(kind.name, kind.keyed, kind.operands) for kind in ROWS if kind.keyed]
+# Kind → number of the operand with the keys of a mapping or the members of a set, which Python hashes. Partials are not
+# here: their keywords are keys as well, but only texts.
 _HASHED_OPERAND = {name: keyed for name, keyed, operands in _KEYED if operands[keyed - 1].is_walked}
 # In paths, the keys and values of a mapping come first, then its other operands, such as a default factory.
 _OPERANDS_IN_PATH_ORDER = {
@@ -104,7 +118,7 @@ _DEEP = frozenset([kind.name for kind in ROWS if kind.is_deep])
 
 
 def operands(node: Node) -> Iterator[tuple[Operand, Any]]:
-    """Yields the declared operands of a node, each with its value."""
+    """Yields pairs of an operand, as the row of the kind declares it, and its value in a node."""
     return zip(KINDS[node[0]].operands, node[1:], strict=True)
 
 
@@ -119,6 +133,7 @@ def walked_children(node: Node) -> Iterator[Child]:
 
 
 def _children_in(node: Node, numbered_operands: Sequence[tuple[int, Operand]]) -> Iterator[Child]:
+    """Yields the children in some operands of a node. Operands without children, such as texts, are skipped."""
     for i, operand in numbered_operands:
         if operand.type == "children":
             yield from node[i]
@@ -137,33 +152,48 @@ def steps(manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
 
 
 def _default_steps(kind: Kind, manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
-    """Yields children and steps as the row of the kind declares them."""
+    """Yields the children of a node with their steps, by the operands in the row of its kind.
+
+    Examples of nodes and the steps of their children:
+
+        ["slice", <1>, <9>, <2>]         .start, .stop, .step
+        ["list", [3, 4]]                 [0], [1]
+        ["dict", ["a", "b"], [3, 4]]     <key>, <key>, ['a'], ['b']
+    """
     for i, operand in _OPERANDS_IN_PATH_ORDER[node[0]]:
         if operand.type == "child":
             yield node[i], operand.step
         elif operand.type == "children":
             for number, child in enumerate(node[i]):
-                # A value of a mapping, whose key has the same place in the operand before.
+                # A value of a mapping. Its key is at the same position in the operand before.
                 if kind.keyed is not None and i == kind.keyed + 1:
                     yield child, f"[{_key_text(manifest, node[i - 1][number])}]"
-                # An item, or a member of a set: keys that are the last operand have no values.
+                # An item, or a member of a set. The members of a set are its `keyed` operand and its last one.
                 elif i != kind.keyed or i == len(kind.operands):
                     yield child, f"[{number}]"
-                # A key of a mapping. The keywords of a partial are texts and are not visited.
+                # A key of a mapping. The names of a partial's keywords get here too, and are left out: they are texts.
                 elif operand.is_walked:
                     yield child, "<key>"
 
 
 def _key_text(manifest: Manifest, key: Child) -> str:
-    # Every path below a key repeats its text, so it is cut.
+    """Returns a key of a mapping as text. A long text is cut, because every path below the key repeats it."""
     return node_text(manifest, manifest.nodes[key]) if type(key) is int else atom_text(key, MAX_STEP)
 
 
 _MAX_INLINE, _MAX_LINE = 16, 80
+"""Most children of a node that is shown on one line, and most characters of that line."""
 
 
 def inline_text(manifest: Manifest, node: Node) -> str | None:
-    """Prints a node on one line. Returns None if it is too long, or holds something that could be tied."""
+    """Returns a node as text on one line, such as `(2, 3)`.
+
+    The row of its kind has a function for this, or the brackets around the children, or None for a kind that is never
+    shown on one line.
+
+    Returns:
+        None if the kind is never shown so, if a child is a node, which could be tied, or if the text is too long.
+    """
     inline = KINDS[node[0]].inline
     if inline is None or callable(inline):
         return inline and inline(manifest, node)
@@ -178,7 +208,7 @@ def inline_text(manifest: Manifest, node: Node) -> str | None:
 
 
 def node_text(manifest: Manifest, node: Node) -> str:
-    """Describes a node in a few words."""
+    """Describes a node in a few words: by its kind's function, as text on one line, or by the name of its kind."""
     kind = KINDS[node[0]]
     if kind.text is not None:
         return kind.text(manifest, node)
@@ -202,12 +232,14 @@ def first_beyond_bounds(
     Args:
         nodes: all nodes. Children stand before their parents.
         walked_children: returns the children of a node that are hashed or walked.
-        max_extra: most nodes and values below walked children, counted by paths, beyond the number in `nodes`.
+        max_extra: most nodes and atoms below walked children, beyond the number of nodes and atoms in `nodes`. Each
+            counts once for each path that leads to it.
 
     Returns:
         None if no node is beyond the bounds.
     """
-    # Most files have no walked nodes, and few nodes that cannot be nested without end.
+    # Most files need no closer look: no node is hashed or walked, and the nodes whose nesting has a bound are so few
+    # that they could not exceed it.
     has_walked_nodes = any(type(child) is int for node in nodes for child in walked_children(node))
     if not has_walked_nodes and sum(node[0] not in _DEEP for node in nodes) <= MAX_NESTED:
         return None
@@ -220,7 +252,7 @@ def first_beyond_bounds(
         child_nodes = [child for child in children_of(node) if type(child) is int]
         depths[i] = 1 + max([depths[child] for child in child_nodes], default=0)
         num_shallow[i] = (node[0] not in _DEEP) + max([num_shallow[child] for child in child_nodes], default=0)
-        # A size can double with each level. It is cut, so that numbers stay small.
+        # A size can double with each level. Beyond the bound its value does not matter, so it is cut and stays small.
         sizes[i] = min(node_sizes[i] + sum([sizes[child] for child in child_nodes]), max_walked + 1)
         walked_nodes = [child for child in walked_children(node) if type(child) is int]
         num_walked += sum([sizes[child] for child in walked_nodes])
@@ -231,7 +263,10 @@ def first_beyond_bounds(
 
 
 def _atom_size(child: Child) -> int:
-    """Returns the part of an atom in the time of hashing. Long numbers are hashed anew each time. 0 for a node."""
+    """Returns how much an atom adds to the time of hashing what holds it: 1, or more if it is long. 0 for a node.
+
+    Python hashes a long number anew each time.
+    """
     if type(child) is list:
         return 1 + sum(map(len, child)) // 16
     return type(child) is not int
@@ -240,10 +275,11 @@ def _atom_size(child: Child) -> int:
 def nan_among_keys(nodes: Sequence[Node]) -> int | None:
     """Returns the number of the first node with a NaN as a key or member, or inside one. None if there is no such node.
 
-    A NaN is not equal to itself, so such a key is never found again, and two of them are one key only if they are one
-    object.
+    A NaN is not equal to itself. So such a key is not found again with an equal NaN, and a dict or set takes two NaNs
+    for one key only if they are one object.
     """
     keys_by_node = {i: node[_HASHED_OPERAND[node[0]]] for i, node in enumerate(nodes) if node[0] in _HASHED_OPERAND}
+    # Most files have only plain atoms as keys, and need no walk over all nodes.
     if not any(type(key) is int or is_nan(key) for keys in keys_by_node.values() for key in keys):
         return None
     holds_nan: list[bool] = []
@@ -255,7 +291,7 @@ def nan_among_keys(nodes: Sequence[Node]) -> int | None:
 
 
 def keys_of(node: Node) -> Sequence[Child]:
-    """Returns the keys of a mapping, which are printed in paths, or the members of a set. Empty for other nodes."""
+    """Returns the keys of a mapping or the members of a set. Returns an empty sequence for other nodes."""
     return node[_HASHED_OPERAND[node[0]]] if node[0] in _HASHED_OPERAND else ()
 
 
@@ -265,9 +301,11 @@ def num_keys(nodes: Sequence[Node]) -> int:
 
 
 def key_sizes(nodes: Sequence[Node]) -> dict[int, int]:
-    """Returns the size of the largest key, counted by paths, for each node with keys that are nodes.
+    """Returns a dict: number of a mapping or set → size of its largest key or member that is a node.
 
-    Python may compare two keys with the same hash part by part, which takes time in proportion to their size.
+    A size is the number of nodes and atoms, each counted once for each path to it. Mappings and sets whose keys are
+    all atoms are absent. Python may compare two keys with the same hash part by part, which takes time in proportion
+    to their size.
     """
     mappings = [(i, keys_of(node)) for i, node in enumerate(nodes) if node[0] in _HASHED_OPERAND]
     node_keys: dict[int, list[int]] = {}
@@ -283,9 +321,9 @@ def key_sizes(nodes: Sequence[Node]) -> dict[int, int]:
 
 
 def first_unsafe_walk(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
-    """Returns the number of the first node below whose walked children is an object with attributes of a file's choice.
+    """Returns the number of the first node with an unsafe object among its walked children or anywhere below them.
 
-    These are the objects of Flax NNX and `Module`s that the head of this file describes, at any depth.
+    Unsafe are objects of Flax NNX and `Module`s, because a file chooses their attributes: see the head of this module.
 
     Args:
         nodes: all nodes of a manifest.
@@ -294,6 +332,7 @@ def first_unsafe_walk(nodes: Sequence[Node], classes: Sequence[Any]) -> int | No
     Returns:
         None if there is no such node.
     """
+    # `answers_as_told` is True for a class whose instances may answer with anything that a file put into them.
     are_unsafe = [any(library.answers_as_told(cls) for library in LIBRARIES) for cls in classes]
     if not any(are_unsafe):
         return None
@@ -307,7 +346,9 @@ def first_unsafe_walk(nodes: Sequence[Node], classes: Sequence[Any]) -> int | No
 
 
 def walked_children_in_comparison(classes: Sequence[Any]) -> Callable[[Node], Iterable[Child]]:
-    """Returns a function like `walked_children` for a comparison with a template, which also walks models of `Dag`s.
+    """Returns a function that takes the place of `walked_children` where a file is compared with a template.
+
+    The function also returns the model of a `Dag`, because the comparison packs it.
 
     Args:
         classes: the class of each type of the manifest.
@@ -325,10 +366,10 @@ def extend_digests(digests: list[str], nodes: Sequence[Node], types: Sequence[An
     """Appends the digests of those nodes that have none yet. A digest does not depend on how nodes are numbered.
 
     Args:
-        digests: digests of the first nodes, in order.
+        digests: digests of the first nodes, in order. The digests of the other nodes are appended.
         nodes: all nodes. Children stand before their parents.
         types: entries of `types` in the manifest.
-        arrays: entries of `arrays`. The names of tensors do not count.
+        arrays: entries of `arrays` in the manifest. The name of a tensor is not part of the digest.
     """
     for node in nodes[len(digests) :]:
         contents: list[Any] = [node[0]]
@@ -348,4 +389,5 @@ def extend_digests(digests: list[str], nodes: Sequence[Node], types: Sequence[An
 
 
 def _child_digest(child: Child, digests: Sequence[str]) -> str:
+    """Returns a text that stands for a child in the digest of its parent: a node's own digest, or an atom as JSON."""
     return f"node {digests[child]}" if type(child) is int else json.dumps(child)

@@ -3,6 +3,8 @@
 `None`, booleans and strings are themselves in JSON. Every other atom is a list of texts whose first is its tag:
 `["int", "-7f"]`. The classes and functions that a manifest names are written as atoms too, but what they mean is not
 decided here.
+
+Each value has one text. A reader refuses every other text for it, so that equal values are equal atoms.
 """
 
 import base64
@@ -51,8 +53,8 @@ def encode_numpy(value: np.generic | np.dtype[Any]) -> Atom:
     """Writes a NumPy scalar as its dtype and its little-endian bytes, or writes a dtype by its name.
 
     Raises:
-        TypeError: if the dtype has no name. So it is for structured dtypes, dtypes with metadata, dtypes of objects,
-            and dtypes of strings of any length.
+        TypeError: if the format has no name for the dtype. It has none for structured dtypes, dtypes with metadata,
+            dtypes of objects, and dtypes of strings of variable length.
     """
     if isinstance(value, np.dtype):
         if value.metadata:
@@ -67,6 +69,7 @@ def encode_numpy(value: np.generic | np.dtype[Any]) -> Atom:
 
 
 def _float_text(value: float) -> str:
+    """Returns a float in hexadecimal, such as `0x1.8p+1`. For a NaN, returns `nan:` and its eight bytes."""
     return value.hex() if value == value else f"nan:{struct.pack('>d', value).hex()}"
 
 
@@ -112,15 +115,18 @@ def decode_atom(atom: list[Any]) -> Any:
 
 
 def is_nan(atom: Any) -> bool:
-    """Returns True if an atom is a number that does not equal itself: a NaN, also in a complex number or a date."""
+    """Returns True if the value of an atom does not equal itself: a NaN, a complex number with one, or NumPy's NaT."""
+    # A Python number, or no number at all.
     if type(atom) is not list or atom[0] != "scalar":
         return type(atom) is list and atom[0] in ("float", "complex") and any(text[:3] == "nan" for text in atom[1:])
-    # Kinds of float, complex, timedelta, datetime, and void, which is how ml_dtypes registers its floats.
+    # Otherwise a NumPy scalar. The letters are the kinds of float, complex, timedelta, datetime, and void, which is how
+    # ml_dtypes registers its floats.
     value = decode_atom(atom)
     return value.dtype.kind in "fcmMV" and value.dtype.itemsize > 0 and bool(value != value)
 
 
 def _read_float(text: str) -> float:
+    """Returns the float of a text that `_float_text` made. Raises `ValueError` for any other text."""
     value = struct.unpack(">d", bytes.fromhex(text[4:]))[0] if text.startswith("nan:") else float.fromhex(text)
     if _float_text(value) != text:
         raise ValueError
@@ -128,6 +134,7 @@ def _read_float(text: str) -> float:
 
 
 def _read_int(text: str) -> int:
+    """Returns the whole number of a text in hexadecimal. Raises `ValueError` unless a writer would make this text."""
     value = int(text, 16)
     # `int` also takes spaces, underscores and prefixes, which no writer makes.
     if format(value, "x") != text:
@@ -149,6 +156,7 @@ def read_base64(text: str) -> bytes:
 
 
 def _read_str(text: str) -> str:
+    """Returns the string of a text in base64. Raises `ValueError` if the string has no surrogates."""
     value = read_base64(text).decode("utf-8", "surrogatepass")
     # A string without surrogates is written as itself and never as an atom.
     if type(encode_str(value)) is str:
@@ -157,9 +165,14 @@ def _read_str(text: str) -> str:
 
 
 def _read_scalar(text: str, data: str) -> np.generic:
-    """Returns the NumPy scalar with a dtype, by its name, and little-endian bytes in hexadecimal."""
+    """Returns a NumPy scalar. `text` is the name of its dtype, and `data` has its little-endian bytes in hexadecimal.
+
+    Raises:
+        ValueError: if `data` is not what a writer would write: other lengths, unused bits that are set, and the like.
+    """
     dtype = _dtype_of(text)
     raw = bytes.fromhex(data)
+    # No structured dtype, and lower-case digits without spaces, which `fromhex` would also accept.
     is_sound = len(raw) == dtype.itemsize and not (dtype.kind == "V" and dtype.fields) and raw.hex() == data
     if not is_sound or _cleared(raw, dtype) != raw or (dtype.kind == "b" and raw not in (b"\0", b"\1")):
         raise ValueError
@@ -178,12 +191,15 @@ _FIXED_TEXT = re.compile(r"(str_|bytes_)\[(0|[1-9][0-9]{0,8})\]")
 
 
 def _dtype_text(dtype: np.dtype[Any]) -> str:
+    """Returns the name of a dtype in a file, such as `float32`, or `str_[5]` for strings of five characters."""
     if dtype.kind in "SU" and dtype.isnative:
+        # A character has four bytes in a string, and one in `bytes_`.
         return f"{dtype.type.__name__}[{dtype.itemsize // np.dtype((dtype.type, 1)).itemsize}]"
     return dtype_name(dtype)
 
 
 def _dtype_of(text: str) -> np.dtype[Any]:
+    """Returns the dtype of a name that `_dtype_text` made. Raises if there is no such dtype."""
     match = _FIXED_TEXT.fullmatch(text)
     if match is None:
         return dtype_named(text)
@@ -198,7 +214,8 @@ def _cleared(raw: bytes, dtype: np.dtype[Any]) -> bytes:
 
 
 def _on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    # The byte order of the dtypes of ml_dtypes cannot be changed.
+    """Returns the little-endian dtype of a dtype's bytes in a file."""
+    # `isbuiltin` is 2 for the dtypes of ml_dtypes, whose byte order cannot be changed.
     return dtype if dtype.isbuiltin == 2 else dtype.newbyteorder("<")
 
 
@@ -223,9 +240,11 @@ _MAX_DECODED = 1_000
 
 
 def atom_text(atom: Any, max_length: int = _MAX_TEXT) -> str:
-    """Returns an atom as Python prints its value, cut to about `max_length` characters.
+    """Returns an atom as text for people, mostly as Python prints its value.
 
-    Only the first characters of a long atom are looked at, because the node that holds it may be shown many times.
+    A string is cut to `max_length` characters. Other atoms are cut to about 80. An atom of very many characters is
+    described by their number. Only the first characters of a long atom are looked at, because the node that holds it
+    may be shown many times.
     """
     if type(atom) is str:
         return short(repr(atom[: max_length + 1]), max_length)

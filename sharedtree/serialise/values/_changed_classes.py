@@ -8,7 +8,11 @@ was removed, because a guess would lose data. There are three ways to adapt a fi
 - `__sharedtree_version__` with `__sharedtree_migrate__`, which turns the fields of an older version into new ones.
 
 Some libraries keep kinds, marks or metadata of all attributes in one entry of each instance. The file has this entry
-like an attribute. Neither `renames=` nor a migration sees it, and each attribute keeps its mark.
+like an attribute. Neither `renames=` nor a migration sees it, and each attribute keeps its mark. The code calls it an
+own entry of the library (`own_entries`).
+
+A file lists two groups of attributes for each class: `fields`, which the class declared, and `extra`, which only its
+instances had.
 """
 
 import dataclasses
@@ -20,7 +24,7 @@ from ...core._printing import printable
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
 from ..trust._public_names import CHILD, MAIN, is_well_formed, library_of, root_of
 from ..trust._resolved_names import renames_as_code, updating
-from ._instances import fault_of_attribute, layout_of, maker
+from ._instances import fault_of_attribute, layout_of, maker_from_pairs
 from ._nodes import Manifest, TypeEntry
 
 Renames = Mapping[str, str | type | Callable[..., Any] | None]
@@ -47,7 +51,8 @@ def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequenc
     change = _ClassChange(entry, cls, renames)
     for name in entry.extra:
         new = change.new_names[name]
-        # A dropped attribute is never set, so it may have any name.
+        # A file may not set an attribute if both its old and its new name are at fault. A dropped attribute (`new` is
+        # None) is never set, so it may have any name.
         fault = fault_of_attribute(cls, name) and new is not None and fault_of_attribute(cls, new)
         if fault:
             key = f"{entry.name}.{printable(name[:80])}"
@@ -55,7 +60,7 @@ def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequenc
                 f"The file sets the attribute `{printable(name[:80])}` of `{entry.name}`{fault} Load it without that:\n"
                 f"    renames={{{renames_as_code(renames, {key: None})}}}"
             )
-    return change.maker()
+    return change.maker_from_values()
 
 
 def changed_kind_error(name: str, cls: Any, kind_in_file: str) -> StructureMismatchError:
@@ -87,7 +92,7 @@ def new_name(entry: TypeEntry, cls: Any, renames: Renames, field: str) -> Any:
 
 
 class _ClassChange:
-    """A class as the file describes it, compared with the class now.
+    """A class as the file describes it, compared with the class now. Makes instances of the latter.
 
     Args:
         entry: the class in the file.
@@ -99,8 +104,8 @@ class _ClassChange:
         names: the new names in the order of the values in a node.
         kept: the names that are not dropped.
         missing: new names of fields that were unset when the file was written.
-        extra: attributes that no field of the class has.
-        make: makes an instance from pairs of name and value.
+        extra: `extra` attributes of the file's entry that are no fields of the class now.
+        make_from_pairs: makes an instance from pairs of name and value.
     """
 
     def __init__(self, entry: TypeEntry, cls: Any, renames: Renames) -> None:
@@ -116,11 +121,18 @@ class _ClassChange:
                 f"After renaming, two fields of `{entry.name}` have one name. Correct `renames=`."
             )
         self.extra = self._extra_names()
-        self.make = maker(cls, self.new_names, self.renames)
+        self.make_from_pairs = maker_from_pairs(cls, self.new_names, self.renames)
 
-    def maker(self) -> Callable[[Sequence[Any]], Any]:
-        """Returns a function that makes an instance from the values in a node."""
-        make, kept, version = self.make, self.kept, self.entry.version
+    def maker_from_values(self) -> Callable[[Sequence[Any]], Any]:
+        """Returns a function that makes an instance from the values in a node.
+
+        The function migrates the values, or adds defaults, or does neither if the class has not changed.
+
+        Raises:
+            StructureMismatchError: if the class has no migration for the file's version, lacks a field of the file, or
+                has a new field without a default.
+        """
+        make_from_pairs, kept, version = self.make_from_pairs, self.kept, self.entry.version
         migrate = getattr(self.cls, "__sharedtree_migrate__", None)
         unknown = [name for name in kept if name not in self.layout.fields and name not in self.extra]
         added = self.absent_fields(kept)
@@ -133,25 +145,35 @@ class _ClassChange:
         defaults = {name: self.default_of(name) for name in added}
         # The usual case: the class has not changed.
         if not defaults and len(kept) == len(self.names):
-            return lambda values: make(zip(kept, values, strict=True))
+            return lambda values: make_from_pairs(zip(kept, values, strict=True))
 
         def make_with_defaults(values: Sequence[Any]) -> Any:
             attributes = self.by_name(values)
-            return make({**attributes, **{name: new_default() for name, new_default in defaults.items()}}.items())
+            return make_from_pairs(
+                {**attributes, **{name: new_default() for name, new_default in defaults.items()}}.items()
+            )
 
         return make_with_defaults
 
     def by_name(self, values: Sequence[Any]) -> dict[str, Any]:
-        """Returns the values by the names that their attributes have now."""
+        """Returns a dict of the values in a node, by the names that their attributes have now, without dropped ones."""
         return {name: value for name, value in zip(self.names, values, strict=True) if name is not None}
 
     def absent_fields(self, present: Collection[str]) -> list[str]:
-        """Returns the fields that need a default: neither present, nor unset in the file, nor allowed to be unset."""
+        """Returns the fields of the class that need a default.
+
+        These are not in `present`, were not unset in the file's instances, and may not stay unset.
+        """
         absent = [name for name in self.layout.fields if name not in present and name not in self.missing]
         return [name for name in absent if not self.rules.may_stay_unset(self.cls, name)]
 
     def renamed(self, field: str) -> str | None:
-        """Returns the name that an attribute in the file has now, after `renames`. None if the user drops it."""
+        """Returns the name that an attribute in the file has now, after `renames`. None if the user drops it.
+
+        Raises:
+            StructureMismatchError: if the new name is no name, or if the old or the new one is an own entry of the
+                library.
+        """
         new = new_name(self.entry, self.cls, self.renames, field)
         if new is field:
             return field
@@ -169,7 +191,11 @@ class _ClassChange:
         return new
 
     def _extra_names(self) -> set[str]:
-        """Returns the names of the attributes that no field of the class has. Raises if `renames` renames one."""
+        """Returns the `extra` names of the file's entry that are no fields of the class now.
+
+        Raises:
+            StructureMismatchError: if `renames` gives an `extra` attribute a new name that is no field.
+        """
         extra = set(self.entry.extra) - set(self.layout.fields)
         renamed = [name for name in self.entry.extra if self.new_names[name] not in (name, None, *self.layout.fields)]
         if renamed:
@@ -223,7 +249,11 @@ class _ClassChange:
         )
 
     def _require_migration(self, migrate: Any) -> None:
-        """Raises if the class cannot migrate the fields: they are of a newer version, or it has no migration."""
+        """Raises if the class cannot migrate the fields: the file's version is newer, or the class has no migration.
+
+        Args:
+            migrate: `__sharedtree_migrate__` of the class. None if it has none.
+        """
         versions = (
             f"The file has version {self.entry.version} of `{self.entry.name}`, and the class here has version "
             f"{self.layout.version}"
@@ -250,7 +280,11 @@ class _ClassChange:
 
         Args:
             migrate: `__sharedtree_migrate__` of the class.
-            fields: attributes by the names that they have now. Entries of the library are taken out of it.
+            fields: attributes by the names that they have now. The library's own entries are removed from this dict.
+
+        Raises:
+            StructureMismatchError: if the migration raises, or returns an unknown field, a declaration instead of a
+                value, or no value for a field without a default.
         """
         rules, version = self.rules, self.entry.version
         hook = f"`{self.cls.__qualname__}.__sharedtree_migrate__`"
@@ -282,22 +316,25 @@ class _ClassChange:
         migrated |= {name: self.default_of(name)() for name in self.absent_fields(migrated)}
         # Some libraries derive the marks of attributes from assignments, so the old instance is made first.
         if rules.is_assigned:
-            obj = self.make((fields | held_back).items())
+            obj = self.make_from_pairs((fields | held_back).items())
             rules.reassign(obj, migrated)
             return obj
-        # Where the entry is a dict of marks by name, the marks of removed attributes are dropped.
+        # Other libraries get their own entries back. If such an entry is a dict from the names of attributes to marks,
+        # it must have no marks of attributes that the migration removed. The marks have the names in the file (`old`).
         removed = {old for old, new in self.new_names.items() if new in fields and new not in migrated}
         for name, marks in held_back.items():
             is_by_name = type(marks) is dict
             migrated[name] = {k: mark for k, mark in marks.items() if k not in removed} if is_by_name else marks
-        return self.make(migrated.items())
+        return self.make_from_pairs(migrated.items())
 
 
 def renames_in(manifest: Manifest, renames: Renames) -> Renames:
-    """Adds to the renames the file's names for classes of `__main__`.
+    """Returns the renames, with an additional entry for each old name in `__main__`.
 
-    The program by which the file was written had these classes in `__main__`. In the file, they are in the module by
-    whose name other programs import it.
+    In the program that wrote the file, such a class or function was in `__main__`. In the file, it is in
+    `manifest.main`, the name by which other programs import that program. So the added entry has this module name:
+
+        {"__main__:Net": "net:Net"}    →    {"train:Net": "net:Net", "__main__:Net": "net:Net"}    (`train.py` wrote it)
     """
     if manifest.main is None:
         return renames
@@ -307,7 +344,12 @@ def renames_in(manifest: Manifest, renames: Renames) -> Renames:
 
 
 def require_sound_renames(renames: Renames) -> None:
-    """Raises `TypeError` if `renames` is no mapping or has no names as values; `ValueError` if a key is no old name."""
+    """Checks the option `renames`.
+
+    Raises:
+        TypeError: if it is no mapping, or a value is neither a text, nor a class or function, nor None.
+        ValueError: if a key cannot be a name in a file.
+    """
     if not isinstance(renames, Mapping):
         raise TypeError(
             f"`renames` is a `{type(renames).__qualname__}`. Give a dict of old and new names:\n"

@@ -3,6 +3,9 @@
 Children stand before their parents in a manifest, so one pass builds everything, and nothing recurses. Of trusted
 classes, flatten and unflatten functions, hooks and default factories are called, and `__hash__` of keys. Nothing else
 that a file names is called. `load` and `orbax.restore` read bytes in different ways and share everything else: `Plan`.
+
+Some words of this file: a *tensor* is the name of an array in the file, an *atom* a value that a manifest writes in
+place, a *record* a node or leaf of a template that was packed.
 """
 
 import collections
@@ -54,7 +57,8 @@ from ._template import Comparison, LoadReport, compare, rebuild, require_no_diff
 
 # Most paths that are listed for one name.
 _MAX_PATHS = 3
-# Most calls that a fix has for ties, and most differences for which it is made at all.
+# Most calls of `tie` and `untie` that an error offers as a fix. With more than `_MAX_DIFFERENCES` differences it offers
+# none.
 _MAX_TIE_CALLS, _MAX_DIFFERENCES = 8, 1000
 _IN_CODE = re.compile(r"(\.\w+|\[\d+\]|\['\w+'\])+", re.ASCII)
 """A path that is also code, such as `.blocks[0].weight`."""
@@ -76,9 +80,9 @@ def decode(
         manifest: a parsed manifest.
         array_of: index of an entry in `arrays` → its array; for PRNG keys, the raw data. It is called once for each
             entry, in the order of the nodes.
-        trust: names allowed in the file. Default: the names allowed in every file.
+        trust: names allowed in the file. Default: the names allowed in every file. Not used with `resolved`.
         renames: the option of `load`.
-        resolved: the objects of all names. Default: they are looked up.
+        resolved: the objects of all names, as `resolve` returns them. Default: they are looked up.
 
     Raises:
         UntrustedTypeError: if some names are not trusted. All of them are listed, and nothing was built.
@@ -118,7 +122,9 @@ def decode(
 
 
 def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
-    """Returns a function that makes an instance from the values of its fields. For a class without fields, the class.
+    """Returns a function that makes an instance from the values of its fields.
+
+    For a registered class or an enum, whose entry lists no fields, returns the class itself.
 
     Raises:
         StructureMismatchError: if the class does not fit the entry any more.
@@ -148,7 +154,7 @@ class Plan:
 
     Attributes:
         wanted: entries of the arrays to read, in the order in which `tree` takes these.
-        place: entry → the sharding or device for its array.
+        place: entry → the sharding or device for its array. None for JAX's default.
     """
 
     def __init__(
@@ -168,7 +174,7 @@ class Plan:
         self._resolved = resolve(self._manifest, trust, renames)
         self._renames = renames_in(self._manifest, renames or {})
         self._comparison: Comparison | None = None
-        # The template that is filled with what fits. With `strict`, it is compared but not filled.
+        # The template that is filled with the arrays that fit. With `strict`, a template is compared but not filled.
         self._filled_template = like if not strict else None
         self._template = like
         self.place: Place = place_of(sharding)
@@ -183,7 +189,7 @@ class Plan:
             number = first_beyond_bounds(self._manifest.nodes, keys_of, MAX_PRINTED) if number is None else number
             if number is not None:
                 raise malformed(f"node {number} holds one thing too often to be compared with a template")
-            # The tree is built with a `ShapeDtypeStruct` for each array, as none is read yet.
+            # No array is read yet, so the file's tree is built with a `ShapeDtypeStruct` in the place of each.
             structs = {entry.tensor: struct_of(entry) for entry in entries}
             entry_of = IdentityDict((structs[entry.tensor], entry) for entry in entries)
             self._comparison = compare(self._decode_with(structs), like, entry_of)
@@ -191,8 +197,10 @@ class Plan:
                 require_no_differences(self._comparison.differences, label, self._template_fix)
             else:
                 self._require_no_dags(classes, self._comparison.template, label)
-            # An array goes where the template's array is, if that was placed on purpose.
+            # Without `sharding=`, an array goes where the template's array is, if that was placed on purpose (is
+            # committed, or is a `ShapeDtypeStruct`). If it fits at several paths, the first decides.
             if sharding is None:
+                # Tensor → place.
                 places: dict[str, Placement] = {}
                 for record, struct in self._comparison.fitting.items():
                     if struct in entry_of:
@@ -203,7 +211,12 @@ class Plan:
         self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
 
     def _template_values(self, left_out: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
-        """Returns the values of a template for the atoms of values that were left out of the file.
+        """Finds in a template the values that were left out of the file. Returns atom → value.
+
+        Args:
+            left_out: the atoms that take the places of these values in the file.
+            like: the template. None if there is none.
+            label: name of the file in errors.
 
         Raises:
             StructureMismatchError: if there is no template, or it lacks some of them.
@@ -226,7 +239,12 @@ class Plan:
         return values
 
     def _new_step(self, node: Node, step: str) -> str | None:
-        """Returns the step that an attribute has now, after `renames`, for its step in the file. None if dropped."""
+        """Returns the step of a child after `renames`. None if the user drops the attribute.
+
+        Args:
+            node: the node in the file.
+            step: the step of the child in the file, such as `.weight`. Only steps of instances can change.
+        """
         if node[0] not in ("object", "wrapper"):
             return step
         entry = self._manifest.types[node[1]]
@@ -235,12 +253,19 @@ class Plan:
         return step if new == step[1:] else None if new is None else f".{new}"
 
     def _require_no_dags(self, classes: Sequence[Any], template: FlatDag, label: str) -> None:
-        """Raises if the file or the template has a `Dag`, so that the template cannot be filled with parts of the file.
+        """Raises `StructureMismatchError` if the file or the template has a `Dag`, and `strict=False` was passed.
 
-        A `Dag` shares objects with the tree around it. Leaves that are replaced around it would stay as they are in it.
+        Such a template cannot be filled with the parts of a file that fit. A `Dag` shares objects with the tree around
+        it, and leaves that were replaced in that tree would remain in the `Dag`.
+
+        Args:
+            classes: the class of each type of the manifest.
+            template: the template, packed.
+            label: name of the file in errors.
         """
         entries = zip(self._manifest.types, classes, strict=True)
         names: set[Name] = {("class", entry.name) for entry, cls in entries if cls is Dag}
+        # Paths in the file, then paths in the template.
         paths_by_name = paths_of_names(self._manifest) if names else {}
         paths = [path for name in names for path in paths_by_name.get(name, ())]
         nodes = [(number, template.node(number)) for number in range(len(template.records))]
@@ -255,19 +280,22 @@ class Plan:
             )
 
     def _template_fix(self) -> list[str]:
-        """Returns the lines of a fix for a template that differs from the file.
+        """Returns the last lines of the error for a template that differs from the file: three ways to go on.
 
-        They tie and untie objects where only that is needed, and load the file without the template, or what fits.
+        They are calls that tie and untie objects of the template, where these are the only differences; a call that
+        loads the file without the template; and one that loads the arrays that fit (`strict=False`).
         """
         assert self._comparison is not None
-        # Paths with a difference of another kind, also if they have one of ties as well. Tying does not help there.
+        # Paths with a difference that is not about ties, even if they also have one that is. Tying does not help there.
         counts = collections.Counter(difference.path for difference in self._comparison.differences)
         counts.subtract(tie.path for tie in self._comparison.ties)
         other_paths = [path for path, count in counts.items() if count > 0]
-        # Ties with the same first path go into one call.
+        # Ties with the same first path go into one call: (first path, whether to tie or to untie) → paths in the call.
+        # `tie` gets all paths of the object, and `untie` those that get an object of their own.
         calls: dict[tuple[str, bool], list[str]] = {}
         ties = self._comparison.ties[:_MAX_DIFFERENCES] if len(other_paths) <= _MAX_DIFFERENCES else ()
         for first, path, is_tied_in_file in ties:
+            # Both paths can be written as code, and nothing at or below them has to be changed beside the tie.
             if all(map(_IN_CODE.fullmatch, (first, path))) and not any(
                 other_path.startswith((first, path)) for other_path in other_paths
             ):
@@ -302,9 +330,14 @@ class Plan:
         return _fill_template(self._filled_template, tree, arrays_read, self._comparison)
 
     def _decode_with(self, array_objects: Mapping[str, Any]) -> Any:
-        """Builds the tree with given objects in the places of its arrays: tensor → array or `ShapeDtypeStruct`."""
+        """Builds the tree with other objects in the places of its arrays.
+
+        Args:
+            array_objects: tensor → the array, or a `ShapeDtypeStruct` for it.
+        """
         arrays, manifest = self._manifest.arrays, self._manifest
-        # The objects are weakly typed, or PRNG keys, already, so `decode` must not make them so.
+        # `decode` would make weakly typed arrays and PRNG keys of raw data. These objects are such arrays already, so
+        # their entries get neither mark.
         if any(entry.weak or entry.key is not None for entry in arrays):
             manifest = manifest._replace(arrays=tuple(entry._replace(weak=False, key=None) for entry in arrays))
         return decode(
@@ -313,23 +346,27 @@ class Plan:
 
 
 def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comparison: Any) -> tuple[Any, LoadReport]:
-    """Returns the template with the leaves of the file that fit, and a report.
+    """Returns a copy of the template with the leaves of the file that fit, and a report.
 
     Args:
         like: the template.
         tree: the file's tree. Arrays that were not read are `ShapeDtypeStruct`s.
         arrays_read: tensor → array.
-        first_comparison: comparison of the template with the file before arrays were read, for the report.
+        first_comparison: comparison of the template with the file before arrays were read. The report has its
+            differences, because only this comparison knew whether arrays that are not read are JAX's or NumPy's.
     """
+    # The leaves that fit are found anew, now as arrays.
     comparison = compare(tree, like, IdentityDict())
     template = comparison.template
     fitting = {n: leaf for n, leaf in comparison.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
     used = IdentitySet()
 
     def leaf_of(number: int) -> Any:
+        """Returns the leaf for a record of the template: the file's if one fits, or else the template's own."""
         leaf = fitting.get(number, template.objects[number])
         if number in fitting and isinstance(leaf, jax.Array | np.ndarray):
-            # One array of the file may fit two of the template, which stay two objects.
+            # One array of the file may fit two arrays of the template, which stay two objects. `add` returns False if
+            # the leaf was used before.
             return leaf if used.add(leaf) else leaf.copy()
         return leaf
 
@@ -362,22 +399,24 @@ def _names(manifest: Manifest) -> tuple[Name, ...]:
 
 
 def paths_of_names(manifest: Manifest, more_atoms: Sequence[Key] = ()) -> Paths:
-    """Returns for each name the first three paths at which it is used.
+    """Returns a dict: (use, name) → the first three paths at which the name is used.
 
     Args:
-        manifest: the manifest.
-        more_atoms: other atoms of two texts whose paths are wanted.
+        manifest: the manifest. Its names are `(use, name)`, such as `("class", "equinox.nn:Linear")`.
+        more_atoms: other atoms of two texts whose paths are wanted too.
     """
     parents = first_parents(manifest)
     atoms = {*manifest.names, *more_atoms}
     owners = [entry.name for entry in manifest.types]
     paths: dict[Any, tuple[str, ...]] = {}
 
-    def add_path(kind: str, name: str, number: int, step: str) -> None:
-        listed = paths.get((kind, name), ())
+    def add_path(use: str, name: str, number: int, step: str) -> None:
+        """Adds the path of node `number`, followed by a step, to the paths of a name, unless it has three already."""
+        listed = paths.get((use, name), ())
         if len(listed) < _MAX_PATHS:
-            paths[kind, name] = (*listed, path_from(parents, number) + step)
+            paths[use, name] = (*listed, path_from(parents, number) + step)
 
+    # The whole tree may be one atom. -1 is no node, so its path is empty.
     if type(manifest.root) is list:
         add_path(manifest.root[0], manifest.root[-1], -1, "")
     for number in sorted(parents):

@@ -3,6 +3,10 @@
 The walk follows objects, not treedefs, so it visits static fields as well. An object that was visited before is the
 same node again. Nothing recurses. The walk does not stop at the first object that cannot be written: one error lists
 all of them.
+
+An object becomes either a *node*, a list of its kind and its children, or an *atom*, a value that its parent has in
+place. `None`, booleans and strings are themselves as atoms; other atoms are lists of texts, such as `["int", "7"]`. A
+parent has a number for a child that is a node, so a whole number can only be the number of a node.
 """
 
 import functools
@@ -103,6 +107,7 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
     problems = walk.all_problems()
     if problems:
         num_left_out = len(left_out.objects)
+        # The error offers further entries of `leave_out` only if they leave out exactly the problems.
         raise unserialisable(problems, lambda more: _num_left_out(tree, [*entries, *more], num_left_out))
     left_out.require_used()
     manifest = {
@@ -119,10 +124,10 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
 
 
 def _num_left_out(tree: Any, entries: Sequence[str], num_without: int) -> int | None:
-    """Returns the number of values that entries of `leave_out` leave out of a tree, less `num_without`.
+    """Returns how many values more than `num_without` are left out of a tree with these entries of `leave_out`.
 
     Returns:
-        None if the rest of the tree cannot be written either.
+        None if the rest of the tree still cannot be written.
     """
     walk = _Walk(LeaveOut(entries))
     walk.run(tree)
@@ -130,7 +135,9 @@ def _num_left_out(tree: Any, entries: Sequence[str], num_without: int) -> int | 
 
 
 def names_in(tree: Any) -> dict[str, Any]:
-    """Returns the classes, functions and methods that a file of a tree would name. Unsuitable objects are skipped.
+    """Returns the classes, functions and methods that a file of a tree would name: name → object.
+
+    Objects that cannot be written are skipped.
 
     Raises:
         CycleError: if an object contains itself.
@@ -152,7 +159,7 @@ def find_left_out_values(template: Any, manifest: Manifest, new_step: Any) -> Ma
     Args:
         manifest: the file.
         template: the template.
-        new_step: see `values_left_out`.
+        new_step: (node, step in the file) → step in the template. None if the attribute is dropped.
 
     Returns:
         Atom in the file → value in the template.
@@ -170,8 +177,8 @@ class _Frame:
         obj: the object.
         children: its children.
         steps: the step of a path to each child.
-        build: makes the node from the children as they are written.
-        written: numbers of nodes, and atoms, of the first children.
+        build: makes the node from `written`, once all children are in it.
+        written: for each child that was written so far, the number of its node, or its atom.
     """
 
     __slots__ = ("build", "children", "obj", "steps", "written")
@@ -183,7 +190,10 @@ class _Frame:
 
 
 class _MemberOrder:
-    """Sort keys for the members of sets that are not all atoms. They do not depend on the order of the walk.
+    """Sort keys for the members of sets of which some member is no atom.
+
+    A key is made of a member's contents, so it is the same in every process. Numbers of nodes are not, because they
+    depend on the order in which a set gives its members.
 
     Attributes:
         walk: a second walk, which visits all members of all sets, each of them once.
@@ -197,7 +207,7 @@ class _MemberOrder:
     def sort_key(self, member: Any) -> str:
         """Returns the key of a member that the second walk has visited."""
         assert self.walk is not None
-        # A member with a node is found by its identity. The others are atoms, which are written again.
+        # The second walk finds the node of a member by identity. Other members are atoms, which it writes again.
         written = self.walk._visit(member)
         return f"node {self.digests[written]}" if type(written) is int else json.dumps(written)
 
@@ -245,11 +255,12 @@ class _Walk:
         self.frames_by_node: dict[int, _Frame] | None = None
 
     def run(self, tree: Any) -> Any:
-        """Writes a tree. Returns the number of its node, or its atom. None if it cannot be written.
+        """Writes a tree. Returns the number of its node, or its atom. Returns None if it cannot be written.
 
-        `_visit` opens a frame for an object with children. The frame on top is continued until all its children are
-        written; then its node is added, and is the next child of the frame below.
+        `_visit` opens a frame for an object that is taken apart. The loop visits the children of the frame on top. When
+        all of them are written, the frame's own node is added, and its number is the next child of the frame below.
         """
+        # The node or atom that was just written, or `_PENDING` if a frame was opened instead.
         child = self._visit(tree)
         frames = self._frames
         while frames:
@@ -268,8 +279,13 @@ class _Walk:
         return child
 
     def all_problems(self) -> list[Problem]:
-        """Returns the objects that cannot be written. If all can, returns problems of the whole tree, if it has any."""
+        """Returns the objects that cannot be written. If there are none, checks the tree as a whole.
+
+        These checks find nesting without bound, a NaN as a key, and the like. The first that fails gives the result.
+        The list is empty if the tree can be written. Call this once, after `run`.
+        """
         names = [*self.named, *(name for entry in self.types for key in _LISTS for name in entry.get(key, ()))]
+        # Keys with the same hash were counted during the walk as if each had one part. Keys that are nodes have more.
         for number, size in key_sizes(self.nodes).items():
             self._collisions.add_size(list(self.objects[number]), size)
         if self._collisions.are_too_many():
@@ -280,8 +296,9 @@ class _Walk:
                 self.problems.append(Problem("", reason, "Choose a shorter one."))
         if self.problems:
             return self.problems
-        # Only a tree without such objects was written completely, and can be checked as a whole.
+        # Without problems so far, the tree was written completely, and can be checked as a whole.
         if self.left_out.objects:
+            # The last node is the root: a root that is an atom has no children to leave out.
             problems = self.left_out.find_problems(self.manifest_of(len(self.nodes) - 1), self._node_numbers)
             if problems:
                 return problems
@@ -315,16 +332,17 @@ class _Walk:
         return Manifest("", tuple(types), (), self.nodes, root, {}, ())
 
     def open_node(self, manifest: Manifest, number: int) -> Iterator[tuple[Any, str]]:
-        """Yields the objects that the object of a node holds, each with its step in a file.
+        """Yields the children of a node's object, each with the step that it has in a file, but no keys of mappings.
 
         Args:
             manifest: everything that was written.
-            number: number of the node.
+            number: number of the node. Nothing is yielded for an array, which has no children.
         """
         frame = None if self.frames_by_node is None else self.frames_by_node.get(number)
         if frame is not None:
             # The steps of a node in a file can differ from those of the walk, and so can the order of the children. So
-            # the node is built again with the position of each child in its place, except for keys, which are in steps.
+            # the node is built again, with a mark in the place of each child that says its position in the walk. Keys
+            # stay, because they are part of the steps. An atom that no other child of this node can be serves as mark.
             pairs = zip(frame.written, frame.steps, strict=True)
             marks = [child if step.startswith("<") else [LEFT_OUT, str(i)] for i, (child, step) in enumerate(pairs)]
             for mark, step in steps(manifest, frame.build(marks)):
@@ -337,11 +355,19 @@ class _Walk:
         return self._named.main
 
     def path(self, num_frames: int | None = None) -> str:
-        """Returns the path to the place of the walk, or a part of it, as `frames[:num_frames]`."""
+        """Returns the path to the child that the walk is at, which is the next child of the frame on top.
+
+        Args:
+            num_frames: how many frames from the root the path goes through. -1 for all but the last, which gives the
+                path to the object of the frame on top. Default: all of them.
+        """
         return "".join([frame.steps[len(frame.written)] for frame in self._frames[:num_frames]])
 
     def _build_node(self, frame: _Frame) -> Node:
-        """Returns the node of an object whose children are written. A refused object becomes a problem."""
+        """Returns the node of an object whose children are written.
+
+        If the object is refused, adds a problem, and returns a node that takes its place.
+        """
         try:
             return frame.build(frame.written)
         # Some objects are refused only now, because of the kinds of their children.
@@ -357,9 +383,13 @@ class _Walk:
         return number
 
     def _visit(self, obj: Any) -> Any:
-        """Returns the atom or the number of the node of an object, or `_PENDING` after opening a frame for it.
+        """Returns the atom of an object, the number of its node, or `_PENDING` after opening a frame for it.
 
-        For an object that cannot be written, adds a problem and returns None, an atom in its place.
+        An object that was visited before, or is an array, has a node at once. For an object that cannot be written,
+        adds a problem, and returns None. This is the atom of Python's `None`, so the walk can go on.
+
+        Raises:
+            CycleError: if the object is one of those that are being written, so that it contains itself.
         """
         if self._leaves_out and self._frames:
             frame = self._frames[-1]
@@ -378,7 +408,7 @@ class _Walk:
         except RefusalError as error:
             self.problems.append(problem_at(self.path(), [frame.obj for frame in self._frames], obj, error))
             return None
-        # An array has its node already, and a name is an atom.
+        # The object was not taken apart: it is an array, whose node was added, or it was written as an atom (a name).
         if type(decomposition) is not Decomposition:
             return decomposition
         self._node_numbers[obj] = _UNFINISHED
@@ -432,9 +462,16 @@ class _Walk:
         return self._named.atom_of_function(obj) if jax_or_numpy_value is None else jax_or_numpy_value
 
     def _sort_members(self, members: Any, decomposition: Decomposition) -> Decomposition:
-        """Sorts the children of a set into an order that is the same in every process."""
+        """Returns the decomposition of a set, with its children in an order that is the same in every process.
+
+        The order is that of digests of the members' contents. A second walk writes the members to get the digests.
+
+        Args:
+            members: the set.
+            decomposition: the set, taken apart.
+        """
         order = self._member_order
-        # Sets of atoms are sorted by their texts when the node is built.
+        # Sets of atoms are sorted by their texts when the node is built. In the second walk, `order` is None.
         if order is None or all(type(member) in ENCODERS for member in members):
             return decomposition
         if order.walk is None:
@@ -443,7 +480,7 @@ class _Walk:
             order.walk._member_order = None
         try:
             order.walk.run(members)
-        # This walk gets to the same cycle, and raises an error with its path.
+        # The first walk will get to the same cycle, and raise an error with the path from the root.
         except CycleError:
             self._member_order = None
             return decomposition
@@ -451,6 +488,8 @@ class _Walk:
         return decomposition._replace(children=sorted(decomposition.children, key=order.sort_key))
 
     def _write_array(self, obj: Any) -> int:
+        """Adds an array, its entry and its node. Returns the number of the node."""
+        # The name of the tensor is made after `describe`, which may refuse the array.
         entry, data = describe(obj, "")
         entry["tensor"] = self._tensor_name()
         self.entries.append(entry)
@@ -458,7 +497,10 @@ class _Walk:
         return self._add_node(obj, ["array", len(self.entries) - 1])
 
     def _tensor_name(self) -> str:
-        """Returns the name of a new tensor: its path, or a number if that is long. A repeated name gets `~2`, `~3`."""
+        """Returns the name of a new tensor: its path, or `array7` for the eighth array if the path is long.
+
+        If another tensor has this name already, `~2`, `~3` and so on is added.
+        """
         is_short = len(self._frames) <= _MAX_STEPS_IN_NAME
         name = self.path().removeprefix(".") if is_short else f"array{len(self.entries)}"
         name = name or "value"
@@ -482,7 +524,10 @@ class _Walk:
         return number
 
     def _raise_cycle(self, obj: Any) -> Any:
-        """Raises the error for an object that contains itself. Both are on the path of the walk."""
+        """Raises the error for an object that contains itself.
+
+        The object is that of a frame, and the walk has got to it again as a child of the frame on top.
+        """
         start = next(i for i, frame in enumerate(self._frames) if frame.obj is obj)
         paths = self.path(start), self.path()
         shown = [printable(path) for path in paths]

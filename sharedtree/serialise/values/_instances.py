@@ -1,11 +1,16 @@
 """Takes instances of classes apart into nodes and types, attribute by attribute, and makes them again.
 
-A type lists the attributes that instances have. A node has the values of one instance, in the same order:
+A type lists the attributes that instances have. A node has the values of one instance, in the same order (`<0.5>` is
+short for the written form of 0.5):
 
     {"name": "equinox.nn:Dropout", "kind": "module", "fields": ["p", "inference"]}      ["object", 0, [<0.5>, false]]
 
 Instances are made by `object.__new__`, namedtuples by `tuple.__new__`. Their attributes are set in `__dict__` or slots
 directly, so that no `__init__`, no `__setattr__` and no property runs.
+
+Libraries treat the attributes of their classes in different ways, which an object `AttributeRules` describes. Classes
+of the kind `attributes` (modules of treex, of NNX and of this package) declare no attributes. Some libraries keep kinds
+or marks of all attributes in one entry of each instance, `own_entries` in the rules.
 """
 
 import contextlib
@@ -75,7 +80,7 @@ def rules_of(cls: Any) -> AttributeRules:
 
 
 def _find_layout(cls: Any) -> Layout:
-    """Makes the layout of a class by a look at the dictionaries of the class and its bases."""
+    """Makes the layout of a class from the dictionaries of the class and its bases."""
     kind = kind_of(cls)
     assert kind in FIELD_KINDS
     rules = rules_of(cls)
@@ -99,11 +104,13 @@ def _find_layout(cls: Any) -> Layout:
 
 
 def fault_of_attribute(cls: type, name: Any) -> str | None:
-    """Returns the end of an error if no file may set an attribute of this name in an instance. None if a file may.
+    """Returns the reason why no file may set an attribute of this name in an instance of a class. None if a file may.
 
-    The name may be any value that a file or an instance has as a key.
+    The reason begins with a comma, as it continues a sentence of an error. `name` may be any value, because an
+    instance's `__dict__` can have keys that are no texts.
     """
     layout = layout_of(cls)
+    # `may_have` returns None if the library leaves the answer to Python's rules for names.
     allowed = layout.rules.may_have(cls, name) if type(name) is str else False
     if allowed is None:
         allowed = name.isidentifier() and not keyword.iskeyword(name)
@@ -121,14 +128,18 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
     class_attribute = inherited(cls, name)
     if layout.kind != "attributes" and class_attribute is ABSENT and name not in listed_attributes(cls):
         return ", which the class does not declare. No save would write that."
-    # A file must not replace a method. It may replace plain values, which the class thereby declares.
+    # A file must not replace a method or another descriptor. It may replace a plain value of the class: by having the
+    # value, the class declares the attribute.
     is_defined = class_attribute is not ABSENT
     is_taken = is_defined and (callable(class_attribute) or hasattr(type(class_attribute), "__get__"))
     return ", in the place of what the class defines. No save would write that." if is_taken else None
 
 
 def listed_attributes(cls: type) -> frozenset[str]:
-    """Returns the names that a class and its bases list in `__sharedtree_attributes__`. These are no fields."""
+    """Returns the names that a class and its bases list in `__sharedtree_attributes__`.
+
+    The listed attributes are no fields, but files may set them. A listing is a tuple of names or a single name.
+    """
     dictionaries = [type.__getattribute__(base, "__dict__") for base in cls.__mro__]
     listings = [names.get("__sharedtree_attributes__", ()) for names in dictionaries]
     return frozenset(name for names in listings for name in ((names,) if type(names) is str else names))
@@ -141,7 +152,8 @@ class _WrittenType(NamedTuple):
         number: index of the entry.
         names: attributes in the order in which the walk visits them.
         steps: the step of a path to each attribute.
-        positions: for each value in a node, the position of its attribute in `names`. None if the order is the same.
+        positions: for each value in a node, the position of its attribute in `names`. None if the node has its values
+            in the order of `names`.
     """
 
     number: int
@@ -181,7 +193,7 @@ class Instances:
                     attributes[name] = slot.__get__(obj)
         if layout.kind == "attributes":
             attributes = layout.rules.written(obj, attributes, NAMING)
-        # Two instances of one class can have different attributes, and then different types.
+        # Two instances of one class can have different attributes. Then they have different types in the file.
         wrapped, copied = find_wrapped_field(layout.fields, attributes) if layout.kind == "module" else (None, ())
         key = (cls, copied, *attributes)
         written_type = self._written_types.get(key)
@@ -196,13 +208,16 @@ class Instances:
         return Decomposition(children, steps, lambda written: ["object", number, written])
 
     def _add_type(self, cls: type, layout: Layout, attributes: dict[str, Any], copied: tuple[str, ...]) -> _WrittenType:
-        """Adds the type of an instance.
+        """Adds the type of an instance to the manifest, and returns it with the order of its children.
 
         Args:
             cls: the class.
-            layout: its layout.
+            layout: the layout of the class.
             attributes: all attributes of the instance.
             copied: names of attributes that are not written, because a reader copies them from a wrapped field.
+
+        Raises:
+            RefusalError: if the instance has an attribute that no file may set.
         """
         fields = [name for name in layout.fields if name in attributes]
         skipped = {*fields, *layout.ignored, *copied, "__annotations__"}
@@ -221,14 +236,15 @@ class Instances:
         names, number = [*fields, *extra], len(self._types) - 1
         if layout.kind != "attributes":
             return _WrittenType(number, names, [f".{name}" for name in names], None)
-        # The rules of the library have put the attributes into JAX's order. The node lists them in another one.
+        # `AttributeRules.written` has put the attributes into JAX's order, in which the walk visits them. The node has
+        # their values in the order of the type: fields first, then `extra`.
         visited = [name for name in attributes if name in names]
         positions = [visited.index(name) for name in names]
         return _WrittenType(number, visited, [step_of(name) for name in visited], positions)
 
 
 def _how_to_declare(cls: type, name: Any) -> str:
-    """Returns the fix for an attribute that a class does not declare."""
+    """Returns the advice in an error about an attribute that a class does not declare."""
     if type(name) is not str or is_asked_of_all(name):
         return "Delete it."
     is_free = name.isidentifier() and inherited(cls, name) is ABSENT and kind_of(cls) != "attributes"
@@ -237,27 +253,28 @@ def _how_to_declare(cls: type, name: Any) -> str:
     return f'Make it a field of the class, or list it there: `__sharedtree_attributes__ = ("{name[:80]}",)`.'
 
 
-def maker(
+def maker_from_pairs(
     cls: Any, new_names: Mapping[str, str | None], renames: Mapping[str, Any]
 ) -> Callable[[Iterable[tuple[str, Any]]], Any]:
     """Returns a function that makes an instance from pairs of an attribute's name and its value.
 
     Args:
         cls: the class.
-        new_names: name in the file → name now, as `AttributeRules.finished` gets it. None for a dropped attribute.
-        renames: the option of the call, which fixes in errors repeat.
+        new_names: name in the file → name now, for `AttributeRules.finished`. None for a dropped attribute.
+        renames: the option of the call. The code that errors offer repeats it.
     """
     layout = layout_of(cls)
     attributes_of, slots = layout.attributes_of, layout.slots
 
     def make(items: Iterable[tuple[str, Any]]) -> Any:
-        """Makes an instance of any class: also namedtuples, classes with slots, and classes with rules of a library."""
+        """Makes an instance of any class, such as a namedtuple, a class with slots, or one with a library's rules."""
         if layout.kind == "namedtuple":
             values = dict(items)
             missing = next((name for name in layout.fields if name not in values), None)
             if missing is not None:
                 raise FormatError(f"The file has a `{cls.__qualname__}` without its field `{printable(missing)}`.")
             obj = tuple.__new__(cls, [values.pop(name) for name in layout.fields])
+            # What is left are attributes that a subclass of a namedtuple has beside the fields.
             items = values.items()
         else:
             obj = object.__new__(cls)
@@ -276,6 +293,7 @@ def maker(
         return obj if attributes is None else layout.rules.finished(obj, attributes, new_names)
 
     def make_plain(items: Iterable[tuple[str, Any]]) -> Any:
+        """Makes an instance of a class whose instances have only a `__dict__`."""
         obj = object.__new__(cls)
         attributes_of(obj).update(items)  # pyright: ignore[reportOptionalCall]
         return obj
@@ -287,19 +305,21 @@ def maker(
 
 # --- attributes that an Equinox module copies from the function that it wraps -----------------------------------------
 #
-# `equinox.module_update_wrapper` copies name, documentation and annotations. Annotations may be texts, and other
-# programs evaluate such texts to get the types. So a file never contains annotations. It names the field from whose
-# value a reader copies them again, if they are still equal to those of that value.
+# `equinox.module_update_wrapper` copies name, documentation and annotations (`WRAPPER_ATTRIBUTES`) from a function into
+# the module that wraps it in one of its fields. Annotations may be texts, and other programs evaluate such texts to get
+# the types. So a file never contains annotations. It names the wrapped field, and a reader copies from its value all
+# attributes that were equal to those of the module when the file was written.
 
 WRITTEN_ATTRIBUTES = frozenset(WRAPPER_ATTRIBUTES) - {"__annotations__"}
 """The copied attributes that a file may hold. Annotations are not among them."""
 
 
 class WrappedField(NamedTuple):
-    """A field of a module, and the names of the attributes that a reader copies from its value.
+    """The field with the function that a module wraps.
 
     Attributes:
-        field: None if the module wraps none of its fields.
+        field: name of the field. None if the module wraps none of its fields.
+        copied: names of the attributes that a reader copies from the value of the field.
     """
 
     field: str | None
@@ -312,16 +332,23 @@ _NOT_WRAPPED = WrappedField(None, ())
 def find_wrapped_field(fields: Sequence[str], attributes: dict[str, Any]) -> WrappedField:
     """Finds the field that a module wraps, by comparing the module's attributes with those of each field's value.
 
-    The module may have been renamed since it was wrapped. Then its new name differs and is written. Annotations are
-    never written, so those of the field must equal those of the module.
+    A field is the wrapped one if its value has no copied attribute that the module lacks, and if its annotations equal
+    those of the module, because no file has them. Other attributes may differ, such as the name of a module that was
+    renamed after it was made. These are written. In a module without annotations, all attributes must be equal.
+
+    Args:
+        fields: names of the module's fields.
+        attributes: all attributes of the module.
     """
     best = _NOT_WRAPPED
+    # `module_update_wrapper` always sets `__module__`. Most modules wrap nothing and have none.
     if "__module__" not in attributes:
         return best
     module_attributes = {name: attributes[name] for name in WRAPPER_ATTRIBUTES if name in attributes}
     for field in fields:
         copies = copied_attributes(attributes[field]) if field in attributes else {}
         equal = [name for name in module_attributes if name in copies and copies[name] == module_attributes[name]]
+        # The second half is for modules without annotations.
         has_all_annotations = "__annotations__" in equal or len(equal) == len(module_attributes)
         is_wrapped = copies.keys() <= module_attributes.keys() and has_all_annotations
         # Several fields may hold functions. The one with the most equal attributes is the wrapped one.
@@ -331,17 +358,22 @@ def find_wrapped_field(fields: Sequence[str], attributes: dict[str, Any]) -> Wra
 
 
 def copy_wrapped_attributes(obj: Any, wrapped: Any) -> None:
-    """Copies the attributes that `equinox.module_update_wrapper` copies. Attributes that the module has are kept."""
+    """Copies into a module the attributes that `equinox.module_update_wrapper` copies from the wrapped object.
+
+    Attributes that the module already has are kept.
+    """
     module_attributes = dict_descriptor(type(obj)).__get__(obj)
     copies = copied_attributes(wrapped)
     module_attributes.update({name: value for name, value in copies.items() if name not in module_attributes})
 
 
 def copied_attributes(wrapped: Any) -> dict[str, Any]:
-    """Returns the attributes that a module copies from the object that it wraps.
+    """Returns those of `WRAPPER_ATTRIBUTES` that an object has and that `module_update_wrapper` would copy from it.
 
-    If a file can contain instances of the object's class, or if it is a partial, the attributes are read from
-    dictionaries. So no property and no `__getattr__` runs, nor anything that the file put there.
+    The attributes of a function are read as usual. But if the object is a partial, or an instance of a class that files
+    may describe, its attributes may come from a file. Then they are read from the dictionaries of its class and of
+    itself, so that no property and no `__getattr__` runs and nothing of the file is called. For the same reason only
+    texts, None and dicts are returned: a file or a class may have anything else under these names.
     """
     cls = type(wrapped)
     if kind_of(cls) is None and not issubclass(cls, functools.partial):
@@ -351,8 +383,10 @@ def copied_attributes(wrapped: Any) -> dict[str, Any]:
     bases = reversed(type.__getattribute__(cls, "__mro__"))
     dictionaries = [type.__getattribute__(base, "__dict__") for base in bases]
     descriptors = [names["__dict__"] for names in dictionaries if "__dict__" in names]
+    # `without_missing` drops attributes that only mark a missing value.
     instance_dicts = [without_missing(descriptor.__get__(wrapped)) for descriptor in descriptors]
     attributes: dict[str, Any] = {}
+    # All descriptors give the one `__dict__` of the instance, so one is enough. Some classes have no descriptor.
     for names in (*dictionaries, *instance_dicts[-1:]):
         attributes |= {name: names[name] for name in WRAPPER_ATTRIBUTES if name in names}
     return {name: value for name, value in attributes.items() if value is None or type(value) in (str, dict)}

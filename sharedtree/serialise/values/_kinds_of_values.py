@@ -7,6 +7,11 @@ classes, which are rebuilt field by field, by an unflatten function, or found by
 Nothing here gets an attribute of an instance that a file describes. Its class may have a `__getattr__` that calls what
 the file put into the instance.
 
+A node is a JSON list: its kind, then its operands, so `node[1]` is the first operand. A child in a node is the number
+of an earlier node, or an atom, a value in place. The functions `_take_...` return a `Decomposition`: children, their
+steps in paths, and `build`, a function that makes the node from `written`, the list of the children as they are in a
+node. The functions `_build_...` make the object of a node. `parts` returns the objects of children.
+
 A mesh is loaded over the devices with the same ids. If some of these are absent, it is loaded over the first devices in
 JAX's order. With too few devices loading fails, because a model that holds a mesh means to compute on it. No file
 contains a single device.
@@ -62,7 +67,7 @@ _KEYS = children(is_walked=True)
 
 
 def key_text(key: Any) -> str:
-    """Returns the step of a path to the value of a key, as JAX prints it."""
+    """Returns the step of a path to the value of a key, as JAX prints it, or the class of a key with no short text."""
     try:
         text = repr(key)
     except Exception:  # noqa: BLE001 -- only a text for people
@@ -89,11 +94,14 @@ def _take_set(kind: str) -> Callable[[Any], Decomposition]:
 
 
 def _build_set(cls: type) -> Callable[[Parts, Node], Any]:
-    """Returns the function that builds a set or a frozenset. It refuses members that occur twice."""
+    """Returns the function that builds a set or a frozenset.
+
+    The function raises `ValueError` if a member occurs twice, or if too many members have the same hash.
+    """
 
     def build(parts: Parts, node: Node) -> Any:
         items = parts.children(node[1])
-        parts.count(items)
+        parts.limit_collisions(items)
         members = cls(items)
         require(len(members) == len(items), "a member occurs twice")
         return members
@@ -102,7 +110,10 @@ def _build_set(cls: type) -> Callable[[Parts, Node], Any]:
 
 
 def _flatten_order(keys: list[Any]) -> Sequence[int]:
-    """Returns the positions of the keys in the order in which JAX flattens a dict: sorted, if they can be compared."""
+    """Returns the positions of the keys in the order in which JAX flattens a dict.
+
+    The keys are sorted. If they cannot be compared, they stay in insertion order.
+    """
     try:
         return sorted(range(len(keys)), key=keys.__getitem__)
     except (TypeError, ValueError):
@@ -146,9 +157,14 @@ def _take_mapping(kind: str) -> Callable[[Any], Decomposition]:
 
 
 def _build_mapping(parts: Parts, node: Node) -> Any:
-    """Builds a dict, an `OrderedDict` or a `defaultdict`. Refuses keys that occur twice."""
+    """Builds a dict, an `OrderedDict` or a `defaultdict`.
+
+    Raises:
+        ValueError: if a key occurs twice, too many keys have the same hash, or the default factory cannot be called.
+    """
+    # The last two operands are keys and values. A `defaultdict` has its default factory before them.
     keys = parts.children(node[-2])
-    parts.count(keys)
+    parts.limit_collisions(keys)
     if node[0] == "defaultdict":
         factory = parts.child(node[1])
         require(factory is None or callable(factory), "its default factory is no class")
@@ -174,6 +190,7 @@ def _mapping_kind(cls: type, *leading: Operand) -> Kind:
 
 
 def _build_deque(parts: Parts, node: Node) -> Any:
+    """Builds a deque. Raises `ValueError` if it has more items than it may have, as Python would drop some."""
     maxlen, items = parts.child(node[1]), parts.children(node[2])
     require(maxlen is None or maxlen >= len(items), "it is longer than it may be")
     return collections.deque(items, maxlen)
@@ -185,6 +202,7 @@ def _take_path(obj: pathlib.PurePath) -> Decomposition:
 
 
 def _build_path(parts: Parts, node: Node) -> Any:
+    """Builds a path of the class with the file's name, or a pure path if the class is for another system."""
     require(node[1] in _PATHS, "it is no path")
     concrete, pure = _PATHS[node[1]]
     # A concrete path of another system cannot be made on this one. A pure path has the same text.
@@ -216,16 +234,25 @@ def _start_stop_step_kind(cls: type, *forms: str) -> Kind:
 
 # --- partials ---------------------------------------------------------------------------------------------------------
 
-# Attributes that `functools.update_wrapper` sets. Annotations are not written, but copied from `__wrapped__`.
+# Attributes that `functools.update_wrapper` sets and a file may hold. Annotations are not among them: they are copied
+# from the attribute `__wrapped__` when a partial is loaded.
 _UPDATED = frozenset({*WRITTEN_ATTRIBUTES, "__wrapped__", "__type_params__"})
 
 
 def _is_partial_attribute(name: Any) -> bool:
-    """Returns True if a partial in a file may have an attribute. Names that other code calls, as `__get__`, may not."""
+    """Returns True if a partial in a file may have an attribute with this name.
+
+    It may not have a name by which other code gets something to call, such as `__get__`.
+    """
     return name in _UPDATED or (type(name) is str and not name.startswith("__") and not is_asked_of_all(name))
 
 
 def _take_partial(obj: Any) -> Decomposition:
+    """Takes a `functools.partial` apart, with its own attributes except annotations.
+
+    Raises:
+        RefusalError: if it has an attribute that no file may have, or a keyword that is no string.
+    """
     attributes = {name: value for name, value in obj.__dict__.items() if name != "__annotations__"}
     if not all(map(_is_partial_attribute, attributes)):
         raise RefusalError("a partial with an attribute that stands in for a method", "Delete the attribute.")
@@ -233,6 +260,7 @@ def _take_partial(obj: Any) -> Decomposition:
 
 
 def _take_jax_partial(obj: Any) -> Decomposition:
+    """Takes a `jax.tree_util.Partial` apart."""
     function = obj.func
     # `jax.tree_util.Partial` wraps a `functools.partial` in this private class, so that it can be hashed.
     if type(function).__name__ == "_HashableCallableShim":
@@ -241,13 +269,17 @@ def _take_jax_partial(obj: Any) -> Decomposition:
 
 
 def _take_call_parts(kind: str, obj: Any, function: Any, *attributes: Any) -> Decomposition:
-    """Takes a partial apart into arguments, values of keywords, names of keywords, and function, in this order.
+    """Takes a partial apart into arguments, values of keywords, names of keywords, function, and attributes.
+
+    The children are in this order, in which traced ones come first. The node has them in the order of its operands:
+    function, arguments, names, values, attributes.
 
     Args:
         kind: kind of the node.
         obj: the partial.
-        function: the function that it applies.
-        attributes: dict of the partial's own attributes, if nodes of the kind have one.
+        function: the function that the partial calls.
+        attributes: the dict of the partial's own attributes, or None if there are none. Left out for a kind whose
+            nodes have no such operand.
     """
     names, count = tuple(obj.keywords), len(obj.args)
     if not all(type(name) is str for name in names):
@@ -272,11 +304,17 @@ def _call_parts(parts: Parts, node: Node) -> tuple[Any, tuple[Any, ...], dict[st
 
 
 def _build_partial(parts: Parts, node: Node) -> Any:
-    """Builds a `functools.partial`, with its annotations copied from the function that it wraps."""
+    """Builds a `functools.partial`. Its annotations are copied from the object in its attribute `__wrapped__`.
+
+    Raises:
+        ValueError: if it has an attribute that no file may have, or type parameters.
+    """
     function, args, keywords = _call_parts(parts, node)
+    # The last operand is the dict of the partial's attributes, or None.
     attributes = dict(parts.child(node[5]) or {})
     require(all(map(_is_partial_attribute, attributes)), "its attributes would stand in for methods")
-    # Only the definition of a generic function makes type parameters, and a partial is none.
+    # `functools.update_wrapper` copies the type parameters of a function, `()` for all but generic ones. Only the code
+    # that defines a generic function can make others, so a file may not have them.
     parameters = attributes.get("__type_params__", ())
     require(type(parameters) is tuple and not parameters, "its type parameters are no code's")
     if "__wrapped__" in attributes:
@@ -294,6 +332,7 @@ def _placeholder() -> None:
 
 
 def _build_jax_partial(parts: Parts, node: Node) -> Any:
+    """Builds a `jax.tree_util.Partial`."""
     function, args, keywords = _call_parts(parts, node)
     return jtu.Partial(function, *args, **keywords)
 
@@ -317,11 +356,15 @@ CompiledFunction: type = type(eqx.filter_jit(_Example.method))
 
 
 def _find_method(owner: Any, name: str) -> Any:
-    """Returns the function that `owner.<name>` would bind, found without running any descriptor. None if none does.
+    """Returns the function that `owner.<name>` would bind to `owner`, found without running any descriptor.
 
     Args:
         owner: an instance, for an ordinary method, or a class, for a class method.
         name: name of the method.
+
+    Returns:
+        None if `owner.<name>` is no method that is bound to `owner`. A class method of an instance's class is none: it
+        is bound to the class.
     """
     bases: Iterable[type] = type.__getattribute__(owner if isinstance(owner, type) else type(owner), "__mro__")
     for base in bases:
@@ -334,13 +377,18 @@ def _find_method(owner: Any, name: str) -> Any:
 
 
 def _method_name(function: Any, owner: Any) -> str | None:
-    """Returns the name under which `owner` binds a function. None if it does not: see `_find_method`."""
+    """Returns the name of a function if `owner.<name>` binds this very function to `owner`, and None otherwise."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) and name.isidentifier() and _find_method(owner, name) is function else None
 
 
 def _take_method(obj: types.MethodType) -> Decomposition:
-    """Takes an ordinary bound method apart. Raises `RefusalError` if its name does not lead back to it."""
+    """Takes one of Python's bound methods apart into its object. The node has the method's name beside that.
+
+    Raises:
+        RefusalError: if the name does not lead from the object to the method, or if the object's class cannot be
+            rebuilt from a file.
+    """
     name, owner = _method_name(obj.__func__, obj.__self__), obj.__self__
     if name is None:
         raise RefusalError(
@@ -355,7 +403,11 @@ def _take_method(obj: types.MethodType) -> Decomposition:
 
 
 def take_bound_method(obj: Any) -> Decomposition | None:
-    """Takes a bound method of an Equinox module apart. Returns None if the module's class does not have the method."""
+    """Takes a bound method of an Equinox module apart into the module. The node has the method's name beside that.
+
+    Returns:
+        None if the name of the function does not lead from the module to this function.
+    """
     parts = object.__getattribute__(obj, "__dict__")
     owner, function = parts.get("__self__"), parts.get("__func__")
     name = _method_name(function, owner)
@@ -370,7 +422,12 @@ def function_of(method: Any) -> Any:
 
 
 def _build_method(parts: Parts, node: Node) -> Any:
-    """Builds a bound method, Python's or Equinox's. Only methods of trusted classes are built."""
+    """Builds a bound method, Python's or Equinox's. Only methods of trusted classes are built.
+
+    Raises:
+        StructureMismatchError: if the class of the object has no such method any more.
+        ValueError: if files may not bind methods of such an object.
+    """
     owner = parts.child(node[1])
     function = _find_method(owner, node[2])
     cls = owner if issubclass(type(owner), type) else type(owner)
@@ -380,6 +437,7 @@ def _build_method(parts: Parts, node: Node) -> Any:
         raise StructureMismatchError(f"`{cls.__qualname__}` has no method `{node[2][:80]}`. Add it to the class again.")
     if node[0] == "method":
         return types.MethodType(function, owner)
+    # The other kind of node is `bound`. Its object must be an instance, and no class.
     require(kind_of(cls) == "module" and cls is not owner, "its object is no Equinox module")
     bound = object.__new__(BoundMethod)
     object.__getattribute__(bound, "__dict__").update({"__func__": function, "__self__": owner})
@@ -391,7 +449,10 @@ _OWNERS = {
     "method": frozenset({"object", "wrapper", "registered", "enum"}),
     "bound": frozenset({"object", "wrapper"}),
 }  # fmt: skip
-"""Kind of a method's node → the kinds of node of its object, all of which name a class."""
+"""Kind of a method's node → the kinds that the node of its object may have. Their first operand is the class.
+
+`method` is a bound method of Python, and `bound` is Equinox's bound method of a module.
+"""
 
 
 def name_of_method(types: list[str], nodes: list[Node], node: Node) -> str | None:
@@ -399,11 +460,12 @@ def name_of_method(types: list[str], nodes: list[Node], node: Node) -> str | Non
 
     Args:
         types: the name of each class in the manifest.
-        nodes: the nodes before this one, or all of them.
+        nodes: the nodes before `node`, or all of them.
         node: any node.
 
     Returns:
-        None if the node is no method, or the node of its object names no class.
+        None if the node is no method, or the class of its object is not known from the manifest. That is so for the
+        `__call__` of a bound method, whose object is itself a node `bound`.
     """
     if node[0] not in _OWNERS:
         return None
@@ -424,14 +486,19 @@ def _build_object(parts: Parts, node: Node) -> Any:
 
 
 def _build_wrapper(parts: Parts, node: Node) -> Any:
-    """Builds an Equinox module, and copies name, documentation and annotations from the field that it wraps."""
+    """Builds an Equinox module that wraps the function in one of its fields.
+
+    Name, documentation and annotations of the module are copied from the value of the field that holds the function.
+    """
     obj = _build_object(parts, node)
     require(kind_of(type(obj)) == "module", "its class is no Equinox module")
+    # The last operand is the name of that field, whose position in the type is its position among the values.
     copy_wrapped_attributes(obj, parts.child(node[2][parts.fields[node[1]].index(node[3])]))
     return obj
 
 
 def _steps_of_fields(manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
+    """Yields the children of an instance with their steps, which are its attributes in the order of its type."""
     entry = manifest.types[node[1]]
     for value, name in zip(node[2], (*entry.fields, *entry.extra), strict=True):
         yield value, step_of(name)
@@ -462,7 +529,8 @@ def take_registered(obj: Any, type_index: int) -> Decomposition:
             f"a `{type(obj).__qualname__}` whose flatten function raises {type(error).__name__}: {error}",
             "Leave it out, or bring it into a state in which JAX can flatten it.",
         ) from error
-    # To JAX the object is one constant, so this is no cycle that its user could break.
+    # Some classes without children are constants for JAX, and give themselves as auxiliary data. The walk would take
+    # that for a cycle, but its user could not break it. So it gets an error of its own.
     if aux is obj:
         raise RefusalError(
             f"a `{type(obj).__qualname__}` that is its own auxiliary data, of which nothing can be written",
@@ -473,8 +541,9 @@ def take_registered(obj: Any, type_index: int) -> Decomposition:
         raise RefusalError(
             f"a `{type(obj).__qualname__}` with {fault}, which no file may have", "Set it anew after loading."
         )
-    # Positions take the place of keys that do not match the children or make no paths, and of keys with an address or
-    # with surrogates, which no file can hold.
+    # The keys become steps of paths, unless some do not fit. Then positions take their place. Keys must be as many as
+    # the children, different, and each like a step. They must have no address, which differs from process to process,
+    # and no surrogates, which no file can hold.
     is_sound = len(keys) == len(child_objects) and are_steps(keys)
     if not is_sound or any(" at 0x" in key or type(encode_str(key)) is list for key in keys):
         keys = [f"[{i}]" for i in range(len(child_objects))]
@@ -486,7 +555,7 @@ def take_registered(obj: Any, type_index: int) -> Decomposition:
 
 
 def _take_dag(dag: Dag[Any], type_index: int) -> Decomposition:
-    """Takes a `Dag` apart into its model.
+    """Takes a `Dag` apart. Its one child is its model.
 
     Raises:
         RefusalError: if packing the model does not give the leaves and the structure of the `Dag`. The model may have
@@ -516,7 +585,12 @@ def are_steps(steps: Any) -> bool:
 
 
 def _build_registered(parts: Parts, node: Node) -> Any:
-    """Builds an instance by the unflatten function of its class, and flattens it to check that nothing was dropped."""
+    """Builds an instance by the unflatten function of its class, and flattens it to check that nothing was dropped.
+
+    Raises:
+        StructureMismatchError: if the unflatten function raises, or the numbers of children or static values differ.
+        ValueError: if no file may have this auxiliary data.
+    """
     cls, aux, child_objects = parts.makers[node[1]], parts.child(node[2]), parts.children(node[3])
     if cls is Dag:
         require(aux is None and len(child_objects) == 1, "a `Dag` has one model, and nothing else")
@@ -548,7 +622,10 @@ def _build_registered(parts: Parts, node: Node) -> Any:
 
 
 def _count_parts(child_objects: Sequence[Any], aux: Any) -> tuple[int, int | None]:
-    """Returns the number of children and the number of static values. None if aux is no plain collection of values."""
+    """Returns the number of children and the number of static values.
+
+    The latter is None if the auxiliary data is no plain collection, whose values could be counted.
+    """
     return len(child_objects), len(aux) if type(aux) in (tuple, list, dict) else None
 
 
@@ -576,7 +653,7 @@ def _steps_of_registered(_: Manifest, node: Node) -> Iterator[tuple[Child, str]]
 
 
 def take_enum(obj: Any, type_index: int) -> Decomposition:
-    """Takes a member of an enum apart, into its name. A combination of flags without a name is written by its value.
+    """Takes a member of an enum apart. The node has its name, or the value of a combination of flags without a name.
 
     Raises:
         RefusalError: if the object is no member of its class.
@@ -599,7 +676,12 @@ _combinations: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary(
 
 
 def _build_enum(parts: Parts, node: Node) -> Any:
-    """Finds the member of an enum by its name, or a combination of flags by its value."""
+    """Returns the member of an enum with the name in the file, or the combination of flags with the value in the file.
+
+    Raises:
+        StructureMismatchError: if the enum has no such member any more.
+        ValueError: if there is no such combination, or files have added too many to this class.
+    """
     cls, name_or_value = parts.makers[node[1]], parts.child(node[2])
     if type(name_or_value) is str:
         member = cls.__members__.get(name_or_value)
@@ -624,7 +706,7 @@ def _build_enum(parts: Parts, node: Node) -> Any:
 
 
 def _enum_text(manifest: Manifest, node: Node) -> str | None:
-    """Prints a member of an enum as `Class.NAME` or `Class(value)`."""
+    """Returns a member of an enum as the text `Class.NAME` or `Class(value)`."""
     name, member = _class_name(manifest, node), node[2]
     if type(member) is int:
         return None
@@ -668,7 +750,12 @@ _LEAF = Leaf()
 
 
 def _take_treedef(obj: Any) -> Decomposition:
-    """Takes a treedef apart, into a tree of placeholders whose treedef it is."""
+    """Takes a treedef apart. Its one child is a tree with the placeholder `_LEAF` for each leaf, whose treedef it is.
+
+    Raises:
+        RefusalError: if the treedef's classes cannot be rebuilt around placeholders, or the treedef of the rebuilt tree
+            differs.
+    """
     try:
         tree = jtu.tree_unflatten(obj, [_LEAF] * obj.num_leaves)
         is_equal = jtu.tree_structure(tree) == obj
@@ -712,7 +799,10 @@ def take_other(obj: Any) -> Decomposition | list[str] | None:
 
 
 def _take_mesh(kind: str) -> Callable[[Any], Decomposition]:
-    """Returns the function that takes a `Mesh` or an `AbstractMesh` apart. Only a `Mesh` has the ids of devices."""
+    """Returns the function that takes a `Mesh` (kind `mesh`) or an `AbstractMesh` apart.
+
+    Its children are the names of the axes and, only for a `Mesh`, the ids of the devices.
+    """
 
     def take(obj: Any) -> Decomposition:
         # The names of the axes are children, because they can be any hashable value.
@@ -729,7 +819,11 @@ def _take_mesh(kind: str) -> Callable[[Any], Decomposition]:
 
 
 def _mesh_axes(parts: Parts, node: Node) -> tuple[Any, Any]:
-    """Returns the names of the axes of a mesh, and their types."""
+    """Returns the names of the axes of a mesh, and their types.
+
+    Raises:
+        FormatError: if they do not fit the sizes, or JAX does not know a type.
+    """
     sizes, names, type_names = node[1], parts.children(node[2]), parts.children(node[-1])
     if not len(sizes) == len(names) == len(set(names)) == len(type_names):
         raise FormatError("The file describes a mesh whose sizes, names and types do not fit together.")
@@ -740,7 +834,12 @@ def _mesh_axes(parts: Parts, node: Node) -> tuple[Any, Any]:
 
 
 def _build_mesh(parts: Parts, node: Node) -> Mesh:
-    """Builds a mesh over the devices with the ids in the file, or over the first devices if some ids are absent."""
+    """Builds a mesh over the devices with the ids in the file, or over the first devices if some ids are absent.
+
+    Raises:
+        FormatError: if the file's sizes and ids do not fit together.
+        StructureMismatchError: if there are too few devices.
+    """
     sizes, ids, count = node[1], parts.children(node[3]), math.prod(node[1])
     names, axis_types = _mesh_axes(parts, node)
     if not len(set(ids)) == len(ids) == count:
@@ -767,7 +866,13 @@ def _build_abstract_mesh(parts: Parts, node: Node) -> AbstractMesh:
 
 
 def _take_spec(obj: Any) -> Decomposition:
-    """Takes a `PartitionSpec` apart, into its entries and its two sets of reduced and unreduced axes."""
+    """Takes a `PartitionSpec` apart into its entries, its set of unreduced axes and its set of reduced axes.
+
+    None stands for an empty set, and for one that this version of JAX does not have.
+
+    Raises:
+        RefusalError: if unreduced axes would be reduced by anything but a sum.
+    """
     sets = [getattr(obj, name, None) or None for name in ("unreduced", "reduced")]
     kind = getattr(obj, "unreduced_kind", None)
     if kind is not None and sets[0] and getattr(kind, "name", str(kind)).lower() != "sum":
@@ -793,7 +898,15 @@ _MEMORY_KINDS = ("device", "pinned_host", "unpinned_host")
 
 
 def _memory_kind(sharding: Any, device: Any) -> str | None:
-    """Returns the kind of memory of a sharding. None for the default memory of the device, as its name varies."""
+    """Returns the kind of memory of a sharding. None for the default memory of its device, whose name varies.
+
+    Args:
+        sharding: the sharding.
+        device: one of its devices. None if it has none, because its mesh is abstract.
+
+    Raises:
+        RefusalError: if JAX has a kind of memory here that files do not know.
+    """
     kind = sharding.memory_kind
     if kind is None or device is None or kind == device.default_memory().kind:
         return None

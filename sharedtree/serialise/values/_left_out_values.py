@@ -6,7 +6,9 @@ nothing else of it:
     encode(state, ["tx"])        ["object", <TrainState>, [step, params, opt_state, ["left_out", "0"]]]
 
 Nothing is lost in silence. Such a file can only be loaded with a template. A value that is left out must not be or hold
-an object that is also saved, because after loading the two would not be one object.
+an object that is also saved: after loading, the template's object and the file's would be two.
+
+In a manifest, a child is the number of a node, or an atom, a value in place. So `type(child) is int` asks for nodes.
 """
 
 import functools
@@ -26,7 +28,7 @@ HOLDERS = frozenset({"object", "wrapper", "registered", "list", "tuple", "dict",
 """The kinds of node from which a value may be left out."""
 
 Key = tuple[str, ...]
-"""The texts of an atom."""
+"""The texts of an atom, such as `("left_out", "0")`."""
 
 
 class LeaveOut:
@@ -37,7 +39,7 @@ class LeaveOut:
 
     Attributes:
         objects: values that were left out, in the order of their atoms.
-        paths: the path of each.
+        paths: the path of each of `objects`.
 
     Raises:
         ValueError: if an entry is neither a name nor a path.
@@ -50,6 +52,7 @@ class LeaveOut:
                 f"`leave_out` has {wrong[0]!r}, which is neither the name of an attribute nor a path, as errors print "
                 'it. Name attributes:\n    sharedtree.save(path, tree, leave_out=["apply_fn", "tx"])'
             )
+        # An ordered set of the entries that have matched nothing so far.
         self._unused = dict.fromkeys(entries)
         self._names = {f".{entry}": entry for entry in entries if not _is_path(entry)}
         self._paths = tuple([entry for entry in entries if _is_path(entry)])
@@ -60,7 +63,7 @@ class LeaveOut:
         return bool(self._names or self._paths)
 
     def atom_for(self, obj: Any, step: str, path: Callable[[], str]) -> list[str] | None:
-        """Returns the atom to write in the place of an object. None if the object is not left out.
+        """Leaves an object out if an entry matches it. Returns the atom to write in its place, or None if none matches.
 
         Args:
             obj: the object.
@@ -68,6 +71,7 @@ class LeaveOut:
             path: returns the whole path. Making it takes a step for each level, so it is called only if needed.
         """
         entry = self._names.get(step)
+        # Paths are compared by their ends first, because the whole path of an object is costly.
         if entry is None:
             candidates = [candidate for candidate in self._paths if candidate.endswith(step)]
             entry = next((candidate for candidate in candidates if candidate == path()), None)
@@ -79,7 +83,10 @@ class LeaveOut:
         return [LEFT_OUT, format(len(self.objects) - 1, "x")]
 
     def find_problems(self, manifest: Manifest, numbers: IdentityDict[int]) -> list[Problem]:
-        """Finds values that must not be left out: their holder needs them, or they share an object with the rest.
+        """Returns problems with values that must not be left out.
+
+        Either the object that holds such a value cannot be built without it, or the value is or holds an object that is
+        also saved.
 
         Args:
             manifest: everything that was written.
@@ -90,6 +97,7 @@ class LeaveOut:
         if incomplete is not None:
             reason = f"a `{manifest.nodes[incomplete][0]}`, which cannot do without what is left out of it"
             problems.append(Problem(path_to(manifest, incomplete), reason, "Leave out all of it, or nothing."))
+        # An object that was left out at several paths is looked at once. `search` yields it and everything in it.
         for obj, path in IdentityDict(zip(self.objects, self.paths, strict=True)).items():
             saved = [numbers[part] for part in search([Reached(obj, -1, "")]) if part in numbers]
             shared = next((n for n in saved if carries_identity(manifest, manifest.nodes[n])), None)
@@ -132,13 +140,15 @@ def left_out_of(manifest: Manifest) -> list[Key]:
 
 
 def first_incomplete(nodes: Sequence[Node]) -> int | None:
-    """Returns the number of the first node that cannot be built without a value that was left out.
+    """Returns the number of the first node from which a value was left out that must not be.
 
-    Only fields and items of `HOLDERS` may be left out, and nothing below a key or another walked child.
+    Only fields and items of `HOLDERS` may be left out. Nothing may be left out at or below a child that Python or JAX
+    hashes or walks, such as a key.
 
     Returns:
         None if there is no such node.
     """
+    # For each node, whether a value was left out of it or of a node below it.
     is_incomplete: list[bool] = []
     for i, node in enumerate(nodes):
         is_incomplete.append(False)
@@ -146,6 +156,7 @@ def first_incomplete(nodes: Sequence[Node]) -> int | None:
             children = value if operand.type == "children" else [value] if operand.type == "child" else []
             lacks_child = any(map(_is_left_out, children))
             lacks_part = lacks_child or any(type(child) is int and is_incomplete[child] for child in children)
+            # Fields and items are the operands `children` that may be of any form.
             may_lack = operand.type == "children" and operand.forms is None and node[0] in HOLDERS
             if (lacks_part and operand.is_walked) or (lacks_child and not may_lack):
                 return i
@@ -162,15 +173,17 @@ def values_left_out(
     """Finds the values that were left out of a file, at the same paths of a template.
 
     Args:
-        manifest: the file.
-        template: nodes of the template, as they would be written.
-        open_node: yields the objects that a node of the template holds, with their steps.
+        manifest: the manifest of the file.
+        template: the manifest that a file of the template would have.
+        open_node: number of a node of the template → pairs of an object that its object holds, and the step to it.
         new_step: (node, step in the file) → step in the template. None if the attribute is dropped.
 
     Returns:
-        Atom of the file → the value in the template. Atoms without a value are absent. Dropped values are None.
+        Atom of the file → the value in the template. An atom is absent if the template has nothing at its path. It has
+        the value None if its attribute is dropped.
     """
     values: dict[Key, Any] = {}
+    # For each node, whether a value was left out of it or of a node below it.
     is_incomplete: list[bool] = []
     for node in manifest.nodes:
         children = children_of(node)
@@ -190,7 +203,7 @@ def values_left_out(
         return {step: obj for obj, step in open_node(template_node)}
 
     # Number of a node in the file → number of the node at the same path of the template. Children stand before their
-    # parents, so the order is downwards, and nodes without a left-out value below them are skipped.
+    # parents, so going down the numbers gets to each node after its parents. Nodes with nothing left out are skipped.
     template_nodes: dict[int, int] = {manifest.root: template.root}
     for number in range(manifest.root, -1, -1):
         if not is_incomplete[number] or number not in template_nodes:

@@ -1,6 +1,10 @@
 """Parses a manifest, which is everything about a DAG except the bytes of its arrays, and checks all of it.
 
 `docs/format_manifest.md` has the grammar. The operands of nodes are checked by the rows of the table of kinds.
+
+A node is a JSON list: its kind, then its operands. A child in an operand is the number of an earlier node, or an atom,
+a value that is written in place: `None`, a boolean, a string, or a list of texts such as `["int", "7"]`. A function
+that checks an atom, a name or an array also collects it.
 """
 
 import math
@@ -47,13 +51,15 @@ def parse_manifest(text: str) -> Manifest:
 
 
 def _has_stray_leaf(manifest: Manifest) -> bool:
-    """Returns True if a `leaf` can be reached from the root, or from a node without a parent, and not by a treedef.
+    """Returns True if there is a `leaf` outside of all treedefs.
 
-    A `leaf` is a placeholder in the tree that describes a treedef. Nothing else may contain one.
+    A `leaf` is a placeholder in the tree that describes a treedef. Nothing else may contain one. So no path from the
+    root, or from a node without a parent, may lead to a `leaf` without going through a `treedef`.
     """
     if all(node[0] != "leaf" for node in manifest.nodes):
         return False
-    # A node below a treedef may also be reached by another path, so each node is asked what it holds.
+    # For each node, whether some path leads from it to a `leaf` without going through a treedef. A node below a treedef
+    # may also have a parent outside of it, so this is worked out for all nodes.
     holds_leaf: list[bool] = []
     has_parent = [False] * len(manifest.nodes)
     for node in manifest.nodes:
@@ -74,7 +80,7 @@ class _Parser:
         names: names of classes, functions and methods, each with its use. The values are None.
         used_arrays: indices of arrays with a node.
         checked_dtypes: names of valid dtypes.
-        owners: name of each of `types`.
+        owners: class name of each of `types`, by which the owners of methods are named.
         nodes: all nodes. The first `number` of them are checked.
         has_left_out: True if a value was left out of the file.
         number: number of the node to check next.
@@ -161,7 +167,8 @@ class _Parser:
                 raise malformed(f"operand {i} of {where} is not what its place asks for ({operand.type})")
             if operand.forms is not None:
                 self._require_forms(node[i], operand, f"operand {i} of {where}")
-        # Keys and values, for example, must be equally many.
+        # In some kinds two operands must have the same length, such as keys and values. `first_of_pair` is the number
+        # of the first of them.
         first = kind.first_of_pair
         if first is not None and len(node[first]) != len(node[first + 1]):
             raise malformed(f"{where} has {len(node[first])} of one and {len(node[first + 1])} of the other")
@@ -171,7 +178,7 @@ class _Parser:
             self._check_instance(node)
 
     def _require_forms(self, value: Any, operand: Operand, where: str) -> None:
-        """Raises if an operand has a child of a form that its row does not allow."""
+        """Raises `FormatError` if an operand has a child of a form that its row does not allow: see `_form`."""
         forms = operand.forms or ()
         children = value if operand.type == "children" else [value]
         wrong = next((form for form in map(self._form, children) if form not in forms), None)
@@ -188,7 +195,7 @@ class _Parser:
         return "null" if child is None else "text" if type(child) is str else "flag"
 
     def _check_instance(self, node: Node) -> None:
-        """Raises if the type of an instance has another kind, or other fields, than the node."""
+        """Raises `FormatError` unless the type of an instance has the node's kind and as many fields as the node."""
         kind, entry, where = node[0], self.types[node[1]], f"node {self.number}"
         expected = entry.kind if entry.kind in ("registered", "enum") else "object"
         if kind != expected and not (kind == "wrapper" and entry.kind == "module"):
@@ -200,17 +207,26 @@ class _Parser:
             raise malformed(f"{where}, a `wrapper`, wraps what is no field")
 
     def _collect_method(self, node: Node) -> None:
-        """Collects the name of the function that a method binds. Raises if there is no such name."""
+        """Adds the name of the function that a method binds to `names`, which a reader must trust.
+
+        Node `method` is a bound method of Python, and `bound` is Equinox's bound method of a module.
+
+        Raises:
+            FormatError: if the name of the function does not follow from the file. Only the `__call__` of a `bound`
+                needs no name.
+        """
         name, owner = name_of_method(self.owners, self.nodes, node), node[1]
         if name is not None and len(node[2]) <= MAX_NAME and node[2].isidentifier():
             self.names["method", name] = None
             return
-        # The owner may itself be a bound method, whose node adds the name of its function. Its `__call__` needs none.
+        # The owner may itself be a `bound`, which is a callable object. Its `__call__` calls the function that it
+        # binds, and the name of this function was added when the owner's node was checked.
         is_call = node[0] == "method" and node[2] == "__call__"
         if not (is_call and type(owner) is int and self.nodes[owner][0] == "bound"):
             raise malformed(f"node {self.number} is a method of what has no class of a known name")
 
     def _is_child(self, child: Any) -> bool:
+        """Returns True for the number of an earlier node, and for an atom, which is collected."""
         cls = type(child)
         if cls is int:
             return 0 <= child < self.number
@@ -239,6 +255,7 @@ class _Parser:
         return True
 
     def _is_array(self, index: Any) -> bool:
+        """Returns True for the index of an array that no earlier node has, and notes that it has a node now."""
         # Each array belongs to one node. Its ties are references to that node.
         if type(index) is not int or not 0 <= index < len(self.arrays) or index in self.used_arrays:
             return False
@@ -248,7 +265,7 @@ class _Parser:
     # --- entries ------------------------------------------------------------------------------------------------------
 
     def _parse_type(self, entry: Any, where: str) -> TypeEntry:
-        """Parses one entry of `types`. `where` names it in errors."""
+        """Checks and returns one entry of `types`, and collects the name of its class. `where` names it in errors."""
         kind = entry.get("kind") if type(entry) is dict else None
         if type(kind) is not str or kind not in CLASS_KINDS:
             raise malformed(f"{where} has no known kind")
@@ -271,7 +288,7 @@ class _Parser:
         return TypeEntry(name, kind, *map(tuple, lists), version=version)
 
     def _parse_array(self, entry: Any, where: str) -> ArrayEntry:
-        """Parses one entry of `arrays`. `where` names it in errors."""
+        """Checks and returns one entry of `arrays`. `where` names it in errors."""
         _require_keys(entry, where, _ARRAY_KEYS, {"weak", "key"})
         tensor, dtype, shape, kind = entry["tensor"], entry["dtype"], entry["shape"], entry["kind"]
         if type(tensor) is not str or type(dtype) is not str or kind not in ("jax", "numpy"):
@@ -299,9 +316,13 @@ class _Parser:
 
 
 def _is_program(main: Any, names: tuple[tuple[str, str], ...]) -> bool:
-    """Returns True if `main` may be the name of the module that was the running program.
+    """Returns True if `main` may be the name of the module that was the program by which the file was written.
 
-    Some name must be in it, and no name may be in `__main__`, which is the same module.
+    Some name of the file must be in this module. No name may be in `__main__`, which would be a second name of it.
+
+    Args:
+        main: the value in the file.
+        names: all names in the file, with their uses.
     """
     modules = {name.partition(":")[0] for _, name in names}
     return type(main) is str and main in modules and modules.isdisjoint({MAIN, CHILD})
@@ -311,12 +332,13 @@ _ARRAY_KEYS = frozenset({"tensor", "dtype", "shape", "kind"})
 
 
 def _require_keys(entry: Any, where: str, needed: Set[str], optional: Set[str] = frozenset()) -> None:
-    """Raises unless an entry is a dict with all the needed keys, and no others but optional ones."""
+    """Raises `FormatError` unless an entry is a dict with all needed keys and, beside these, only optional ones."""
     if type(entry) is not dict or (entry.keys() != needed and not needed <= entry.keys() <= needed | optional):
         raise malformed(f"{where} does not have the keys that it should have")
 
 
 def _are_sizes(sizes: Any) -> bool:
+    """Returns True for a list of sizes, such as the shape of an array."""
     # NumPy has at most 64 dimensions, and sizes of 63 bits.
     if type(sizes) is not list or len(sizes) > 64:
         return False
@@ -324,6 +346,7 @@ def _are_sizes(sizes: Any) -> bool:
 
 
 def _is_base64(text: Any) -> bool:
+    """Returns True for a text that encodes bytes in base64 as a writer would."""
     try:
         return type(text) is str and read_base64(text) is not None
     except ValueError:

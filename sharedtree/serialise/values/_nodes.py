@@ -16,7 +16,10 @@ from typing import Any, Literal, NamedTuple
 from ..arrays._placing import ArrayEntry
 
 Child = int | str | bool | list[str] | None
-"""The index of an earlier node, or an atom."""
+"""The number of an earlier node, or an atom: a value that is written in place.
+
+A number is always that of a node, because whole numbers of a model are atoms of the form `["int", "7"]`.
+"""
 
 Node = list[Any]
 """A kind and its operands, as JSON has them."""
@@ -121,13 +124,13 @@ class Decomposition(NamedTuple):
     Attributes:
         children: the objects in it. Traced ones come first and in JAX's order, so the first path to a shared object is
             also the first in `jax.tree_util`.
-        keys: the step of a path to each child.
+        steps: the step of a path to each child.
         build: makes the node from the children as they are written.
         hashed: keys of a mapping or members of a set. Their hash collisions are counted.
     """
 
     children: Sequence[Any]
-    keys: Sequence[str]
+    steps: Sequence[str]
     build: Callable[[list[Any]], Node]
     hashed: Sequence[Any] = ()
 
@@ -146,9 +149,9 @@ class Kind(NamedTuple):
         text: describes a node in a few words. Default: the name of the kind.
         inline: prints a node on one line, or returns None if it does not fit or could contain a tie. Two texts are the
             brackets around the children.
-        keyed: number of the operand with the members of a set, or with the keys of a mapping. The values of a mapping
-            are the next operand. Operands are counted from 1.
-        paired: number of another operand with as many entries as the next one.
+        keyed: number of the operand with the members of a set, or with the keys of a mapping or keywords of a partial.
+            Their values are the next operand. Operands are counted from 1, so `node[keyed]` has the keys.
+        paired: number of an operand, without keys, that must have as many entries as the next one.
         is_deep: True if nesting needs no bound, because Python frees such objects without recursion.
         has_identity: True if two occurrences of a node are a tie.
     """
@@ -169,12 +172,13 @@ class Kind(NamedTuple):
     @property
     def first_of_pair(self) -> int | None:
         """Number of the operand that must be as long as the next one. None if there is no such pair."""
+        # A set is keyed too, but its members are the last operand, and no values follow.
         return self.paired or (self.keyed if self.keyed != len(self.operands) else None)
 
 
 @dataclasses.dataclass(slots=True)
 class Parts:
-    """Input of a row's `build`: values of atoms, classes, and the objects of earlier nodes.
+    """Input of a row's `build`: values of atoms, functions that make instances, and the objects of earlier nodes.
 
     Attributes:
         values: texts of an atom → its value.
@@ -191,12 +195,18 @@ class Parts:
     collisions: "Collisions"
     table: list[Any] = dataclasses.field(default_factory=list[Any])
 
-    def count(self, keys: Sequence[Any]) -> None:
-        """Counts hash collisions among the keys or members of the node that is being built."""
+    def limit_collisions(self, keys: Sequence[Any]) -> None:
+        """Counts hash collisions among the keys or members of the node that is being built.
+
+        Call it before the keys are put into a dict or set, which could take very long.
+
+        Raises:
+            ValueError: if too many keys of the node, or of all nodes so far, have the same hash.
+        """
         self.collisions.add(keys, len(self.table))
 
     def child(self, child: Any) -> Any:
-        """Returns the object that a child stands for."""
+        """Returns the object that a child stands for: of an earlier node, of an atom, or a JSON value itself."""
         cls = type(child)
         if cls is int:
             return self.table[child]
@@ -226,7 +236,7 @@ class Collisions:
     could be made of colliding keys that take quadratic time.
 
     Args:
-        max_pairs: number of pairs beyond which counting raises. None never raises; `are_too_many` tells later.
+        max_pairs: number of pairs beyond which counting raises. With None it does not, and `are_too_many` tells later.
         key_sizes: number of a node → number of parts of its largest key. Absent for keys of one part.
     """
 
@@ -242,7 +252,8 @@ class Collisions:
             number: number of the node, by which the size of its largest key is known.
 
         Raises:
-            ValueError: if too many keys have the same hash.
+            ValueError: if more than `MAX_COLLIDING` of the keys have the same hash, or there are more than `max_pairs`
+                pairs in all.
         """
         hashes = list(map(hash, keys))
         self._num_keys += len(hashes)
@@ -251,11 +262,11 @@ class Collisions:
             raise ValueError("in all of the file, too many keys have one hash")
 
     def add_size(self, keys: Sequence[Any], size: int) -> None:
-        """Adds the weight of keys that were counted with size 1 before the size of the largest was known."""
+        """Corrects the count of keys that were added with size 1, now that the size of the largest is known."""
         self._count(list(map(hash, keys)), size - 1)
 
     def _count(self, hashes: list[int], size: int) -> None:
-        """Adds the pairs of equal hashes, each with the weight `size`."""
+        """Adds the pairs of equal hashes, each `size` times. Raises `ValueError` if one hash occurs too often."""
         # Most dicts have no collision at all, which this cheap test shows.
         if len(set(hashes)) == len(hashes):
             return

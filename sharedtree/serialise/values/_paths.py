@@ -2,6 +2,10 @@
 
 The lines show a shared object once, and refer to its first path where it occurs again. Small values without objects,
 such as shapes, are one line. No name is looked up.
+
+In a manifest, a child is the number of a node, or an atom, a value in place. So `type(child) is int` asks for nodes.
+`steps` yields the children of a node, each with its step in a path, such as `.weight`, `[0]`, or `<key>` for the keys
+of a mapping.
 """
 
 import math
@@ -28,7 +32,7 @@ _OPTIONAL = frozenset({
 
 
 class Line(NamedTuple):
-    """One line of a tree: an object, or one more occurrence of it.
+    """One line of a tree: an object, or a further occurrence of an object that an earlier line shows.
 
     Attributes:
         depth: number of nodes above it.
@@ -36,7 +40,7 @@ class Line(NamedTuple):
         path: path from the root.
         text: description of the object.
         nbytes: size of an array in bytes. None for other objects.
-        tied_to: first path of the object, if this is another one.
+        tied_to: first path of the object, if this is a further occurrence. Empty for the root. None for the first.
     """
 
     depth: int
@@ -52,7 +56,7 @@ class Line(NamedTuple):
 
     @property
     def what(self) -> str:
-        """Description of the object, or its first path if this is another one."""
+        """Description of the object, or `= ` and its first path if this is a further occurrence."""
         return self.text if self.tied_to is None else f"= {self.tied_to or '(the tree itself)'}"
 
 
@@ -76,8 +80,10 @@ def outline(manifest: Manifest) -> Iterator[Line]:
 
     Cost: a step for each node and each reference to one. Memory grows with the nodes, not with the references.
     """
+    # Number of a node that was shown → its path.
     first_paths: dict[int, str] = {}
-    # Each entry: the children that are not yet shown, their depth, and the path to their parent.
+    # The nodes from the root to the current place. Each entry: the children of a node that are not yet shown, their
+    # depth, and the path to the node.
     stack: list[tuple[Iterator[tuple[Child, str]], int, str]] = [(iter([(manifest.root, "")]), 0, "")]
     while stack:
         children, depth, parent_path = stack[-1]
@@ -103,7 +109,8 @@ def outline(manifest: Manifest) -> Iterator[Line]:
             stack.append((steps(manifest, node), depth + 1, path))
         elif carries_identity(manifest, node):
             yield Line(depth, step, path, "", tied_to=first_paths[child])
-        # A value without identity is no tie. But to show its parts at each path could take exponential time.
+        # A value without identity that was shown before, such as a tuple, is no tie. But its parts are not shown again,
+        # as showing them at each path could take exponential time.
         else:
             first_path = first_paths[child] or "(the tree itself)"
             yield Line(depth, step, path, f"{node_text(manifest, node)}, as at {first_path}")
@@ -122,7 +129,8 @@ def array_nbytes(entry: ArrayEntry) -> int:
 
 
 def _join(path: str, step: str) -> str:
-    # The paths of a deep tree would together take memory quadratic in its depth, so long ones are cut.
+    """Returns the path to a child. A long path ends in `...` instead, and no more steps are added."""
+    # The paths of a deep tree would together take memory quadratic in its depth.
     return path + step if len(path) < MAX_STEP else path if path.endswith("...") else f"{path}..."
 
 
@@ -132,7 +140,10 @@ def indent(depth: int) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns rows as lines with aligned columns. A cell that is wider than the widest column shifts its line."""
+    """Returns rows as lines with aligned columns.
+
+    A column is at most 100 characters wide. A wider cell moves the rest of its line to the right.
+    """
     widths = [min(max(map(len, column)), _MAX_WIDTH) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -143,7 +154,10 @@ _MAX_TEXT = 200
 
 
 def first_parents(manifest: Manifest) -> dict[int, tuple[int, str]]:
-    """Returns for each node at or below the root its first parent, and the step from there. -1 for the root."""
+    """Returns a dict: number of a node → its first parent, and the step from the parent to the node.
+
+    It has the root and all nodes below. The root's parent is -1.
+    """
     if type(manifest.root) is not int:
         return {}
     parents: dict[int, tuple[int, str]] = {manifest.root: (-1, "")}
@@ -157,12 +171,19 @@ def first_parents(manifest: Manifest) -> dict[int, tuple[int, str]]:
 
 
 def path_to(manifest: Manifest, number: int) -> str:
-    """Returns a path to a node. Of a long path, the end."""
+    """Returns a path to a node. Of a long path, returns `...` and the end."""
     return path_from(first_parents(manifest), number)
 
 
 def path_from(parents: dict[int, tuple[int, str]], number: int) -> str:
-    """Returns the path to a node by the parents of `first_parents`. Of a long path, the end."""
+    """Returns the path to a node. Of a long path, returns `...` and the end.
+
+    The path of a number that is not in `parents` is empty.
+
+    Args:
+        parents: the result of `first_parents`.
+        number: number of the node.
+    """
     texts: list[str] = []
     length = 0
     while number in parents and length < _MAX_TEXT:
@@ -191,12 +212,14 @@ def part_at(manifest: Manifest, path: str) -> Manifest:
     Cost: a step for each node of the part, and for each child of the nodes on the path.
     """
     full_path = path if not path or path[0] in ".[" else f".{path}"
+    # The node or atom at `full_path[:position]`. Each turn of the loop takes one step further.
     child, position = manifest.root, 0
     while position < len(full_path):
         child_steps = _child_steps(manifest, child)
         matches: list[_StepMatch] = []
         for candidate, step in child_steps:
-            # The path may have a step as it is, or as it was printed, without characters that a terminal would obey.
+            # The path may have a step as it is, or as errors print it, without characters that control a terminal. The
+            # step must end where the path ends or its next step begins.
             for text in {step, printable(step)}:
                 end = position + len(text)
                 if full_path.startswith(text, position) and (len(full_path) == end or full_path[end] in ".["):
@@ -213,14 +236,25 @@ def part_at(manifest: Manifest, path: str) -> Manifest:
 
 
 class _StepMatch(NamedTuple):
-    """A child whose step a path continues with, and the position in the path after that step."""
+    """A child that a path may lead to next, because the path continues with its step.
+
+    Attributes:
+        child: the child.
+        end: position in the path after the step.
+    """
 
     child: Child
     end: int
 
 
 def _no_child_message(path: str, prefix: str, child_steps: list[tuple[Child, str]]) -> str:
-    """Message for a path that leads nowhere after `prefix`, where the steps are others."""
+    """Returns the error's text for a path that leads nowhere.
+
+    Args:
+        path: the whole path.
+        prefix: the beginning of it that leads to a node or an atom.
+        child_steps: the children there, which have other steps.
+    """
     place = f"Below `{printable(prefix)}`" if prefix else "At its root"
     listed = _list_texts([step for _, step in child_steps])
     return (
@@ -230,7 +264,7 @@ def _no_child_message(path: str, prefix: str, child_steps: list[tuple[Child, str
 
 
 def _ambiguous_path_message(manifest: Manifest, path: str, matches: list[_StepMatch]) -> str:
-    """Message for a path with a step that leads to several children."""
+    """Returns the error's text for a path with a step that leads to several children."""
     children = [match.child for match in matches]
     texts = [node_text(manifest, manifest.nodes[c]) if type(c) is int else atom_text(c) for c in children]
     return (
@@ -241,6 +275,7 @@ def _ambiguous_path_message(manifest: Manifest, path: str, matches: list[_StepMa
 
 
 def _child_steps(manifest: Manifest, child: Child) -> list[tuple[Child, str]]:
+    """Returns the children of a child with their steps, without keys of mappings. Empty for an atom."""
     pairs = steps(manifest, manifest.nodes[child]) if type(child) is int else ()
     return [(grandchild, step) for grandchild, step in pairs if step != "<key>"]
 
@@ -251,12 +286,16 @@ def _list_texts(texts: list[str]) -> str:
 
 
 def _extract(manifest: Manifest, root: Child) -> Manifest:
-    """Returns the manifest of a subtree, with only its nodes, types, arrays and names, all of them renumbered."""
+    """Returns the manifest of a subtree, with only its nodes, types, arrays and names.
+
+    Nodes, types and arrays get new numbers. The table of atoms stays as it is.
+    """
     # Children stand before their parents, so in this order each needed node is known before its children.
     needed = {root} if type(root) is int else set[int]()
     for number in range(root if type(root) is int else -1, -1, -1):
         if number in needed:
             needed.update(child for child in children_of(manifest.nodes[number]) if type(child) is int)
+    # Old number of a node → new number.
     numbers = {old: new for new, old in enumerate(sorted(needed))}
     # Old index → new index, in the order in which nodes refer to them.
     types: dict[int, int] = {}
@@ -269,6 +308,7 @@ def _extract(manifest: Manifest, root: Child) -> Manifest:
     rewrite: dict[str, Callable[[Any], Any]] = {
         "child": renumber,
         "children": lambda children: [renumber(child) for child in children],
+        # A type or array that was not met before gets the next number.
         "type": lambda index: types.setdefault(index, len(types)),
         "array": lambda index: arrays.setdefault(index, len(arrays)),
     }
@@ -279,7 +319,8 @@ def _extract(manifest: Manifest, root: Child) -> Manifest:
         for operand, value in operands(node):
             new_node.append(rewrite[operand.type](value) if operand.type in rewrite else value)
         nodes.append(new_node)
-    # Names of classes, of functions, and of methods. A node that is no method adds ("method", "None"), which is unused.
+    # Names of classes, of functions, and of methods. A node that is no method adds ("method", "None"), which is no name
+    # of the manifest and does no harm.
     children = [root, *(child for node in old_nodes for child in children_of(node))]
     used_names = {("class", manifest.types[index].name) for index in types}
     used_names |= {(child[0], child[1]) for child in children if type(child) is list and is_name(child)}

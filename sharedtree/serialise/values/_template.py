@@ -1,7 +1,11 @@
 """Compares a file with a template: names, classes, shapes, dtypes, static values and ties. Reports all differences.
 
-Both trees are packed, and their records are visited in pairs from the roots, by equal steps. A pair is visited once, so
-the cost grows with the nodes of the two and not with their paths.
+Both trees are packed: each becomes a list of records, one for each node, leaf and static value, and a record is named
+by its number. `Node`, `LEAF` and `Static` tell which of these a record is (its `op`). The records are visited in pairs
+from the roots, by equal steps. A pair is visited once, so the cost grows with the nodes of the two and not with their
+paths.
+
+The comparison itself is `core/_comparison.py`, where the file is on the left and the template on the right.
 """
 
 import collections
@@ -107,7 +111,13 @@ class Comparison(NamedTuple):
 
 
 class TieDifference(NamedTuple):
-    """Two paths that lead to one object in the file and to two in the template, or the reverse."""
+    """Two paths that lead to one object in the file and to two in the template, or the reverse.
+
+    Attributes:
+        first: the path that comes first in the tree.
+        path: the other path.
+        is_tied_in_file: True if they lead to one object in the file.
+    """
 
     first: str
     path: str
@@ -137,7 +147,7 @@ def compare(file_tree: Any, template: Any, entries: IdentityDict[ArrayEntry]) ->
 
 
 class _Side:
-    """One of the two trees, with caches of what is asked of a record for each of its pairs."""
+    """One of the two trees, packed, with caches of the children and static fields of its records."""
 
     def __init__(self, tree: FlatDag) -> None:
         self.tree = tree
@@ -170,16 +180,18 @@ class _Side:
             ) from None
 
     def _statics_of(self, number: int) -> dict[str, Any]:
+        """Makes the dict that `statics` returns."""
         node = self.tree.node(number)
         assert node is not None
         if node.type.is_plain:
             return {}
         if kind_of(node.type.cls) == "attributes":
             return rules_of(node.type.cls).static_attributes(node.aux.peek())
+        # For classes with fields, auxiliary data is a pair whose second entry has the static fields with their names.
         return dict(node.aux.peek()[1]) if node.type.fields else {}
 
     def plain(self, value: Any) -> Static | None:
-        """Wraps a static value, to be compared by its parts. Returns None if no loaded copy could be equal to it."""
+        """Wraps a static value, to be compared by its parts. Returns None if a loaded copy could not be equal to it."""
         if value not in self._plain:
             self._plain[value] = Static(value) if _is_plain(value) else None
         return self._plain[value]
@@ -212,7 +224,10 @@ class _Comparer:
         self._visited: set[tuple[int, int, bool]] = set()
 
     def compare_pair(self, pair: Pair) -> Iterator[Difference | Pair]:
-        """Yields the differences at a pair of records, and the pairs of their children."""
+        """Yields the differences at a pair of records, and the pairs of their children.
+
+        `differences_from` calls this for the pair of roots, and then for each pair that it yields.
+        """
         left, right, path, (in_module, is_tie_reported) = pair
         if (left, right, in_module) in self._visited:
             return
@@ -222,16 +237,20 @@ class _Comparer:
 
         # Ties: an object that was seen before must have been seen with the same object of the other side.
         file_id, template_id = _identity(file_op, left, file_object), _identity(template_op, right, template_object)
+        # Negative numbers are those of mutable static values, which are compared only with each other.
         is_comparable = file_id is not None and template_id is not None and (file_id < 0) == (template_id < 0)
         if not is_tie_reported and is_comparable:
+            # Returns the tie of only one side that these two objects show, or None.
             split = self._ties.apart(file_id, template_id, path)
             if split is not None:
-                # All that such a module holds differs in the same way, and need not be listed.
+                # Everything below a module that is tied on one side only is tied on that side only, too. It need not be
+                # listed.
                 is_tie_reported = True
                 first_path = self._paths.text(split.at)
                 tied_in_file = f"one object with `{first_path}`", "another one"
                 tied_in_template = f"another object than `{first_path}`", "one object with it"
                 difference = self._difference(path, *(tied_in_file if split.is_on_left else tied_in_template))
+                # A tie of static values makes no template unfit.
                 if type(file_op) is Static:
                     self.values.append(difference)
                 else:
@@ -242,12 +261,15 @@ class _Comparer:
             yield from self._compare_leaves(pair, file_object, template_object)
             return
         in_module = in_module or not file_op.type.is_plain
-        # The parts of two nodes that were matched before, also by way of others, are not compared again.
+        # The children of two nodes are compared once. `unite` returns False if these two correspond already: they
+        # were compared, or each of them was compared with a third node.
         if not self._matching[in_module].unite(left, right):
             return
         file_parts, template_parts = self.file.parts(left), self.template.parts(right)
         num_in_file = len(file_parts) + len(self.file.statics(left))
         num_in_template = len(template_parts) + len(self.template.statics(right))
+        # The larger node may have been compared before, with another node of the other side. Then its children are not
+        # gone through again: only those of the smaller node are compared, and the rest is one difference.
         is_short = self._matching[in_module].is_short(left, right, num_in_file, num_in_template)
         if is_short:
             file_text = f"{self.file.text(left)} with {num_in_file} parts"
@@ -261,12 +283,16 @@ class _Comparer:
             if file_child is not MISSING and template_child is not MISSING:
                 yield Pair(file_child, template_child, child_path, inherited)
                 continue
+            # Only one side has a child at this step.
             sides = (self.file, file_child), (self.template, template_child)
             texts = [NOTHING if child is MISSING else side.text(child) for side, child in sides]
             yield self._difference(child_path, *texts)
 
     def _compare_leaves(self, pair: Pair, file_object: Any, template_object: Any) -> Iterator[Difference]:
-        """Compares two records of which one is a leaf or a static value, or two nodes of different classes."""
+        """Yields the difference of two records that are not two nodes of one class. Adds a leaf that fits to `fitting`.
+
+        They are leaves, static values, or nodes of different classes, also in any combination.
+        """
         file_op, template_op = self.file.tree.records[pair.left][0], self.template.tree.records[pair.right][0]
         if type(file_op) is Node or type(template_op) is Node:
             yield self._difference(pair.at, self.file.text(pair.left), self.template.text(pair.right))
@@ -277,13 +303,13 @@ class _Comparer:
             return
         file_facts = _leaf_facts(file_object, self._entries.get(file_object))
         facts = list(zip(file_facts, _leaf_facts(template_object), strict=True))
-        # A `ShapeDtypeStruct` stands for both kinds of array.
+        # In a template, a `ShapeDtypeStruct` stands for both kinds of array, so this fact is not compared.
         if isinstance(template_object, jax.ShapeDtypeStruct):
             del facts[1]
         differing = next((texts for texts in facts if texts[0] != texts[1]), None)
         if differing is not None:
             yield self._difference(pair.at, *differing)
-        # The last fact is the weak type. An array with another one is reported, but fits.
+        # The last fact is the weak type. A file's array with another weak type is reported, but fits all the same.
         if are_leaves and (differing is None or differing is facts[-1]):
             self.fitting.setdefault(pair.right, file_object)
         elif (
@@ -294,13 +320,23 @@ class _Comparer:
         ):
             difference = self._difference(pair.at, *_distinct_texts(file_object, template_object))
             in_module = pair.inherited[0]
+            # Outside of modules, different static values make no template unfit.
             if in_module:
                 yield difference
             else:
                 self.values.append(difference)
 
     def _compare_statics(self, pair: Pair, file_op: Node, template_op: Node, *, is_short: bool) -> Iterator[Difference]:
-        """Compares the static fields of two modules of one class. For classes without fields, the auxiliary data."""
+        """Yields the differences in the static fields of two modules of one class.
+
+        For classes without fields, compares the auxiliary data.
+
+        Args:
+            pair: the records of the two.
+            file_op: the file's node.
+            template_op: the template's node.
+            is_short: True to compare only the fields that both have.
+        """
         file_aux, template_aux = file_op.aux.peek(), template_op.aux.peek()
         if file_op.type.cls is Dag and file_op.aux != template_op.aux:
             texts = "a `Dag` with a model", "one with other ties, classes or static values in its model"
@@ -317,6 +353,7 @@ class _Comparer:
         if len(kinds) == 2 and kinds[0] is not kinds[1]:
             for name in min(kinds[0].children, kinds[1].children, key=len):
                 kind_names = [side_kinds.by_name.get(name, STATIC) for side_kinds in kinds]
+                # Static attributes have no text here. They are compared by their values below.
                 texts = [_KIND_NAMES.get(kind, "") for kind in kind_names]
                 if texts[0] != texts[1] and all(texts):
                     yield self._difference(self._paths.below(pair.at, f".{name}"), *texts)
@@ -331,6 +368,7 @@ class _Comparer:
             yield self._difference(self._paths.below(pair.at, f".{name}"), *texts)
 
     def _are_plain(self, file_value: Any, template_value: Any) -> bool:
+        """Returns True if both static values consist of plain parts: see `_is_plain`."""
         return self.file.plain(file_value) is not None and self.template.plain(template_value) is not None
 
     def _difference(self, path: int, *texts: str) -> Difference:
@@ -338,6 +376,7 @@ class _Comparer:
 
 
 def _pack(tree: Any, *, values: bool = False) -> FlatDag:
+    """Packs a tree. With `values`, a value without identity, such as a tuple at many paths, is one record."""
     require_registered(tree)
     tags = Tags()
     return FlatDag.of(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
@@ -374,7 +413,13 @@ def rebuild(tree: FlatDag, leaf_of: Callable[[int], Any]) -> Any:
 def _identity(op: Op, number: int, obj: Any) -> int | None:
     """Returns a number that is the same at all paths of an object. None for values, which cannot be tied.
 
-    It is the number of the record. A mutable static value has a record for each path, so it gets a negative number.
+    Usually it is the number of the record. But a mutable static value has a record for each path, so its number is made
+    of its id. It is negative, so that it is no record's.
+
+    Args:
+        op: what the record is.
+        number: number of the record.
+        obj: the object of the record.
     """
     if can_be_tied(op):
         return number if op is not LEAF or carries_identity(obj) else None
@@ -396,7 +441,9 @@ def _is_number_for_array(number: Any, array: Any) -> bool:
 
 
 def _leaf_facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
-    """Returns three texts to compare: dtype and shape, JAX's or NumPy's, and weak type. For no array, its class.
+    """Returns three texts to compare: dtype and shape, whether JAX's or NumPy's, and weak type.
+
+    For a leaf that is no array, the first text is its class, and the others are empty.
 
     Args:
         leaf: a leaf or a static value.
@@ -415,9 +462,9 @@ def require_no_differences(differences: Sequence[Difference], label: str, fix: C
     """Raises `StructureMismatchError` if there are differences.
 
     Args:
-        differences: all of them. The first 100 are listed.
+        differences: the differences. The error lists the first 100.
         label: name of the file.
-        fix: returns the last lines of the error.
+        fix: returns the last lines of the error. Called only if there are differences.
     """
     if not differences:
         return
@@ -464,12 +511,16 @@ MOST_LISTED = 100
 
 
 def _distinct_texts(file_value: Any, template_value: Any) -> tuple[str, str]:
+    """Describes two different static values. If both have one description, the second is `another one`."""
     texts = _static_text(file_value), _static_text(template_value)
     return texts if texts[0] != texts[1] else (texts[0], "another one")
 
 
 def _static_text(value: Any) -> str:
-    """Describes a static value in a few words. Values with parts are described by type, as they may print for ever."""
+    """Describes a static value in a few words: plain ones by their `repr`, and functions and classes by name.
+
+    Other values are described by their class, because a value with parts may print for ever.
+    """
     # Python refuses to print an int of more than 4,300 decimal digits.
     if type(value) is int and value.bit_length() > 4 * _MAX_SHOWN:
         value = f"{value:#x}"

@@ -9,9 +9,11 @@ written by name:
             return w * x
         return scale
 
-    held_array(scaled(jnp.ones(3)))  # SearchResult("closure cell `w`", is_array=True)
+    find_held_array(scaled(jnp.ones(3)))  # SearchResult("closure cell `w`", is_array=True)
 
 Code is not searched: globals, modules, and classes with their attributes.
+
+A name is `module:qualname`. Its *home* is the module in which the object was defined, and its *root* the package.
 """
 
 import collections
@@ -68,7 +70,13 @@ class Named:
         self._tokens: dict[type, str | None] = {}
 
     def atom(self, tag: str, obj: Any, name: str | None = None) -> list[str]:
-        """Returns the atom that names an object. `tag` is `class` or `function`."""
+        """Returns the atom that names an object, and adds its name to those of the file.
+
+        Args:
+            tag: `class` or `function`.
+            obj: the object.
+            name: its name. Default: found by `add`.
+        """
         atom = self._atoms.get(obj)
         if atom is None:
             name = self.add(obj, name)
@@ -76,13 +84,17 @@ class Named:
         return atom
 
     def add(self, obj: Any, name: str | None = None) -> str:
-        """Adds an object to those that the file names. Returns its name.
+        """Adds an object to those that the file names. Returns its name in the file.
+
+        Args:
+            obj: the object.
+            name: its name. Default: the name that leads to it.
 
         Raises:
             NamelessError: if no name leads to the object.
         """
         name = name or name_of(obj)
-        # In the running program its name is `__main__`, by which no other program finds it.
+        # In the running program the module is `__main__`. The file has the name by which other programs can import it.
         if name.startswith(f"{MAIN}:") and self._program is not None:
             self.main = self._program
             name = self.main + name.removeprefix(MAIN)
@@ -91,21 +103,25 @@ class Named:
 
     @functools.cached_property
     def _program(self) -> str | None:
+        """Name by which other programs import the running one. None if there is none."""
         return import_name()
 
     def atom_of_module(self, obj: Any) -> list[str] | None:
         """Returns the atom for an Equinox module that is written by name. None if it must be taken apart.
 
-        There are two such modules. With `@equinox.filter_jit` and the like, a module takes the place of the function
-        that it wraps, so the function's name leads to the module. And some libraries use a module as a constant that
-        stands for a choice. lineax makes a class without a name for each of these, and one instance with a name.
+        There are two sorts of such modules. With `@equinox.filter_jit` and the like, a module takes the place of the
+        function that it wraps, so the function's name leads to the module. And some libraries use a module as a
+        constant that stands for a choice. lineax makes a class without a name for each such constant, and one instance
+        with a name.
         """
+        # The first sort: a module in the place of a function. It must hold no array, which its name would lose.
         atom = self._atoms.get(obj)
         attributes = object.__getattribute__(obj, "__dict__")
         if atom is not None or (
-            "__qualname__" in attributes and verified_name_of(obj) is not None and not held_array(obj)
+            "__qualname__" in attributes and verified_name_of(obj) is not None and not find_held_array(obj)
         ):
             return atom or self.atom("function", obj, verified_name_of(obj))
+        # The second sort: a constant of a library. A module with attributes, or of a class with a name, is none.
         cls = type(obj)
         if cls not in self._tokens:
             self._tokens[cls] = None if attributes or verified_name_of(cls) is not None else _token_of(cls)
@@ -126,6 +142,7 @@ class Named:
         try:
             name = name_of(obj)
         except NamelessError as error:
+            # The errors below are for functions: how to give one a name, or how to keep its array.
             if not callable(obj) or _is_callable_instance(obj):
                 raise _refusal_of(obj, type(obj)) from error
             require_no_array(obj)
@@ -138,7 +155,7 @@ class Named:
 
 
 def _token_of(cls: type) -> str | None:
-    """Returns the name of the constant, of those that stand for a choice, with exactly this class. None if none has."""
+    """Returns the name of the constant of a library (one of `TOKENS`) whose class is `cls`. None if there is none."""
     for name in TOKENS:
         with contextlib.suppress(LookupError):
             if type(find(name)) is cls:
@@ -163,11 +180,11 @@ _CONTAINERS = (types.CellType, tuple, dict, list, types.MappingProxyType, set, f
 
 
 class SearchResult(NamedTuple):
-    """The nearest array that an object holds, or the object at which the search gave up.
+    """Result of a search that did not end well: it found an array, or gave up after `MAX_OBJECTS` objects.
 
     Attributes:
-        route: steps from the object to it, for people.
-        is_array: False if the search gave up.
+        route: steps from the object that was searched to the array, or to the last object before giving up, for people.
+        is_array: True if an array was found. False if the search gave up.
     """
 
     route: str
@@ -179,7 +196,7 @@ class Reached(NamedTuple):
 
     Attributes:
         part: the object.
-        holder: position of its holder in the list of reached objects. -1 for the first object.
+        holder: position of the object that holds it in the list of reached objects. -1 for the first object.
         step: description of the place in the holder, for people.
     """
 
@@ -188,14 +205,18 @@ class Reached(NamedTuple):
     step: str
 
 
-def held_array(obj: Any) -> SearchResult | None:
-    """Searches an object for the nearest array in it. Of its classes, only flatten functions are called.
+def find_held_array(obj: Any) -> SearchResult | None:
+    """Searches an object for the nearest array or `jax.Ref` in it.
+
+    No code of the objects' classes runs but their flatten functions.
 
     Returns:
-        None if everything in the object was searched and no array was found.
+        The array that was found, or the place where the search gave up. None if everything in the object was searched
+        and there is no array.
     """
     reached = [Reached(obj, -1, "")]
     for part in search(reached):
+        # `search` yields each part right after appending it, so `_route` describes the way to this part.
         if part is not obj and (is_array(type(part)) or issubclass(type(part), jax.Ref)):
             return SearchResult(_route(reached), True)
     return SearchResult(_route(reached), False) if len(reached) > MAX_OBJECTS else None
@@ -222,8 +243,8 @@ def search(reached: list[Reached]) -> Iterator[Any]:
 
 
 def require_no_array(obj: Any) -> None:
-    """Raises `RefusalError` if a function holds an array, or more objects than are searched. A name would lose them."""
-    result = held_array(obj)
+    """Raises `RefusalError` if a function holds an array, which its name would lose, or too many objects to be sure."""
+    result = find_held_array(obj)
     if result is None:
         return
     qualname = getattr(obj, "__qualname__", None)
@@ -240,21 +261,22 @@ def require_no_array(obj: Any) -> None:
 
 
 def _route(reached: list[Reached]) -> str:
-    """Describes the way from the first object to the last one. Of a long way, the first 8 steps."""
+    """Describes the way from the first to the last of the reached objects. Of a long way, returns the first 8 steps."""
     steps: list[str] = []
     number = len(reached) - 1
     while number > 0:
         _, number, step = reached[number]
         steps.append(step)
+    # The steps were collected from the last object to the first.
     shown = steps[::-1][:8]
     return " → ".join(shown if len(shown) == len(steps) else [*shown, "..."])
 
 
 def _parts_of(obj: Any, cls: type) -> Iterable[tuple[str, Any]]:
-    """Returns the objects that an object holds, each with a description of its place."""
+    """Returns pairs: a description of a place in an object, for people, and the object at this place."""
     if issubclass(cls, types.FunctionType):
         return _parts_of_function(obj)
-    # The other attributes of a transformed function are caches.
+    # A function that this library transformed. Its other attributes are caches.
     if issubclass(cls, FunctionTransform):
         return ("attribute `__wrapped__`", obj.__wrapped__), ("its options", obj.options)
     items = _parts_of_container(obj, cls) if issubclass(cls, _CONTAINERS) else ()
@@ -262,7 +284,7 @@ def _parts_of(obj: Any, cls: type) -> Iterable[tuple[str, Any]]:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields what a function's closure cells, defaults and attributes hold."""
+    """Yields the objects in a function's closure cells, defaults and attributes, with descriptions of their places."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         yield from ((f"closure cell `{name}`", part) for _, part in _parts_of_container(cell, types.CellType))
@@ -308,7 +330,11 @@ def _attributes_of(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _children(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the children and the auxiliary data of a registered node, as its flatten function gives them."""
+    """Yields the children and the auxiliary data of a registered node, as its flatten function gives them.
+
+    Yields nothing for other objects, for plain containers, and for classes with fields: those were searched already, as
+    containers or by their attributes. Yields nothing if the flatten function raises.
+    """
     try:
         node_type = node_type_of(obj)
         if node_type is None or node_type.is_plain or node_type.fields:
@@ -340,7 +366,7 @@ class Problem(NamedTuple):
 
 
 def _refusal_of(obj: Any, cls: Any) -> RefusalError:
-    """Returns the error for an object of an unknown class."""
+    """Returns the error for an object that files cannot have, with a reason and a fix by its class."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     if isinstance(obj, dict | list | tuple | set | frozenset | str | bytes | int | float | complex):
         base = next(b.__name__ for b in cls.__mro__ if b.__module__ == "builtins")
@@ -384,10 +410,11 @@ _PENZAI = (
 
 
 def problem_at(path: str, holders: Sequence[Any], obj: Any, error: RefusalError) -> Problem:
-    """Returns the problem of an object that was refused, with a fix that its user can carry out.
+    """Returns the problem of an object that was refused, with a fix that the user can carry out.
 
-    The author of a class can make it a dataclass, and the author of a closure can use a field instead. A user of a
-    library can do neither. But they can save the arrays, and put these into a new model that the library makes.
+    The fix in `error` is for the author of the object's class or function, who can make the class a dataclass, or use a
+    field instead of a closure. If a library has made the object, its user can do neither. But they can save the arrays,
+    and put these into a new model that the library makes.
 
     Args:
         path: path of the object.
@@ -403,7 +430,7 @@ def problem_at(path: str, holders: Sequence[Any], obj: Any, error: RefusalError)
         return Problem(path, error.reason, _PENZAI)
     is_function = isinstance(obj, types.FunctionType)
     library = root_of(home_of(obj if is_function else type(obj)))
-    # For classes of libraries with a row, the fix in the error is already one for users.
+    # The code is the user's own. Or its library is known to this package, so that the fix is one for users already.
     if not is_in_site_packages(library) or (library in PACKAGES | NAMES_ONLY and not is_function):
         return Problem(path, error.reason, error.fix)
     fix = f"It is made by `{library}`."
@@ -417,6 +444,7 @@ def problem_at(path: str, holders: Sequence[Any], obj: Any, error: RefusalError)
 
 
 _MOST_LEFT_OUT = 20
+"""Most entries of `leave_out` that an error offers as a fix."""
 
 
 def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]], int | None]) -> UnserialisableError:
