@@ -54,7 +54,7 @@ class _Answer(NamedTuple):
 
 
 class KeptLeaves:
-    """The answers of a filter about all leaves of a tree. A leaf is known by the object that holds it and its index there.
+    """The answers of a filter about all leaves of a tree. A leaf is named by the object that holds it and its index.
 
     Args:
         tree: the model.
@@ -173,8 +173,8 @@ def _split(part: Any, obj: Any, form: Form, keys: Path) -> Sequence[Any]:
     if prefix is None or prefix.names != form.names or len(prefix.parts) != len(form.parts):
         raise_unfit(OF_STATE.name, part, f"a `{type(obj).__name__}` with {len(form.parts)} parts", keys)
     num_children = len(form.parts) - form.num_static
-    # A prefix that was made of the model still has its static attributes. One that is no filter, such as a name, selects
-    # nothing.
+    # A prefix that was made of the model still has its static attributes. One that is no filter, such as a name,
+    # selects nothing.
     statics = [static if is_one_filter(static) else False for static in prefix.parts[num_children:]]
     return (*prefix.parts[:num_children], *statics)
 

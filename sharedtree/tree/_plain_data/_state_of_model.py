@@ -151,7 +151,7 @@ def state(tree: Any, keep: Any = None) -> Any:
     Limitations: an empty tuple of the model looks like an object that is no state. In a format whose keys are strings,
     such as JSON, two keys of a dict (`1` and `"1"`) may become one.
     """
-    # Raises if the tree is neither a leaf nor an object that comes apart.
+    # Raises for an object of an unregistered class.
     if form_of(tree) is None:
         require_registered(tree)
     objects = Objects(tree)
