@@ -6,8 +6,8 @@ no code of the user runs in either, and if `__init__` only sets the fields. This
 For a class without one of them, the registered functions are called.
 
 A class can be changed at any time. Its facts are checked when it is first met, and again whenever a structure with an
-instance is made. If a fact no longer holds, the class is left to JAX for good. A change is not noticed as long as no new
-structure is made.
+instance is made. If a fact no longer holds, the class is left to JAX for good. A change is not noticed as long as no
+new structure is made.
 
 In this file an attribute is *inherited* if the class or a base class has it; see `core._class_attributes.inherited`.
 """
@@ -110,7 +110,7 @@ def _have_slots(cls: type, names: tuple[str, ...]) -> bool | None:
     """Tells where the instances of a class have their fields.
 
     Returns:
-        True if all are slots and there is no dictionary, False if all are in an ordinary dictionary, None for a mixture.
+        True if all are slots and there is no dictionary. False if all are in an ordinary dictionary. None otherwise.
     """
     if built_in_base(cls) is not object:
         return None
@@ -165,7 +165,7 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
     if registered is None:
         return None
     names, static_names = registered
-    # The class may have been registered again with other functions.
+    # The flatten function may give something else than these fields.
     children, aux = node_type.take_apart(obj)
     if len(children) != len(names) or type(aux) is not tuple or len(aux) != len(static_names):
         return None
@@ -177,7 +177,7 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
 
 
 def kind_in_files(cls: Any) -> ClassKind | None:
-    """Returns "dataclass" for a dataclass whose instances `object.__new__` makes. None for subclasses of `dict` and others.
+    """Returns "dataclass" for a dataclass whose instances `object.__new__` makes. None for a subclass of `dict`, say.
 
     An abstract dataclass counts, too: it has no instances, but a file may name it.
     """
