@@ -120,12 +120,9 @@ class _Rules(AttributeRules):
         return module_kinds.static_attributes(aux)
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        """Finishes a loaded module: notes its kinds, and sorts its attributes in the order of the kinds.
+        """Notes the kinds of a loaded module, and sorts its attributes in the order of the kinds.
 
-        Args:
-            obj: the module. Its slot has what the file says of the kinds.
-            attributes: its attributes, which are changed in place.
-            new_names: name in the file → name now, for attributes that were renamed.
+        Before, the slot has the object that the file has under its name.
         """
         file_kinds: Any = module_kinds.noted_kinds(obj)
         # The file has no kinds, so the slot still has its first value.
