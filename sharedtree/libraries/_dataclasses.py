@@ -1,8 +1,8 @@
-"""Dataclasses in JAX's registry that can be read and built field by field, with the same result as by JAX.
+"""Dataclasses in JAX's registry: whether they can be read and built field by field, with the same result as by JAX.
 
 JAX's flatten function reads each field with `getattr`, and its unflatten function calls the class with all fields. The
 native walk is faster: it reads the attributes of the instance, and puts them into a new one. The result is the same if
-no code of the user runs in either, and if `__init__` only sets the fields. This file checks all facts that this needs.
+no code of the user runs in either, and if `__init__` only sets the fields. This file checks all these facts.
 For a class without one of them, the registered functions are called.
 
 A class can be changed at any time. Its facts are checked when it is first met, and again whenever a structure with an
@@ -42,8 +42,8 @@ class Fields(NamedTuple):
         order: all fields in the order in which `__init__` sets them.
         are_static: one byte for each field in `order`, 1 if it is static.
         places: one byte for each field in `order`, its index in `traced` or in `statics`.
-        traced: the fields that are children, in JAX's order.
-        statics: the fields that are auxiliary data, in JAX's order.
+        traced: the fields for the children, in JAX's order.
+        statics: the fields for the auxiliary data, in JAX's order.
         are_slots: True if the instances have slots and no dictionary.
     """
 

@@ -1,16 +1,16 @@
-"""Equinox: how its modules are read, built and saved, and the two private things of Equinox that this needs.
+"""Equinox: how its modules are read, built and saved, and two private parts of Equinox.
 
-*The marker.* Equinox flattens a module with a marker in the place of each field that was never set. When it unflattens
+*The marker.* Equinox flattens a module with a marker in the place of each missing field. When it unflattens
 the module (in `jax.tree.map`, `equinox.apply_updates`, `equinox.tree_at` and the outputs of `equinox.filter_jit`), the
-marker stays behind in attributes: `__name__`, `__qualname__`, `__doc__` and so on. Nobody set these attributes, so all
-code here that reads a module leaves them out. They are called *missing*.
+marker stays behind in attributes: `__name__`, `__qualname__`, `__doc__` and so on. Nobody set these attributes, so the
+code here leaves them out. They are called *missing*.
 
-The marker has no public name, so we take it from a module without any field set. If that does not give a class of
-Equinox, no value counts as a marker.
+The marker has no public name, so we take it from a module without any field set. If its class is not one of Equinox's,
+no value counts as a marker.
 
-*The types that Equinox warns of.* Equinox warns if a module gets a field like `jax.vmap(layer)`, because nothing will
-train that layer. It keeps the types of such objects in a set. We add our own wrappers of functions. If a version of
-Equinox has no such set, it does not warn of them.
+*Warnings of wrapped layers.* Equinox warns if a module gets a field like `jax.vmap(layer)`, because nothing will train
+the layer. It has a set of the types of these fields, to which we add our own wrappers of functions. If a version of
+Equinox lacks the set, it does not warn of them.
 """
 
 import functools
@@ -97,8 +97,8 @@ WRAPPER_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__", "__an
 def node_type_of(cls: Any) -> NodeType | None:
     """Returns the node type of a module, which is read field by field. None for classes of other libraries.
 
-    An instance may lack fields that were deleted or never set. It may also have the attributes that
-    `module_update_wrapper` adds, which count as static fields. Its auxiliary data is a pair: the names of the children,
+    An instance may lack fields, if they were deleted or never set. It may also have the attributes of
+    `module_update_wrapper`, which count as static fields. Its auxiliary data is a pair: the names of the children,
     and the static fields as pairs of name and value.
     """
     if not issubclass(cls, eqx.Module):

@@ -1,12 +1,12 @@
-"""`sharedtree.Module`: which of its leaves train, its plain data in a state, and its attributes in a file.
+"""`sharedtree.Module`: its trainable leaves, its plain data in a state, and its attributes in a file.
 
 A module consists of its `__dict__`, and of the kind of each attribute: parameter, state, sub-tree or static (see
 `_sharedtree_module_kinds`). A file has the kinds as one more attribute, which modules with equal kinds share:
 
     ["object", <Linear>, [weight, calls, activation, {"weight": "parameter", "calls": "state", "activation": "static"}]]
 
-The order of the kinds is the order of the attributes, and of the leaves. If a file has no kinds, or not those of all
-attributes, the missing ones follow from the values. No code of the class runs when a file is loaded.
+The order of the kinds is the order of the attributes, and of the leaves. If a file lacks the kinds of some
+or all attributes, they follow from the values. No code of the class runs when a file is loaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +69,7 @@ def _roles(aux: Any) -> Sequence[Role | None] | None:
 def trained_below(_: Any, aux: Any, __: int) -> Sequence[Trained] | None:
     """Tells which leaves below each child train: all of a parameter, none of a state.
 
-    Below a sub-tree, which has no mark, the leaves train that modules in it mark.
+    Below a sub-tree, an attribute without a mark, the modules decide by their own marks.
     """
     kinds = kinds_in(aux)
     if kinds is None:
@@ -122,7 +122,7 @@ class _Rules(AttributeRules):
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
         """Notes the kinds of a loaded module, and sorts its attributes in the order of the kinds.
 
-        Before, the slot has the object that the file has under its name.
+        Before, the slot holds the object from the file.
         """
         file_kinds: Any = module_kinds.noted_kinds(obj)
         # The file has no kinds, so the slot still has its first value.

@@ -1,4 +1,4 @@
-"""The kinds of values that a `Module` can hold, and errors for values that it cannot hold.
+"""The kinds of values in a `Module`, and errors for values that it cannot hold.
 
 There are four kinds. Values of the first three are children of the module. A static value is part of its structure:
 
@@ -8,7 +8,7 @@ There are four kinds. Values of the first three are children of the module. A st
                 marks, and bare arrays are not trainable.
     static      anything else
 
-In this file, `head` is the beginning of an error's sentence: the attribute that the value is assigned to, in words.
+In this file, `head` is the beginning of an error's sentence: the attribute that gets the value, in words.
 """
 
 import collections
@@ -75,8 +75,8 @@ def require_no_hidden_children(value: Any, head: str) -> None:
     """Checks that an object that is no node holds no arrays or modules, which nobody would see there.
 
     Raises:
-        UnregisteredTypeError: for views of dictionaries, iterators, sets and objects that hold arrays or modules, and
-            for methods of modules. The message has a fix.
+        UnregisteredTypeError: for views of dictionaries and for iterators, for sets and other objects with arrays or
+            modules in them, and for methods of modules. The message has a fix.
     """
     cls: Any = type(value)
     if isinstance(value, MappingView) or (isinstance(value, Iterator) and cls.__module__ in ("builtins", "itertools")):
@@ -116,7 +116,7 @@ def require_no_hidden_children(value: Any, head: str) -> None:
 
 
 _MOST_LOOKED_AT = 1_000
-"""The number of objects in a value that are searched for arrays and modules."""
+"""The largest number of objects to search for arrays and modules in one value."""
 
 
 def _hidden_child(value: Any) -> str | None:

@@ -1,19 +1,19 @@
-"""treeo's trees, among them the modules of treex: the attributes and the metadata that a file has of one.
+"""treeo's trees, among them the modules of treex: their attributes and their metadata in a file.
 
-`_field_metadata` says which attributes JAX traces. It is a dictionary of each instance from names to metadata:
+`_field_metadata` says whether JAX traces an attribute. It is a dictionary of each instance from names to metadata:
 
     class Linear(tx.Module):
-        kernel: Any = tx.Parameter.node()   FieldMetadata(True, Parameter, False), which the class declares
-    linear.axis_name = None                 FieldMetadata(False, NoneType, False), which treeo notes of other attributes
+        kernel: Any = tx.Parameter.node()   FieldMetadata(True, Parameter, False), by the class
+    linear.axis_name = None                 FieldMetadata(False, NoneType, False), by treeo, from the value
 
 The *facts* of metadata are its three values: whether the attribute is a node, its kind, and whether it is opaque.
 
-A file has only the metadata that does not follow from the class or from the values. Metadata cannot be changed, so
+A file has only metadata that does not follow from the class or from the values. Metadata cannot be changed, so
 equal metadata from all files is one object, and that of the class wherever the class declares it. Then JAX compares
 most of it by `is`.
 
 No code of treeo runs when a file is loaded. Its unflatten function would set any attribute. Its flatten function reads
-attributes of the metadata, for which a file could have an object of any class.
+attributes of the metadata, and a file could put an object of any class in its place.
 """
 
 import dataclasses
@@ -173,8 +173,8 @@ def _facts_from_value(value: Any) -> Noted:
 def _facts_in(fields: dict[str, Any]) -> Noted | None:
     """Returns the facts in the attributes of metadata. None if there are other attributes or other types.
 
-    If `opaque` is no boolean, JAX calls it when it compares structures. So it must be a plain function, which a file
-    has by its name, and not an object that a file can make.
+    If `opaque` is no boolean, JAX calls it when it compares structures. So it must be a plain function: a file has only
+    the name of a function, and cannot make one.
     """
     node, kind, opaque = [fields.get(name) for name in ("node", "kind", "opaque")]
     if len(fields) != 3 or type(node) is not bool or not isinstance(kind, type):
@@ -185,8 +185,8 @@ def _facts_in(fields: dict[str, Any]) -> Noted | None:
 def _follows_from_value(facts: Noted, attributes: dict[str, Any], name: str, naming: Naming) -> bool:
     """Returns True if treeo noted these facts of the value of an undeclared attribute, or of an earlier value.
 
-    An earlier value is assumed if the kind is a class that no file may name, such as that of functions. Users filter by
-    kinds that files may name: their own classes, or treex's.
+    An earlier value is assumed if no file may name the kind, for example the class of functions. Users filter by other
+    kinds: their own classes, or treex's.
     """
     kind = facts[1]
     if name not in attributes or facts != (_has_tree_base(kind), kind, False):

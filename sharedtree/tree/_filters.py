@@ -10,14 +10,14 @@ A filter is one of these, in the terms of Flax NNX and of Equinox:
     (nnx.Param, "tag")                  a list of filters: selects a leaf if at least one of them does
     Net(embed=True, head=nnx.Param)     a tree prefix: a filter for each part of the model
 
-A filter is asked about the *value* at a path. That is the variable of NNX that holds the leaf, or the leaf itself if no
-variable does. Flax is not imported.
+A filter is asked about the *value* at a path: the variable of NNX that holds the leaf, or without a variable the leaf
+itself. Flax is not imported.
 
 A list is ambiguous: `[f, g]` may be a list of filters, or the tree prefix for a list of two layers. `[nnx.Param, g]` is
 taken for a list of filters, as in NNX. If both readings are possible, the tree decides: the list is a tree prefix where
 the tree has a list of the same length.
 
-In this file a *specification* (`spec`) is what the user wrote. A `Filter` is made of it, and asked about each leaf.
+In this file a *specification* (`spec`) is the user's object. A `Filter` is made of it, and asked about each leaf.
 """
 
 import inspect
@@ -36,17 +36,17 @@ from ..core._static_values import Static
 from ..core._structure import LEAF
 
 MOST_CANDIDATES = 5
-"""The number of values and paths that an error lists as those which a filter could have selected."""
+"""The largest number of values and paths in an error about a filter without a selection."""
 
 
 class Place(NamedTuple):
     """A leaf, its path, and the objects that hold it: all that filters ask about.
 
     Attributes:
-        path: the attribute names, keys and indices that lead to the value, as in NNX: `("layers", 0, "weight")`.
+        path: the path of the value as attribute names, keys and indices, as in NNX: `("layers", 0, "weight")`.
         leaf: the leaf.
-        variable: the variable of NNX that holds the leaf, or None.
-        holder: the innermost module that holds the leaf, or None. A variable of NNX counts as a module.
+        variable: the variable of NNX around the leaf, or None.
+        holder: the innermost module around the leaf, or None. A variable of NNX counts as a module.
     """
 
     path: tuple[Any, ...]
@@ -212,8 +212,8 @@ def is_several(spec: Any, option: Option) -> bool:
 def is_several_where_no_list_is(spec: Any, option: Option) -> bool:
     """Returns True if a list or tuple is a list of filters at a place where the tree has no list of the same length.
 
-    There, functions of a leaf are a list of filters, too. Booleans are not: they are a tree of booleans that does not
-    fit, and the caller raises for it.
+    There, functions of a leaf are a list of filters, too. Booleans are not: they are a tree of booleans and do not fit,
+    so the caller raises.
     """
     if type(spec) not in (list, tuple):
         return False
@@ -333,7 +333,7 @@ def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str
     """Returns text for an error that lists values which a filter could have selected, and code that selects one.
 
     Args:
-        candidates: the places that the filter was asked about, at least one.
+        candidates: the places at which the filter was asked, at least one.
         spec: the filter, as the user gave it.
         option: the parameter that it was given for.
     """
