@@ -364,7 +364,7 @@ def test_another_nnx_is_not_believed(monkeypatch):
         lambda: table._replace(current_trace=lambda: None),
         gone,
     ):
-        monkeypatch.setattr(_nnx_layouts, "_found", [])
+        monkeypatch.setattr(_nnx_layouts, "_cached", [])
         monkeypatch.setattr(_nnx_layouts, "_look_up", look_up)
         assert _nnx_layouts.nnx() is None
         assert _nnx_layouts.facts_of(Block) is None

@@ -1,7 +1,7 @@
-"""What is known of each library's classes: one file a library, a row a library; of optax only `optim` asks.
+"""Support for the classes of other libraries: one file and one `Library` for each. Only `optim` uses `_optax`.
 
-In come classes; out goes how their instances are read, made, written back, trained and saved. Never imports a library
-that the program has not imported, nor anything of the rooms above.
+A `Library` answers questions about a class: how its instances are read, made, written back, trained and saved. None of
+these files imports a library that the program has not imported, or a package of sharedtree other than `core`.
 """
 
 from ..core._node_types import LIBRARIES
@@ -11,5 +11,5 @@ from ._nnx import NNX
 from ._sharedtree_module import MODULE
 from ._treeo import TREEO
 
-# Objects of NNX's and trees of treeo's may be dataclasses, too, so those are asked last.
+# The first answer counts. An object of NNX or a tree of treeo may be a dataclass, too, so dataclasses come last.
 LIBRARIES.extend((EQUINOX, MODULE, NNX, TREEO, DATACLASSES))

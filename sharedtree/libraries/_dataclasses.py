@@ -1,13 +1,15 @@
-"""Dataclasses in JAX's registry that can be read and built field by field, with the outcome that JAX has.
+"""Dataclasses in JAX's registry: whether they can be read and built field by field, with the same result as by JAX.
 
-JAX's flatten asks each field with `getattr`, and its unflatten calls the class with all of them. Reading the instance's
-own attributes and putting them into a new one is the same where nobody's code runs in either, and where `__init__` does
-nothing but set the fields. Each fact that this takes is asked here. Of a class that lacks one, the registered functions
-are called as ever.
+JAX's flatten function reads each field with `getattr`, and its unflatten function calls the class with all fields. The
+native walk is faster: it reads the attributes of the instance, and puts them into a new one. The result is the same if
+no code of the user runs in either, and if `__init__` only sets the fields. This file checks all these facts.
+For a class without one of them, the registered functions are called.
 
-A class can be changed at any time. Its facts are asked when it is first met, and again whenever a structure that has an
-instance is made. Where one has gone, the class is left to JAX for good. Who changes a class of which structures exist
-already, and makes no new one, is not seen.
+A class can be changed at any time. Its facts are checked when it is first met, and again whenever a structure with an
+instance is made. If a fact no longer holds, the class is left to JAX for good. A change is not noticed as long as no
+new structure is made.
+
+In this file an attribute is *inherited* if the class or a base class has it; see `core._class_attributes.inherited`.
 """
 
 import contextlib
@@ -30,19 +32,19 @@ from ..core._jax_internals import registered_fields
 from ..core._node_types import ClassKind, Library, NativeLayout, NodeType, PlainForm
 
 _MAX_FIELDS = 255
-"""The native walk has a place in a byte."""
+"""The native walk stores the place of a field in a byte."""
 
 
 class Fields(NamedTuple):
-    """How a dataclass is read and built.
+    """The fields of a dataclass, as the native walk reads and builds them.
 
     Attributes:
         order: all fields in the order in which `__init__` sets them.
-        are_static: of each of these, whether it is static.
-        places: of each of these, where it is among the traced, or among the static ones.
-        traced: the fields that are children, in JAX's order.
-        statics: the fields that are auxiliary data, in JAX's order.
-        are_slots: whether the instances have slots and no dictionary.
+        are_static: one byte for each field in `order`, 1 if it is static.
+        places: one byte for each field in `order`, its index in `traced` or in `statics`.
+        traced: the fields for the children, in JAX's order.
+        statics: the fields for the auxiliary data, in JAX's order.
+        are_slots: True if the instances have slots and no dictionary.
     """
 
     order: tuple[str, ...]
@@ -54,15 +56,19 @@ class Fields(NamedTuple):
 
 
 def native_layout_of(cls: Any) -> NativeLayout | None:
-    """How the native walk reads a class; None if JAX has to."""
-    found = fields_of(cls)
-    if found is None or not found.are_slots:
-        return None if found is None else NativeLayout("DATACLASS", found[:-1])
-    return NativeLayout("SLOTS", found[:-1], slots=found.order)
+    """Returns the layout of a class for the native walk. None leaves the class to the registered functions."""
+    fields = fields_of(cls)
+    # C takes the fields without `are_slots`, which is told by the kind of the layout.
+    if fields is None or not fields.are_slots:
+        return None if fields is None else NativeLayout("DATACLASS", fields[:-1])
+    return NativeLayout("SLOTS", fields[:-1], slots=fields.order)
 
 
 def fields_of(cls: Any) -> Fields | None:
-    """How a class is read and built field by field; None if JAX has to. Cost: some microseconds a field."""
+    """Checks that a class can be read and built field by field. Returns its fields, or None if it cannot.
+
+    Cost: some microseconds for each field.
+    """
     registered = registered_fields(cls)
     if registered is None or "__dataclass_fields__" not in cls.__dict__:
         return None
@@ -82,53 +88,63 @@ def fields_of(cls: Any) -> Fields | None:
 
 
 def _is_called_for_its_fields_only(cls: Any, fields: tuple[dataclasses.Field[Any], ...]) -> bool:
-    """Whether calling the class with its fields makes an object, sets them, and does nothing else."""
+    """Returns True if a call of the class with its fields makes an object, sets them, and does nothing else."""
     plain = (("__new__", cls), ("__getattribute__", cls))
-    if any(inherited(of, name) is not object.__dict__[name] for name, of in plain):
+    if any(inherited(owner, name) is not object.__dict__[name] for name, owner in plain):
         return False
+    # The metaclass may not take part in the call.
     if inherited(type(cls), "__call__") is not type.__dict__["__call__"]:
         return False
     frozen = bool(cls.__dataclass_params__.frozen)
-    # What is frozen does not use its own `__setattr__` when it is made.
+    # The `__init__` of a frozen dataclass uses `object.__setattr__`.
     if not frozen and inherited(cls, "__setattr__") is not object.__dict__["__setattr__"]:
         return False
     init = cls.__dict__.get("__init__")
     if type(init) is not types.FunctionType or init.__dict__ or inherited(cls, "__post_init__") is not ABSENT:
         return False
-    return _code_of(init) == _generated(frozen, tuple([_shape_of(field) for field in fields]))
+    # The `__init__` must be the one that `dataclasses` generates for these fields.
+    return _code_of(init) == _generated_code(frozen, tuple([_shape_of(field) for field in fields]))
 
 
 def _have_slots(cls: type, names: tuple[str, ...]) -> bool | None:
-    """Whether all fields are slots, and there is no dictionary; None if it is neither that nor the other way round."""
+    """Tells where the instances of a class have their fields.
+
+    Returns:
+        True if all are slots and there is no dictionary. False if all are in an ordinary dictionary. None otherwise.
+    """
     if built_in_base(cls) is not object:
         return None
-    found = [inherited(cls, name) for name in names]
-    are_slots = [type(each) is types.MemberDescriptorType for each in found]
-    is_data = [is_data_descriptor(each) for each in found]
+    attributes = [inherited(cls, name) for name in names]
+    are_slots = [type(attribute) is types.MemberDescriptorType for attribute in attributes]
+    # A property, for example, would answer in the place of the dictionary.
+    is_data = [is_data_descriptor(attribute) for attribute in attributes]
+    # 0 if the instances have no dictionary.
     if not cls.__dictoffset__:
         return True if all(are_slots) else None
     is_ordinary = type(dict_descriptor(cls)) is types.GetSetDescriptorType
     return False if is_ordinary and not any(is_data) else None
 
 
+# Name, keyword-only, has a default, has a default factory: all that the generated `__init__` depends on.
 _FieldShape = tuple[str, bool, bool, bool]
 
 
 def _shape_of(field: dataclasses.Field[Any]) -> _FieldShape:
-    has_default, has_factory = (each is not dataclasses.MISSING for each in (field.default, field.default_factory))
+    """Returns the shape of a field."""
+    has_default, has_factory = (x is not dataclasses.MISSING for x in (field.default, field.default_factory))
     return field.name, bool(field.kw_only), has_default, has_factory
 
 
 def _code_of(function: types.FunctionType) -> tuple[Any, ...]:
-    """All that a function does, but for the values of its defaults, which are not used here."""
+    """Returns all that decides what a function does, without the values of its defaults, which nobody uses here."""
     code = function.__code__
     names = code.co_names, code.co_varnames, code.co_freevars
     return code.co_code, code.co_consts, *names, code.co_argcount, code.co_kwonlyargcount, code.co_flags
 
 
 @functools.lru_cache(1_024)
-def _generated(frozen: bool, shapes: tuple[_FieldShape, ...]) -> tuple[Any, ...] | None:
-    """The code of the `__init__` that `dataclasses` makes for such fields."""
+def _generated_code(frozen: bool, shapes: tuple[_FieldShape, ...]) -> tuple[Any, ...] | None:
+    """Returns the code of the `__init__` that `dataclasses` generates for fields of these shapes."""
     fields: list[tuple[str, type, Any]] = []
     for name, kw_only, has_default, has_factory in shapes:
         options: dict[str, Any] = {"kw_only": kw_only}
@@ -136,18 +152,20 @@ def _generated(frozen: bool, shapes: tuple[_FieldShape, ...]) -> tuple[Any, ...]
             options["default_factory" if has_factory else "default"] = list if has_factory else None
         fields.append((name, object, dataclasses.field(**options)))
     try:
-        made = dataclasses.make_dataclass("Generated", fields, frozen=frozen)
-    except (TypeError, ValueError):  # fields that were changed after the class was made
+        generated = dataclasses.make_dataclass("Generated", fields, frozen=frozen)
+    # The fields were changed after the class was made, and now fit no `__init__`.
+    except (TypeError, ValueError):
         return None
-    return _code_of(made.__dict__["__init__"])
+    return _code_of(generated.__dict__["__init__"])
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """All fields by name, of classes that came by `register_dataclass`."""
+    """Represents an instance in a state by all its fields. None for a class without `register_dataclass`."""
     registered = registered_fields(node_type.cls)
     if registered is None:
         return None
     names, static_names = registered
+    # The flatten function may give something else than these fields.
     children, aux = node_type.take_apart(obj)
     if len(children) != len(names) or type(aux) is not tuple or len(aux) != len(static_names):
         return None
@@ -159,10 +177,11 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
 
 
 def kind_in_files(cls: Any) -> ClassKind | None:
-    """Field by field, of those that `object.__new__` makes: not of what inherits from `dict`, `Exception` and the like.
+    """Returns "dataclass" for a dataclass whose instances `object.__new__` makes. None for a subclass of `dict`, say.
 
-    An abstract class has no instances, but may be named.
+    An abstract dataclass counts, too: it has no instances, but a file may name it.
     """
+    # `object.__new__` raises if another `__new__` has to make the instance.
     with contextlib.suppress(TypeError):
         is_abstract = bool(getattr(cls, "__abstractmethods__", None))
         if hasattr(cls, "__dataclass_fields__") and (is_abstract or type(object.__new__(cls)) is cls):

@@ -1,16 +1,16 @@
-"""The one file that knows what Equinox does not promise: the marker for nothing, and which objects it warns of.
+"""Equinox: how its modules are read, built and saved, and two private parts of Equinox.
 
-When Equinox takes a module apart whose fields were not all set, it puts a marker in the place of each that is missing,
-and when it puts such a module together again (as `jax.tree.map`, `equinox.apply_updates`, `equinox.tree_at` and the
-outputs of `equinox.filter_jit` do), the marker stays behind as its `__name__`, `__qualname__`, `__doc__` and so on.
-Nobody has set those, so everything here that reads a module's attributes leaves them out.
+*The marker.* Equinox flattens a module with a marker in the place of each missing field. When it unflattens
+the module (in `jax.tree.map`, `equinox.apply_updates`, `equinox.tree_at` and the outputs of `equinox.filter_jit`), the
+marker stays behind in attributes: `__name__`, `__qualname__`, `__doc__` and so on. Nobody set these attributes, so the
+code here leaves them out. They are called *missing*.
 
-The marker has no public name. It is found by looking at what Equinox makes of a module that has nothing set. If that is
-no class of Equinox's own any more, then no value is taken for a marker.
+The marker has no public name, so we take it from a module without any field set. If its class is not one of Equinox's,
+no value counts as a marker.
 
-Equinox warns when a module gets a field like `jax.vmap(layer)`, for nothing will train that layer. It knows such
-objects by their types, which it keeps in a set. What wraps functions here is put there, too. If the set vanishes, there
-is no warning.
+*Warnings of wrapped layers.* Equinox warns if a module gets a field like `jax.vmap(layer)`, because nothing will train
+the layer. It has a set of the types of these fields, to which we add our own wrappers of functions. If a version of
+Equinox lacks the set, it does not warn of them.
 """
 
 import functools
@@ -38,28 +38,36 @@ from ..core._node_types import (
 
 
 class _Unset(eqx.Module):
+    """A module whose field is never set, to find the marker."""
+
     field: Any
 
 
 def _find_marker() -> Any:
+    """Returns the class of the marker, or None if Equinox has none."""
     children = tuple(jtu.default_registry.flatten_one_level(object.__new__(_Unset))[0])
     cls: type = type(children[0]) if children else type(None)
     return cls if cls.__module__.partition(".")[0] == "equinox" else None
 
 
-# The class, not the marker itself: a copied or pickled module holds another instance.
+# We compare classes, because a copied or pickled module holds another instance of the marker.
 _MARKER = _find_marker()
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value stands for an attribute that was never set."""
+    """Returns True for the marker, which stands for an attribute that was never set."""
     return type(value) is _MARKER
 
 
 def name_of(function: Any, default: Any, attribute: str = "__name__") -> str:
-    """The `__name__` or `__qualname__` of a function or of whatever is used as one; the default if it has none.
+    """Returns the `__name__` or `__qualname__` of a function or another callable, or the text of a default.
 
-    Whatever its attributes and its `__repr__` do: a name is asked for where something is printed, as an error is.
+    It never raises, because it is called to print errors.
+
+    Args:
+        function: the function.
+        default: a text, or an object whose text is used if the function has no name.
+        attribute: the name of the attribute.
     """
     try:
         name = getattr(function, attribute, None)
@@ -69,13 +77,13 @@ def name_of(function: Any, default: Any, attribute: str = "__name__") -> str:
 
 
 def update_wrapper(wrapper: Any, wrapped: Callable[..., Any]) -> None:
-    """`functools.update_wrapper`, but for the `__dict__`, and for attributes that a module has only as markers."""
+    """Calls `functools.update_wrapper` without copying the `__dict__` and attributes that are missing in a module."""
     assigned = [name for name in functools.WRAPPER_ASSIGNMENTS if not is_missing(getattr(wrapped, name, None))]
     functools.update_wrapper(wrapper, wrapped, assigned=assigned, updated=())
 
 
 def warn_of_layers_in(cls: type) -> None:
-    """Has Equinox warn when an instance that wraps a layer becomes a field of a module."""
+    """Lets Equinox warn if an instance of this class, which wraps a layer, becomes a field of a module."""
     module = sys.modules.get(eqx.Module.__module__)
     getattr(module, "_transform_types", set()).add(cls)
 
@@ -83,13 +91,15 @@ def warn_of_layers_in(cls: type) -> None:
 # --- modules, field by field ----------------------------------------------------------------------------------------
 
 WRAPPER_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
-"""What `equinox.module_update_wrapper` copies from a wrapped function into a module."""
+"""The attributes that `equinox.module_update_wrapper` copies from a wrapped function into a module."""
 
 
 def node_type_of(cls: Any) -> NodeType | None:
-    """Modules are read field by field.
+    """Returns the node type of a module, which is read field by field. None for classes of other libraries.
 
-    Fields may be missing: deleted, or never set. `module_update_wrapper` adds a few that no field declares.
+    An instance may lack fields, if they were deleted or never set. It may also have the attributes of
+    `module_update_wrapper`, which count as static fields. Its auxiliary data is a pair: the names of the children,
+    and the static fields as pairs of name and value.
     """
     if not issubclass(cls, eqx.Module):
         return None
@@ -101,15 +111,16 @@ def node_type_of(cls: Any) -> NodeType | None:
     def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
         attributes = without_missing(attributes_of(obj))
         names = tuple([name for name in traced if name in attributes])
-        rest = tuple([(name, attributes[name]) for name in static if name in attributes])
-        return [attributes[name] for name in names], (names, rest)
+        static_items = tuple([(name, attributes[name]) for name in static if name in attributes])
+        return [attributes[name] for name in names], (names, static_items)
 
     def put_together(aux: Any, children: Sequence[Any]) -> Any:
-        names, rest = aux
+        names, static_items = aux
+        # As in Equinox, no `__init__` runs.
         obj = object.__new__(cls)
         attributes = attributes_of(obj)
         attributes.update(zip(names, children, strict=True))
-        attributes.update(rest)
+        attributes.update(static_items)
         return obj
 
     def keys_of(obj: Any) -> KeyEntries:
@@ -122,7 +133,10 @@ def node_type_of(cls: Any) -> NodeType | None:
 
 
 def native_layout_of(cls: Any) -> NativeLayout | None:
-    """All fields in their order; of modules that `object.__new__` makes, with an ordinary dictionary of attributes."""
+    """Returns the layout for the native walk: all fields of a module, in order, with their places.
+
+    None for modules that `object.__new__` cannot make, and for those without an ordinary `__dict__`.
+    """
     if not issubclass(cls, eqx.Module) or built_in_base(cls) is not object:
         return None
     if type(dict_descriptor(cls)) is not types.GetSetDescriptorType:
@@ -136,33 +150,34 @@ def native_layout_of(cls: Any) -> NativeLayout | None:
 
 
 def convention_of(cls: type) -> Convention | None:
-    """Arrays only, also in what Equinox registers that is no module."""
+    """Returns "equinox" for all classes of Equinox, modules or not: their arrays are traced, and nothing else."""
     return "equinox" if cls.__module__.partition(".")[0] == "equinox" else None
 
 
 def role_of(cls: Any) -> Role | None:
-    """What `make_with_state` parts from a model, and the initial values that it takes from there, are state."""
+    """Returns "state" for an `equinox.nn.State`, and for a `StateIndex`, which holds the initial value of a state."""
     return "state" if issubclass(cls, (eqx.nn.State, eqx.nn.StateIndex)) else None
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """All fields by name, without what `module_update_wrapper` adds."""
-    # Asked first, for it costs little where an `isinstance` asks the metaclass.
+    """Represents a module in a state by its fields, without the attributes that `module_update_wrapper` adds."""
+    # `fields` is tested first, because `isinstance` is slow: it calls the metaclass.
     if not node_type.fields or not isinstance(obj, eqx.Module):
         return None
-    children, (names, rest) = node_type.take_apart(obj)
+    children, (names, static_items) = node_type.take_apart(obj)
     declared = node_type.fields[: -len(WRAPPER_ATTRIBUTES)]
 
     def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
-        pairs = tuple([(name, statics.get(name, value)) for name, value in rest])
-        return node_type.put_together((names, pairs), new)
+        # The attributes of `module_update_wrapper` are not in `statics`, so they stay.
+        new_items = tuple([(name, statics.get(name, value)) for name, value in static_items])
+        return node_type.put_together((names, new_items), new)
 
-    return PlainForm("dict", names, children, {name: value for name, value in rest if name in declared}, make)
+    return PlainForm("dict", names, children, {name: value for name, value in static_items if name in declared}, make)
 
 
 def kind_in_files(cls: Any) -> ClassKind | None:
-    """Modules field by field."""
-    # What `equinox.nn.Shared` puts where it has taken a node away: a private class, and no pytree node.
+    """Returns "module" for modules, which are written field by field, and "placeholder" for the class in `Shared`."""
+    # `equinox.nn.Shared` puts instances of this private class, which is no pytree node, where it has removed a node.
     if (cls.__module__, cls.__qualname__) == ("equinox.nn._shared", "SharedNode"):
         return "placeholder"
     return "module" if issubclass(cls, eqx.Module) else None
@@ -177,7 +192,7 @@ EQUINOX = Library(
     role_of=role_of,
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
-    # Their `==` has JAX flatten both, path by path.
+    # The `==` of modules lets JAX flatten both, which visits a shared object once for each path.
     compared_by_parts=(eqx.Module,),
     choices=(eqx.Enumeration,),
     names=NamesInFiles(

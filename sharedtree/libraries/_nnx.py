@@ -1,16 +1,18 @@
-"""Flax NNX: what of its objects trains, what stands for them in plain data, and what a file has of them.
+"""Flax NNX: which of its leaves train, the plain data of its objects in a state, and their attributes in a file.
 
-Its modules are its objects. Two attributes of an object are NNX's own: `_pytree__state`, which says whether it is being
-made, and `_pytree__nodes`, from names to *marks*, whether JAX sees an attribute as a child.
+Modules of NNX are *objects*, that is instances of `nnx.Pytree`. NNX itself sets two attributes of an object. The flags
+in `_pytree__state` tell whether the object is still being made. `_pytree__nodes` maps names to *marks*. A mark is True
+if the attribute is a child for JAX:
 
     layer = nnx.Linear(2, 3, rngs=rngs)     kernel: True, bias: True, in_features: False, out_features: False, ...
-    layer.sizes = nnx.data([1, 2])          sizes: True, as whoever set it said
+    layer.sizes = nnx.data([1, 2])          sizes: True, because the user said so by `nnx.data`
 
-Marks that follow from the class or from the value are not written, and neither is the state of an object that is
-complete. None of NNX's code runs when a file is loaded: its unflatten function would set any attribute, also those for
-which a class has a property. Two classes only hold plain data: `HashableMapping`, and `StateAxes` of recurrent layers.
+A file does not have marks that follow from the class or from the value, nor the flags of a complete object. No code of
+NNX runs when a file is loaded: its unflatten function would set any attribute, even one for which the class has a
+property. Two classes are no objects, but *holders* of plain data: `HashableMapping`, and `StateAxes` of recurrent
+layers.
 
-Flax is not imported, only looked at if the program has done so.
+This file never imports Flax. `loaded` and `nnx()` look it up, and return None if the program has not imported it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,35 +61,43 @@ from ._nnx_layouts import (
 
 
 def convention_of(cls: type) -> Convention | None:
-    """That of variables, for variables."""
+    """Returns "variable" for variables. None for other classes."""
     variable = loaded("flax.nnx.variablelib", "Variable")
     return "variable" if variable is not None and issubclass(cls, variable) else None
 
 
 def writes_back(cls: Any) -> bool | None:
-    """NNX's transforms write objects and variables back. An `Intermediate` is sown by one call and popped after it."""
+    """Returns True for objects and variables, whose changes NNX's transforms write back. None for other classes.
+
+    False for an `Intermediate`: one call sows it and the user pops it, so nobody misses a change.
+    """
     if issubclass(cls, loaded("flax.nnx", "Intermediate") or ()):
         return False
-    is_own = issubclass(cls, tuple([own for name in ("Variable", "Pytree") if (own := loaded("flax.nnx", name))]))
-    return True if is_own else None
+    bases = [loaded("flax.nnx", name) for name in ("Variable", "Pytree")]
+    return True if issubclass(cls, tuple([base for base in bases if base])) else None
 
 
+# Classes of variables that are state.
 _STATE = "BatchStat Cache Intermediate OptState RngState"
 
 
 def role_of(cls: Any) -> Role | None:
-    """Of variables: `Param`s train, NNX's own classes of state do not. A user's class of variables may be either."""
+    """Returns the role of a class of variables. None for other classes.
+
+    It is "parameter" for `Param`, "state" for NNX's classes of state, and "unsaid" for others, which only the user can
+    decide.
+    """
     if not issubclass(cls, loaded("flax.nnx", "Variable") or ()):
         return None
     if issubclass(cls, loaded("flax.nnx", "Param") or ()):
         return "parameter"
-    state = [loaded("flax.nnx", name) for name in _STATE.split()]
-    state.append(loaded("flax.nnx.training.metrics", "MetricState"))
-    return "state" if issubclass(cls, tuple([own for own in state if own is not None])) else "unsaid"
+    state_classes = [loaded("flax.nnx", name) for name in _STATE.split()]
+    state_classes.append(loaded("flax.nnx.training.metrics", "MetricState"))
+    return "state" if issubclass(cls, tuple([base for base in state_classes if base is not None])) else "unsaid"
 
 
 def trained_below(cls: Any, _: Any, num_children: int) -> Sequence[Trained] | None:
-    """Of variables, those that are `Param`s."""
+    """Returns "if inexact" for each child of a `Param`, "never" for other variables, and None for other classes."""
     if not issubclass(cls, loaded("flax.nnx", "Variable") or ()):
         return None
     is_parameter = issubclass(cls, loaded("flax.nnx", "Param") or ())
@@ -95,13 +105,17 @@ def trained_below(cls: Any, _: Any, num_children: int) -> Sequence[Trained] | No
 
 
 def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
-    """What `nnx.grad` takes as `argnums`: `nnx.DiffState(0, nnx.Param)`."""
-    is_one = type(argnums).__name__ == "DiffState" and type(argnums).__module__.startswith("flax.")
-    return (argnums.argnum, "nnx.Param") if is_one else None
+    """Reads an `nnx.DiffState(0, nnx.Param)`, which `nnx.grad` takes as `argnums`. None for other values.
+
+    Returns:
+        The position, and code for the filter. That is always `nnx.Param`, as an example for errors.
+    """
+    is_diff_state = type(argnums).__name__ == "DiffState" and type(argnums).__module__.startswith("flax.")
+    return (argnums.argnum, "nnx.Param") if is_diff_state else None
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """A variable is its value, a `List` a list, and another object its attributes."""
+    """Represents a variable by its value, a `List` by a list, another object by its attributes. None for others."""
     variable, pytree, of_list = (loaded("flax.nnx", name) or () for name in ("Variable", "Pytree", "List"))
     if not isinstance(obj, (variable, pytree)):
         return None
@@ -112,43 +126,44 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
             return None
         return PlainForm("whole", (), children, {}, lambda new, _: node_type.put_together(aux, new), keys)
     names = [str(name_in(key)) for key in keys]
+    # Indices of the children that are not NNX's own.
     places = [i for i, name in enumerate(names) if not name.startswith(OWN)]
     parts = [children[i] for i in places]
 
     def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
-        every = list(children)
+        all_children = list(children)
         for i, part in zip(places, new, strict=True):
-            every[i] = part
-        made = node_type.put_together(aux, every)
-        vars(made).update(statics)
-        return made
+            all_children[i] = part
+        new_obj = node_type.put_together(aux, all_children)
+        vars(new_obj).update(statics)
+        return new_obj
 
     if isinstance(obj, of_list):
         return PlainForm("list", (), parts, {}, make, tuple([keys[i] for i in places]))
-    left = {name: value for name, value in vars(obj).items() if name not in names and not name.startswith(OWN)}
-    return PlainForm("dict", [names[i] for i in places], parts, left, make)
+    statics = {name: value for name, value in vars(obj).items() if name not in names and not name.startswith(OWN)}
+    return PlainForm("dict", [names[i] for i in places], parts, statics, make)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------
 
 
 def kind_in_files(cls: Any) -> ClassKind | None:
-    """All attributes of an object, and of the two classes that hold plain data."""
+    """Returns "attributes" for objects and holders: a file has all their attributes. None for other classes."""
     return "attributes" if is_object(cls) or cls in _holders() else None
 
 
 def _holders() -> dict[Any, dict[str, type]]:
-    """The classes that hold plain data and are no objects, and of each what its attributes are."""
+    """Returns the two holders, and for each its attributes with their types."""
     axes, table = loaded("flax.nnx", "StateAxes"), nnx()
     return {} if table is None else {table.mapping: {MAPPING: dict}, axes: {"_filters": tuple, "_axes": tuple}}
 
 
 def answers_as_told(cls: Any) -> bool:
-    """Whether a class is of NNX, of whatever version, or inherits from one that is.
+    """Returns True for classes of NNX and their subclasses: an attribute may be whatever a file says.
 
-    A variable answers to every name that is in its metadata, and an object has whatever attributes a file says.
+    A variable has an attribute for each name in its metadata, and an object has the attributes in the file.
     """
-    # Two flags, which are in the treedefs that the definition of a graph has.
+    # It has two flags and nothing else. It occurs in the treedefs of a graph's definition.
     if (cls.__module__, cls.__qualname__) == ("flax.nnx.pytreelib", "PytreeState"):
         return False
     bases = type.__getattribute__(cls, "__mro__")
@@ -156,41 +171,43 @@ def answers_as_told(cls: Any) -> bool:
 
 
 class _Rules(AttributeRules):
-    """Attributes with their marks: see the top of the file."""
+    """The rules for writing and loading objects and holders attribute by attribute; see the docstring of this file."""
 
     is_open = True
     own_entries = frozenset({NODES, STATE_FIELD})
 
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
-        """The fields of a dataclass, and functions that are annotated, such as `merge_fn: Callable = _concatenate`.
+        """Returns the fields of a dataclass, and annotated functions such as `merge_fn: Callable = _concatenate`.
 
-        Other functions are methods, and no file may set an attribute in their place. So are those that only a base of
-        the class annotates that holds them.
+        Other functions are methods, and no file may replace them. A function also counts as a method if the class that
+        defines it has no annotation for it, itself or in a class before it in the method resolution order.
         """
         if cls in _holders():
             return tuple(_holders()[cls])
         annotated: set[str] = set()
-        held: set[str] = set()
+        # Names that a class before in the method resolution order defines.
+        defined: set[str] = set()
         declared: dict[str, Any] = dict(dataclass_entries(cls))
         for base in cls.__mro__:
             annotated.update(getattr(base, "__annotations__", ()))
             for name, value in vars(base).items():
-                if name not in held and name in annotated and callable(value):
+                if name not in defined and name in annotated and callable(value):
                     declared.setdefault(name)
-            held.update(vars(base))
+            defined.update(vars(base))
         return tuple(declared)
 
     def may_have(self, cls: Any, name: str) -> bool:
-        """`nnx.List` has numbers for names, `nnx.Dict` any text."""
+        """Returns False for `""`, dunder names and names of NNX. `nnx.Dict` and `nnx.List` need all others."""
         if not is_object(cls) or not name or (name.startswith("__") and name.endswith("__")):
             return False
         return not name.startswith(OWN) or name in self.own_entries
 
     def may_stay_unset(self, cls: Any, name: str) -> bool:
-        """What the class holds is found there."""
+        """Returns True for attributes that are no dataclass fields: the class has a value for them."""
         return is_object(cls) and name not in dataclass_entries(cls)
 
     def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+        """Sorts the attributes, children first, and leaves out marks and flags that loading will make again."""
         cls, table = type(obj), nnx()
         assert table is not None
         holder = _holders().get(cls)
@@ -199,67 +216,75 @@ class _Rules(AttributeRules):
         _require_savable(cls, attributes, naming)
         mapping = attributes.get(NODES)
         marks: Any = getattr(mapping, MAPPING, None) if type(mapping) is table.mapping else None
-        is_whole = _are_marks(marks, (True, False)) and type(attributes.get(STATE_FIELD)) is table.state
-        if holder is not None or not is_whole:
+        is_complete = _are_marks(marks, (True, False)) and type(attributes.get(STATE_FIELD)) is table.state
+        if holder is not None or not is_complete:
             fault = (
                 "lacks what NNX keeps in each of its objects" if holder is None else "does not hold what NNX puts there"
             )
             raise RefusalError(f"a `{cls.__qualname__}` that {fault}", "Make it by calling its class.")
-        expected = _marks(cls, attributes, table)
-        noted = sorted({**expected, **marks})
-        own = {name: marks.get(name) for name in noted if marks.get(name) is not expected.get(name)}
-        kept = {name: value for name, value in attributes.items() if name != NODES}
-        if is_new_state(kept[STATE_FIELD], table):
-            del kept[STATE_FIELD]
+        # A file has the marks that differ from those that follow from class and values; None for one that is missing.
+        expected = _expected_marks(cls, attributes, table)
+        marked_names = sorted({**expected, **marks})
+        own_marks = {name: marks.get(name) for name in marked_names if marks.get(name) is not expected.get(name)}
+        values = {name: value for name, value in attributes.items() if name != NODES}
+        if is_new_state(values[STATE_FIELD], table):
+            del values[STATE_FIELD]
 
+        # As in NNX: children first, and the names of a list in the order of the numbers.
         def order(name: str) -> tuple[bool, bool, int, str]:
             is_number = getattr(cls, INT_KEYS) and name.isascii() and name.isdecimal()
             return not marks.get(name), not is_number, int(name) if is_number else 0, name
 
-        return {name: kept[name] for name in sorted(kept, key=order)} | ({NODES: own} if own else {})
+        return {name: values[name] for name in sorted(values, key=order)} | ({NODES: own_marks} if own_marks else {})
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
         _, names, values = aux
-        # What `typing` notes on an instance is no data, and in no file.
-        noted = (NODES, "__orig_class__")
-        return {str(name): value for name, value in zip(names, values, strict=True) if name not in noted}
+        # `typing` sets `__orig_class__` on an instance. It is no data, and in no file.
+        omitted = (NODES, "__orig_class__")
+        return {str(name): value for name, value in zip(names, values, strict=True) if name not in omitted}
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        """Checks a loaded object, and sets its marks and flags, which NNX would have made."""
         cls, table = type(obj), nnx()
         assert table is not None
         holder = _holders().get(cls)
         if holder is not None:
             _require(_is_as_held(attributes, holder), cls, "attributes")
             return obj
-        own = attributes.pop(NODES, {})
-        _require(_are_marks(own, (True, False, None)), cls, NODES)
+        own_marks = attributes.pop(NODES, {})
+        _require(_are_marks(own_marks, (True, False, None)), cls, NODES)
         if STATE_FIELD not in attributes:
             attributes[STATE_FIELD] = new_state(table)
         _require(type(attributes[STATE_FIELD]) is table.state, cls, STATE_FIELD)
-        marks = _marks(cls, attributes, table) | {new_names.get(name) or name: own[name] for name in own}
+        renamed_marks = {new_names.get(name) or name: mark for name, mark in own_marks.items()}
+        marks = _expected_marks(cls, attributes, table) | renamed_marks
+        # None stands for a mark that the object did not have.
         attributes[NODES] = table.mapping({name: mark for name, mark in marks.items() if mark is not None})
         return obj
 
 
 def _require(condition: bool, cls: type, name: str) -> None:
+    """Raises `FormatError` unless a condition about an attribute holds."""
     if not condition:
-        what = f"a `{cls.__qualname__}` whose `{name}` are not what Flax NNX has there"
-        raise FormatError(f"The file has {what}. No save would write that.")
+        fault = f"a `{cls.__qualname__}` whose `{name}` are not what Flax NNX has there"
+        raise FormatError(f"The file has {fault}. No save would write that.")
 
 
 def _is_as_held(attributes: dict[str, Any], form: dict[str, type]) -> bool:
+    """Returns True if the attributes of a holder have exactly these names and types."""
     return attributes.keys() == form.keys() and all(type(attributes[name]) is form[name] for name in form)
 
 
-def _marks(cls: Any, attributes: dict[str, Any], table: Nnx) -> dict[str, Any]:
-    """The marks that follow from the class and the values."""
+def _expected_marks(cls: Any, attributes: dict[str, Any], table: Nnx) -> dict[str, Any]:
+    """Returns the marks that follow from the class and the values."""
     marks = dict(getattr(getattr(cls, NODES), MAPPING))
     for name, value in attributes.items():
         if name not in marks:
-            own: Any = type(value)
-            # A `ShapeDtypeStruct` stands for an array where only a part of a file is loaded.
-            is_leaf = issubclass(own, _ARRAYS) or own is jax.ShapeDtypeStruct
-            marks[name] = is_leaf or table.variable in type.__getattribute__(own, "__mro__") or is_object(own)
+            value_class: Any = type(value)
+            # If only a part of a file is loaded, other arrays are `ShapeDtypeStruct`s.
+            is_leaf = issubclass(value_class, _ARRAYS) or value_class is jax.ShapeDtypeStruct
+            is_variable = table.variable in type.__getattribute__(value_class, "__mro__")
+            marks[name] = is_leaf or is_variable or is_object(value_class)
     marks.setdefault(NODES, False)
     return marks
 
@@ -268,12 +293,14 @@ _ARRAYS = (np.ndarray, jax.Array, Tracer)
 
 
 def _are_marks(marks: Any, allowed: tuple[Any, ...]) -> bool:
+    """Returns True for a dictionary from texts to allowed marks. Marks are compared by `is`, which runs no `__eq__`."""
     if type(marks) is not dict:
         return False
-    return all(type(name) is str and any(mark is each for each in allowed) for name, mark in marks.items())
+    return all(type(name) is str and any(mark is value for value in allowed) for name, mark in marks.items())
 
 
 def _require_savable(cls: type, attributes: dict[str, Any], naming: Naming) -> None:
+    """Raises `RefusalError` for an optimizer whose optax functions have no names, with a way to save its state."""
     transformation: Any = attributes.get("tx")
     if not is_namedtuple(type(transformation)) or not {"init", "update"} <= set(transformation._fields):
         return
@@ -286,11 +313,11 @@ def _require_savable(cls: type, attributes: dict[str, Any], naming: Naming) -> N
 
 
 def fault_of_aux(cls: Any, aux: Any) -> str | None:
-    """What is wrong with the auxiliary data of a variable or a state of NNX; None if nothing is, or it is of neither.
+    """Returns a fault of the auxiliary data of a variable or a state in a file, in words. None if there is none.
 
-    A variable asks the hooks in its metadata whenever somebody looks at it; a state answers to its keys. So a name that
-    Python or NumPy asks for, such as `__array_interface__`, is none that a file may have, and nothing in metadata may
-    be called.
+    A variable calls the hooks in its metadata whenever its value is read, and a state has an attribute for each of its
+    keys. So a file must have no callable in metadata, and no name that Python or NumPy looks up, such as
+    `__array_interface__`.
     """
     table = nnx()
     if table is None:
@@ -301,31 +328,34 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
         are_pairs = type(aux) is tuple and all(type(item) is tuple and len(item) == 2 for item in aux)
         if not are_pairs or not all(type(item[0]) is str for item in aux):
             return "metadata that is no tuple of names with values"
-        if any(_has_what_is_called(item[1]) for item in aux):
+        if any(_has_callable(item[1]) for item in aux):
             return "metadata that can be called, such as a hook"
         names = [item[0] for item in aux if item[0].startswith("__") and item[0].endswith("__")]
     elif any(state in bases for state in states):
-        keys: Any = aux if type(aux) in (tuple, list) else [aux]  # or paths of keys
-        every = [name for key in keys for name in (key if type(key) in (tuple, list) else [key])]
-        names = [name for name in every if is_asked_of_all(name)]  # whose values may be called
+        # The auxiliary data is a sequence of keys, or of paths, which are sequences of keys.
+        keys: Any = aux if type(aux) in (tuple, list) else [aux]
+        all_names = [name for key in keys for name in (key if type(key) in (tuple, list) else [key])]
+        # Python and NumPy may call the values under these names.
+        names = [name for name in all_names if is_asked_of_all(name)]
     else:
         return None
     return "a name that Python itself or other programs ask for" if names else None
 
 
-def _has_what_is_called(value: Any) -> bool:
-    """Whether a value, or one in it, can be called. Classes of numbers and meshes can, and run nobody's code."""
+def _has_callable(value: Any) -> bool:
+    """Returns True if a value or a part of it can be called. Harmless classes of numbers and meshes do not count."""
     seen = IdentitySet()
     stack = [value]
     while stack:
-        each = stack.pop()
-        if not seen.add(each):
+        part = stack.pop()
+        # `add` returns False if the part was seen before.
+        if not seen.add(part):
             continue
-        if type(each) in (tuple, list, set, frozenset):
-            stack.extend(each)
-        elif type(each) is dict:
-            stack.extend(each.values())
-        elif callable(each) and not isinstance(each, _CALLED_WITHOUT_HARM) and each not in _CLASSES_OF_NUMBERS:
+        if type(part) in (tuple, list, set, frozenset):
+            stack.extend(part)
+        elif type(part) is dict:
+            stack.extend(part.values())
+        elif callable(part) and not isinstance(part, _CALLED_WITHOUT_HARM) and part not in _CLASSES_OF_NUMBERS:
             return True
     return False
 
@@ -335,7 +365,7 @@ _CLASSES_OF_NUMBERS = IdentitySet([*PYTHON_NUMBERS, *NUMPY_NUMBERS])
 
 
 _NAMES = NamesInFiles(
-    # What stands for a carry and for a plain pytree.
+    # Classes that occur as values: they stand for a carry and for a plain pytree.
     classes="flax.nnx: Carry    flax.nnx.graphlib: GenericPytree",
     state="""
         flax.nnx: BatchStat Cache Intermediate OptArray OptState OptVariable Perturbation RngCount RngKey RngState
@@ -345,9 +375,9 @@ _NAMES = NamesInFiles(
         flax.nnx: dot_product_attention    flax.nnx.nn.attention: dot_product_attention
         flax.nnx.nn.dtypes: promote_dtype    flax.nnx.nn.recurrent: _concatenate
     """,
-    # Layers, variables and metrics, what describes a graph, and the boxes in which Linen has parameters with names of
-    # axes. They call nothing but the functions that they hold. Not so what looks up attributes by the file's word
-    # (`DelayedAccessor`), wraps a transform, or belongs to the bridge from NNX to Linen.
+    # Layers, variables, metrics, parts of a graph's definition, and Linen's boxes for parameters with names of axes.
+    # They only call functions that they hold. Left out are `DelayedAccessor`, which looks up attributes that a file
+    # names, wrappers of transforms, and the bridge from NNX to Linen.
     if_trusted="""
         flax.nnx: BatchNorm BatchStat Bidirectional Cache Conv ConvTranspose Dict Dropout EMA Einsum Embed FlatState
             GRUCell GraphDef GroupNorm InstanceNorm Intermediate LSTMCell LayerNorm Linear LinearGeneral List LoRA

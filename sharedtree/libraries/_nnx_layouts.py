@@ -1,20 +1,23 @@
-"""What Flax NNX does not promise: how its objects hold what their flatten functions give. What it promises: `_nnx.py`.
+"""Private attributes of Flax NNX, which the native walk reads and sets itself. For all that is public, see `_nnx.py`.
 
 The registered functions of NNX are Python, so each module, variable and state costs microseconds in either direction.
-Reading and setting the same attributes in C gives the same, as long as these names stand for what they do in Flax 0.12:
+C can read and set the same attributes, with the same result, as long as these names mean what they mean in Flax 0.12:
 
-- `Pytree`: what an object has is its `__dict__`, in which `_pytree__nodes` is a `HashableMapping` (over the dictionary
-  `_mapping`) from names to whether they are children. `_pytree__has_int_keys` says whether names are read as numbers.
+- `Pytree`, the base class of all *objects* of NNX, such as modules: the attributes are in the `__dict__`. One of them,
+  `_pytree__nodes`, is a `HashableMapping` (with the dictionary `_mapping`) from names to *marks*. A mark is True if the
+  attribute is a child. `_pytree__has_int_keys` says whether names are read as numbers.
 - `Variable`: the slots `_raw_value`, `_var_metadata` (a dictionary, sorted in the flatten) and `_trace_state`. Its
   hooks are not run.
 - `PytreeState`: the slots `_initializing`, `_is_setup` and `_trace_state`.
 - `FrozenDict`, which its layers have as a default: the dictionary `_dict`.
 - `TraceState`: the slot `_jax_trace`, which is `current_jax_trace()` where the object is made.
 
-Nothing here is believed because of a version. Each class must have NNX's own functions in JAX's registry, the slots
-must be exactly these, and what NNX's functions make of samples is compared with what is said above, for each form that
-an object's attributes have, too. Where anything differs, the registered functions are called as ever. Flax is not
-imported, only looked at if the program has done so.
+We check this instead of relying on a version. Each class must have NNX's own functions in JAX's registry, and exactly
+these slots. NNX's functions are called on samples, and on one object of each `Layout`, and their results must be as
+described. If anything differs, the registered functions are called. This file never imports Flax, and looks at it only
+if the program has imported it.
+
+In this file an attribute is *inherited* if the class or a base class has it; see `core._class_attributes.inherited`.
 """
 
 import sys
@@ -31,22 +34,22 @@ STATE_SLOTS = ("_initializing", "_is_setup", "_trace_state")
 VARIABLE_SLOTS = ("_raw_value", "_trace_state", "_var_metadata")
 TRACE_SLOTS = ("_jax_trace",)
 OWN = "_pytree__"
-"""Begins the names of what a `Pytree` keeps for itself."""
+"""The prefix of the attributes that NNX itself sets on an object."""
 
 NODES, MAPPING, INT_KEYS = OWN + "nodes", "_mapping", OWN + "has_int_keys"
 STATE_FIELD = OWN + "state"
 
 
 class Nnx(NamedTuple):
-    """What of NNX the native walk is told.
+    """The classes and functions of NNX that the native walk uses.
 
     Attributes:
-        pytree: the class of all objects.
-        variable: the class of all variables.
-        state: the class of what an object has as its `_pytree__state`.
-        trace: the class of what a variable has as its `_trace_state`.
-        mapping: the class of what an object has as its `_pytree__nodes`.
-        current_trace: what a new `TraceState` holds.
+        pytree: the base class of all objects.
+        variable: the base class of all variables.
+        state: the class of an object's `_pytree__state`.
+        trace: the class of a variable's `_trace_state`.
+        mapping: the class of an object's `_pytree__nodes`.
+        current_trace: returns the content of a new `TraceState`.
     """
 
     pytree: Any
@@ -57,23 +60,25 @@ class Nnx(NamedTuple):
     current_trace: Any
 
 
-_found: list[Nnx | None] = []  # at most one, once NNX was imported
+# Empty until NNX was imported. Then one item: the table, or None if NNX is not as described.
+_cached: list[Nnx | None] = []
 
 
 def nnx() -> Nnx | None:
-    """NNX if it was imported and is as described above."""
-    if not _found:
+    """Returns the table of NNX if it was imported and is as described above. Otherwise None."""
+    if not _cached:
         if "flax.nnx" not in sys.modules or not hasattr(sys.modules["flax.nnx"], "Module"):
             return None
         try:
             table = _look_up()
-            _found.append(table if _is_as_described(table) else None)
+            _cached.append(table if _is_as_described(table) else None)
         except Exception:  # noqa: BLE001 -- whatever another version does
-            _found.append(None)
-    return _found[0]
+            _cached.append(None)
+    return _cached[0]
 
 
 def _look_up() -> Nnx:
+    """Looks up the classes and functions in the modules of Flax. Raises if a name is missing."""
     pytrees, variables = sys.modules["flax.nnx.pytreelib"], sys.modules["flax.nnx.variablelib"]
     traces, modules = sys.modules["flax.nnx.tracers"], sys.modules["flax.nnx"]
     return Nnx(
@@ -87,13 +92,13 @@ def _look_up() -> Nnx:
 
 
 def _slots_of(cls: Any) -> tuple[str, ...]:
-    """All slots of the instances; their `__dict__` is one."""
-    found = [name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ())]
-    return tuple(sorted(found + ["__dict__"] * bool(cls.__dictoffset__)))
+    """Returns the names of all slots of the instances, sorted. A `__dict__` counts as a slot."""
+    names = [name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ())]
+    return tuple(sorted(names + ["__dict__"] * bool(cls.__dictoffset__)))
 
 
 def _is_as_described(table: Nnx) -> bool:
-    """Asks NNX's functions about a state, a trace and a variable."""
+    """Checks the slots, and calls NNX's functions on a sample of each class. Returns True if all is as described."""
     slots = _slots_of(table.state), _slots_of(table.trace), _slots_of(table.variable)
     if slots != (STATE_SLOTS, TRACE_SLOTS, VARIABLE_SLOTS) or _slots_of(table.mapping) != ("__dict__",):
         return False
@@ -105,18 +110,19 @@ def _is_as_described(table: Nnx) -> bool:
     flags, value = (object(), object()), object()
     state = _with_slots(table.state, dict(zip(STATE_SLOTS, (*flags, trace), strict=True)))
     children, aux = jtu.default_registry.flatten_one_level(state)
-    made = rebuild_registered(table.state, aux, ())
-    if (list(children), aux) != ([], flags) or not _has_slots(made, _initializing=flags[0], _is_setup=flags[1]):
+    rebuilt = rebuild_registered(table.state, aux, ())
+    if (list(children), aux) != ([], flags) or not _has_slots(rebuilt, _initializing=flags[0], _is_setup=flags[1]):
         return False
     variable = _with_slots(table.variable, {"_raw_value": value, "_var_metadata": {"b": 1, "a": 2}})
     children, aux = jtu.default_registry.flatten_one_level(variable)
-    made = rebuild_registered(table.variable, aux, (value,))
+    rebuilt = rebuild_registered(table.variable, aux, (value,))
     if (list(children), aux) != ([value], (("a", 2), ("b", 1))):
         return False
-    return _has_slots(made, _raw_value=value, _var_metadata={"a": 2, "b": 1}) and type(made) is table.variable
+    return _has_slots(rebuilt, _raw_value=value, _var_metadata={"a": 2, "b": 1}) and type(rebuilt) is table.variable
 
 
 def _with_slots(cls: Any, values: dict[str, Any]) -> Any:
+    """Makes an instance with these values in its slots, without calling methods of the class."""
     obj = object.__new__(cls)
     for name, value in values.items():
         object.__setattr__(obj, name, value)
@@ -124,18 +130,18 @@ def _with_slots(cls: Any, values: dict[str, Any]) -> Any:
 
 
 def new_state(table: Nnx) -> Any:
-    """What an object that was made and is complete has as its `_pytree__state`."""
+    """Makes a `_pytree__state` for an object whose `__init__` has ended."""
     flags = dict.fromkeys(STATE_SLOTS, False)
     return _with_slots(table.state, flags | {"_trace_state": table.trace()})
 
 
 def is_new_state(state: Any, table: Nnx) -> bool:
-    """Whether a `_pytree__state` says no more than a new one."""
+    """Returns True if both flags of a `_pytree__state` are False, as in a new one."""
     return type(state) is table.state and jtu.default_registry.flatten_one_level(state)[1] == (False, False)
 
 
 def _has_slots(obj: Any, **expected: Any) -> bool:
-    """Whether an object has these values in its slots, and a new trace in the one that is left."""
+    """Returns True if an object has these values in its slots, and a new trace in `_trace_state`."""
     trace = object.__getattribute__(obj, "_trace_state")
     table = _look_up()
     if type(trace) is not table.trace or trace._jax_trace != table.current_trace():  # noqa: SLF001
@@ -144,29 +150,29 @@ def _has_slots(obj: Any, **expected: Any) -> bool:
 
 
 def parts_of_frozen(value: Any) -> list[Any] | None:
-    """Lists what a value holds that Flax never changes: a `FrozenDict`, or the names of an object's children.
+    """Lists the keys and values of a mapping that Flax never changes: a `FrozenDict`, or an object's `_pytree__nodes`.
 
     Returns:
-        The keys and the values; None for any other value.
+        The keys and the values. None for any other value.
     """
     module = sys.modules.get("flax.core.frozen_dict")
     table = nnx()
     if table is not None and type(value) is table.mapping:
-        held = getattr(value, MAPPING, None)
+        content = getattr(value, MAPPING, None)
     elif type(value) is getattr(module, "FrozenDict", None):
-        held = getattr(value, "_dict", None)
+        content = getattr(value, "_dict", None)
     else:
         return None
-    return [part for item in held.items() for part in item] if type(held) is dict else None
+    return [part for item in content.items() for part in item] if type(content) is dict else None
 
 
 class Facts(NamedTuple):
-    """What has to hold of a class for it to be read and built in C, and has to go on holding.
+    """Facts about a class on which the native walk relies. It reads the class only as long as they stay equal.
 
     Attributes:
         role: "object", "variable" or "state".
-        int_keys: whether names are read as numbers.
-        descriptors: the names under which the class has something that answers for an attribute.
+        int_keys: the value of `_pytree__has_int_keys`. None for variables and states.
+        descriptors: names of properties and other data descriptors of the class. An attribute must have no such name.
     """
 
     role: str
@@ -175,7 +181,10 @@ class Facts(NamedTuple):
 
 
 def facts_of(cls: Any) -> Facts | None:
-    """What holds of a class of NNX; None for all others, and for those with functions of their own."""
+    """Returns the facts about a class. None for a class that is not of NNX, or that C must not read.
+
+    C must not read a class with flatten functions of its own, with a `__getattribute__`, or with other slots.
+    """
     table = nnx()
     if table is None or not issubclass(cls, (table.pytree, table.variable, table.state)):
         return None
@@ -188,14 +197,16 @@ def facts_of(cls: Any) -> Facts | None:
         return _facts_of_object(cls, table.pytree, flatten, unflatten)
     home: Any = table.variable if issubclass(cls, table.variable) else table.state
     slots = VARIABLE_SLOTS if home is table.variable else STATE_SLOTS
-    found = [inherited(cls, name) for name in slots]
-    if any(type(each) is not types.MemberDescriptorType or each.__objclass__ is not home for each in found):
+    # The slots must be those of NNX's base class, and not attributes of a subclass with the same names.
+    members = [inherited(cls, name) for name in slots]
+    if any(type(member) is not types.MemberDescriptorType or member.__objclass__ is not home for member in members):
         return None
     if home is table.state:
         return Facts("state", None, frozenset()) if cls is home else None
-    their_flatten, their_unflatten = registered_functions(home)
-    own: Any = getattr(unflatten, "func", None)
-    if flatten is not their_flatten or own is None or own is not getattr(their_unflatten, "func", None):
+    # For each class of variables, NNX registers one flatten function, and a partial of one unflatten function.
+    home_flatten, home_unflatten = registered_functions(home)
+    function: Any = getattr(unflatten, "func", None)
+    if flatten is not home_flatten or function is None or function is not getattr(home_unflatten, "func", None):
         return None
     if unflatten.args != (cls,) or unflatten.keywords:
         return None
@@ -203,7 +214,7 @@ def facts_of(cls: Any) -> Facts | None:
 
 
 def is_object(cls: Any) -> bool:
-    """Whether a class is one of NNX's objects, and JAX takes its instances apart by the functions of NNX."""
+    """Returns True for a class of NNX's objects that is registered with NNX's own functions."""
     table = nnx()
     if table is None or table.pytree not in type.__getattribute__(cls, "__mro__"):
         return False
@@ -212,29 +223,33 @@ def is_object(cls: Any) -> bool:
 
 
 def _are_of_nnx(cls: Any, pytree: Any, flatten: Any, unflatten: Any) -> bool:
-    own = getattr(unflatten, "__func__", None) is pytree.__dict__["_pytree__unflatten"].__func__
-    return flatten is pytree.__dict__["_pytree__flatten"] and own and unflatten.__self__ is cls
+    """Returns True if the registered functions of a class are those of `Pytree`, the second as its class method."""
+    has_unflatten = getattr(unflatten, "__func__", None) is pytree.__dict__["_pytree__unflatten"].__func__
+    return flatten is pytree.__dict__["_pytree__flatten"] and has_unflatten and unflatten.__self__ is cls
 
 
 def _facts_of_object(cls: Any, pytree: Any, flatten: Any, unflatten: Any) -> Facts | None:
+    """Returns the facts about a class of objects. None if C must not read it."""
     if not _are_of_nnx(cls, pytree, flatten, unflatten):
         return None
     if type(dict_descriptor(cls)) is not types.GetSetDescriptorType:
         return None
-    found = {name: value for base in reversed(cls.__mro__) for name, value in base.__dict__.items()}
-    data = [name for name, value in found.items() if is_data_descriptor(value)]
-    return Facts("object", found.get(INT_KEYS), frozenset(data))
+    # In reverse, so that the class wins over its bases.
+    class_attributes = {name: value for base in reversed(cls.__mro__) for name, value in base.__dict__.items()}
+    descriptors = [name for name, value in class_attributes.items() if is_data_descriptor(value)]
+    return Facts("object", class_attributes.get(INT_KEYS), frozenset(descriptors))
 
 
 class Layout(NamedTuple):
-    """The names that an object has, and what its flatten makes of them.
+    """The names of an object's attributes, and their order after NNX's flatten function.
 
     Attributes:
-        form: the names of its children, and of what is static, as its flatten has them; and what `_pytree__nodes` maps.
-        names: in the order of its `__dict__`.
-        places: of each, its place among the children and then the static ones; -1 for `_pytree__nodes`.
+        form: the names of the children and of the static attributes, as the flatten function returns them, and the
+            content of `_pytree__nodes`.
+        names: all names, in the order of the `__dict__`.
+        places: the index of each name in the children followed by the static attributes; -1 for `_pytree__nodes`.
         marked: the names in `_pytree__nodes`, in its order.
-        marks: of each of these, whether it is a child.
+        marks: one byte for each name in `marked`, 1 if it is a child.
     """
 
     form: tuple[tuple[Any, ...], tuple[Any, ...], dict[str, bool]]
@@ -245,7 +260,11 @@ class Layout(NamedTuple):
 
 
 def layout_of(obj: Any) -> Layout | None:
-    """What holds of all objects of this class with these names and marks; None if their flatten has to be called."""
+    """Returns the layout of all objects that have the class, the names and the marks of this one.
+
+    It calls NNX's functions on the object, and checks that they return and set its attributes, and nothing else. If
+    not, returns None, and the registered functions are called for all such objects.
+    """
     cls: Any = type(obj)
     facts, table = facts_of(cls), nnx()
     if facts is None or table is None:
@@ -265,8 +284,9 @@ def layout_of(obj: Any) -> Layout | None:
         return None
     order = [str(key) for key in (*nodes, *statics)]
     expected = list(zip(order, (*children, *values), strict=True))
-    made = dict_descriptor(cls).__get__(rebuild_registered(cls, aux, children))
-    if not _are_same(expected, list(made.items())) or len(order) != len(attributes):
+    # The inverse must set the attributes in the order of children and static attributes.
+    rebuilt = dict_descriptor(cls).__get__(rebuild_registered(cls, aux, children))
+    if not _are_same(expected, list(rebuilt.items())) or len(order) != len(attributes):
         return None
     if not _are_same(sorted(expected, key=_name), sorted(attributes.items(), key=_name)):
         return None
@@ -281,15 +301,17 @@ def layout_of(obj: Any) -> Layout | None:
 
 
 def _name(item: tuple[str, Any]) -> str:
+    """Returns the name in a pair of name and value, to sort by."""
     return item[0]
 
 
-def _are_same(items: list[tuple[str, Any]], others: list[tuple[str, Any]]) -> bool:
-    return len(items) == len(others) and all(a == b and x is y for (a, x), (b, y) in zip(items, others, strict=True))
+def _are_same(left: list[tuple[str, Any]], right: list[tuple[str, Any]]) -> bool:
+    """Returns True if two lists have equal names and the same values (by `is`) in the same order."""
+    return len(left) == len(right) and all(a == b and x is y for (a, x), (b, y) in zip(left, right, strict=True))
 
 
 def native_layout_of(cls: Any) -> NativeLayout | None:
-    """How the native walk reads a class, and what it takes for granted of it."""
+    """Returns the layout of a class for the native walk, with the facts on which it relies. None if there is none."""
     facts = facts_of(cls)
     if facts is None:
         return None
@@ -298,16 +320,16 @@ def native_layout_of(cls: Any) -> NativeLayout | None:
     layout = NativeLayout(f"NNX_{facts.role.upper()}", slots=slots, facts=facts)
     if facts.role != "state":
         return layout
-    # Its flags, both static; the trace, which comes last, takes no part.
+    # A state has two static flags. Its trace, the last slot, is not flattened.
     flags = slots[:2]
     return layout._replace(fields=(flags, bytes((1, 1)), bytes((0, 1)), (), flags))
 
 
 def introduce(native: Any) -> None:
-    """Where objects, variables and states have what they are made of. NNX may be imported at any time."""
+    """Tells the native walk NNX's classes and slots. It is called once NNX was imported, which may be at any time."""
     table = nnx()
     assert table is not None
     homes = (table.variable, VARIABLE_SLOTS), (table.state, STATE_SLOTS[2:]), (table.trace, TRACE_SLOTS)
     slots = [vars(home)[name] for home, names in homes for name in names]
-    own = map(sys.intern, (NODES, MAPPING))
-    native.take_over("nnx", layout_of, table.mapping, table.trace, table.current_trace, *own, *slots)
+    attribute_names = map(sys.intern, (NODES, MAPPING))
+    native.take_over("nnx", layout_of, table.mapping, table.trace, table.current_trace, *attribute_names, *slots)

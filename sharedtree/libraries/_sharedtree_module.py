@@ -1,12 +1,12 @@
-"""`sharedtree.Module`: what of its instances trains, what stands for one in plain data, and what a file has of one.
+"""`sharedtree.Module`: its trainable leaves, its plain data in a state, and its attributes in a file.
 
-A module is what its `__dict__` holds, and of which kind each attribute is. The kinds are written to files as one more
-attribute, which modules that are alike in this have together:
+A module consists of its `__dict__`, and of the kind of each attribute: parameter, state, sub-tree or static (see
+`_sharedtree_module_kinds`). A file has the kinds as one more attribute, which modules with equal kinds share:
 
     ["object", <Linear>, [weight, calls, activation, {"weight": "parameter", "calls": "state", "activation": "static"}]]
 
-They also say in which order the attributes are, which is that of the leaves. None of the class's code runs when a file
-is loaded, and a file that says nothing of the kinds, or not of all attributes, gets those that follow from the values.
+The order of the kinds is the order of the attributes, and of the leaves. If a file lacks the kinds of some
+or all attributes, they follow from the values. No code of the class runs when a file is loaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,38 +26,40 @@ from ..core._node_types import (
     Role,
     Trained,
 )
-from . import _sharedtree_module_kinds as kept
+from . import _sharedtree_module_kinds as module_kinds
 from ._sharedtree_module_assignment import assign, forget
 from ._sharedtree_module_kinds import KINDS_SLOT, HasKinds, Kinds, is_read_by_kinds, kinds_in
 from ._sharedtree_module_values import ALL_KINDS, PARAMETER, STATE
 
 
-def _is_one(cls: Any) -> bool:
+def _is_module_class(cls: Any) -> bool:
+    """Returns True for `Module` and its subclasses."""
     return issubclass(cls, HasKinds)
 
 
 def native_layout_of(cls: Any) -> NativeLayout | None:
-    """Each instance says of which kinds its attributes are."""
+    """Returns the layout for the native walk: the slot in which each instance has its kinds."""
     return NativeLayout("MODULE", slots=(vars(HasKinds)[KINDS_SLOT],)) if is_read_by_kinds(cls) else None
 
 
 def introduce(native: Any) -> None:
-    """Where an instance has its `Kinds`, and these what is in them."""
+    """Tells the native walk the slots in which an instance has its `Kinds`, and a `Kinds` its contents."""
     slots = (HasKinds, KINDS_SLOT), (Kinds, "names"), (Kinds, "are_static")
-    native.take_over("modules", Kinds, *[vars(of)[name] for of, name in slots])
+    native.take_over("modules", Kinds, *[vars(owner)[name] for owner, name in slots])
 
 
 def writes_back(cls: Any) -> bool | None:
-    """Modules that keep state are changed by calls, and `in_place=True` writes that back."""
-    return True if _is_one(cls) else None
+    """Returns True for modules: `in_place=True` writes changes of their state back. None for other classes."""
+    return True if _is_module_class(cls) else None
 
 
 def role_of(cls: Any) -> Callable[[Any], Sequence[Role | None] | None] | None:
-    """What `state_field` marks is state."""
-    return _roles if _is_one(cls) else None
+    """Returns the function that gives the roles of a module's children. None for other classes."""
+    return _roles if _is_module_class(cls) else None
 
 
 def _roles(aux: Any) -> Sequence[Role | None] | None:
+    """Returns "state" for each child that `state_field` marks, and None for the others."""
     kinds = kinds_in(aux)
     if kinds is None:
         return None
@@ -65,17 +67,20 @@ def _roles(aux: Any) -> Sequence[Role | None] | None:
 
 
 def trained_below(_: Any, aux: Any, __: int) -> Sequence[Trained] | None:
-    """As the kinds say; modules in what is not marked say for themselves."""
+    """Tells which leaves below each child train: all of a parameter, none of a state.
+
+    Below a sub-tree, an attribute without a mark, the modules decide by their own marks.
+    """
     kinds = kinds_in(aux)
     if kinds is None:
         return None
-    each = [kinds.by_name[name] for name in kinds.children]
-    return ["never" if kind == STATE else "always" if kind == PARAMETER else "if marked" for kind in each]
+    child_kinds = [kinds.by_name[name] for name in kinds.children]
+    return ["never" if kind == STATE else "always" if kind == PARAMETER else "if marked" for kind in child_kinds]
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """All attributes by name."""
-    if not _is_one(type(obj)):
+    """Represents a module in a state by all its attributes. None for other classes."""
+    if not _is_module_class(type(obj)):
         return None
     children, aux = node_type.take_apart(obj)
     kinds = kinds_in(aux)
@@ -85,19 +90,19 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
     def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
         return node_type.put_together((kinds, tuple(statics.values())), new)
 
-    return PlainForm("dict", kinds.children, children, kept.static_attributes(aux), make)
+    return PlainForm("dict", kinds.children, children, module_kinds.static_attributes(aux), make)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------
 
 
 def kind_in_files(cls: Any) -> ClassKind | None:
-    """All attributes of an instance."""
-    return "attributes" if _is_one(cls) else None
+    """Returns "attributes": a file has all attributes of a module. None for other classes."""
+    return "attributes" if _is_module_class(cls) else None
 
 
 class _Rules(AttributeRules):
-    """See the module's docstring."""
+    """The rules for writing and loading modules attribute by attribute; see the docstring of this file."""
 
     is_open = True
     own_entries = frozenset({KINDS_SLOT})
@@ -107,31 +112,38 @@ class _Rules(AttributeRules):
         return tuple([field.name for field in dataclass_fields(cls)])
 
     def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
-        kinds = kept.present_kinds(obj)
+        """Returns the attributes to write, children first, and the kinds under the name of their slot."""
+        kinds = module_kinds.present_kinds(obj)
         return {name: attributes[name] for name in (*kinds.children, *kinds.statics)} | {KINDS_SLOT: kinds.by_name}
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
-        return kept.static_attributes(aux)
+        return module_kinds.static_attributes(aux)
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        said: Any = kept.noted_kinds(obj)
-        if type(said) is kept.Kinds:  # the file says nothing of them
+        """Notes the kinds of a loaded module, and sorts its attributes in the order of the kinds.
+
+        Before, the slot holds the object from the file.
+        """
+        file_kinds: Any = module_kinds.noted_kinds(obj)
+        # The file has no kinds, so the slot still has its first value.
+        if type(file_kinds) is module_kinds.Kinds:
             return obj
-        # Texts first: an object of the file's making would be asked for its hash.
-        are_texts = type(said) is dict and all(type(text) is str for text in (*said, *said.values()))
-        if not are_texts or not ALL_KINDS.issuperset(said.values()):
-            what = f"kinds of the attributes of a `{type(obj).__qualname__}` that are none"
-            raise FormatError(f"The file has {what}. No save would write that.")
-        known = {new_names.get(name) or name: kind for name, kind in said.items()}
-        items = [(name, kind) for name, kind in known.items() if name in attributes]
+        # Check that all are texts before anything is hashed: the file could run the `__hash__` of an object in there.
+        are_texts = type(file_kinds) is dict and all(type(text) is str for text in (*file_kinds, *file_kinds.values()))
+        if not are_texts or not ALL_KINDS.issuperset(file_kinds.values()):
+            fault = f"kinds of the attributes of a `{type(obj).__qualname__}` that are none"
+            raise FormatError(f"The file has {fault}. No save would write that.")
+        current_kinds = {new_names.get(name) or name: kind for name, kind in file_kinds.items()}
+        items = [(name, kind) for name, kind in current_kinds.items() if name in attributes]
         values = dict(attributes)
         attributes.clear()
         attributes.update({name: values.pop(name) for name, _ in items} | values)
-        kept.note_kinds(obj, kept.kinds_of(items))
+        module_kinds.note_kinds(obj, module_kinds.kinds_of(items))
         return obj
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
-        attributes = kept.attributes_of(obj)
+        """Gives a module these attributes, as by assignments and deletions. Unchanged attributes keep their kinds."""
+        attributes = module_kinds.attributes_of(obj)
         for name in [name for name in attributes if name not in values]:
             forget(obj, name)
             del attributes[name]
@@ -151,7 +163,7 @@ MODULE = Library(
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
     attributes=_Rules(),
-    answers_as_told=_is_one,
+    answers_as_told=_is_module_class,
     names=NamesInFiles(
         "sharedtree",
         state_entry=KINDS_SLOT,

@@ -1,4 +1,9 @@
-"""What an assignment to an attribute of a `Module` does: the mark is taken off and noted; some values are refused."""
+"""Assignments to attributes of a `Module`: they take the mark off, note the kind, and refuse some values.
+
+The kind of an attribute is parameter, state, sub-tree or static. Parameter and state are *marked* by `st.parameter` and
+`st.state_field`, or *declared* by a field of a dataclass. The *noted* kinds are stored with the instance (see
+`_sharedtree_module_kinds`).
+"""
 
 import dataclasses
 from typing import Any
@@ -22,10 +27,11 @@ from ._sharedtree_module_values import (
 )
 
 OWN_METHODS = frozenset({"merge", "parameters"})
+"""The public methods of `Module`, which are no names for attributes."""
 
 
 def assign(module: Any, name: str, value: Any) -> Any:
-    """Notes the kind of an attribute to which a value is about to be assigned, and returns the value without its mark.
+    """Notes the kind of an attribute before an assignment, and returns the value without its mark. The caller sets it.
 
     Raises:
         UnregisteredTypeError: if the value holds arrays or modules where no pytree could hold them.
@@ -45,45 +51,47 @@ def assign(module: Any, name: str, value: Any) -> Any:
             ("", f".{name}"),
         )
     noted = noted_kinds(module)
-    before = noted.by_name.get(name)
+    noted_kind = noted.by_name.get(name)
     declared = of_class(cls).declared.get(name)
+    # A mark wins over the noted and the declared kind, and these over the kind that follows from the value.
     if type(value) is Marked:
         kind, value = value.kind, value.value
-    elif before in MARKED or declared in MARKED:
-        kind = before if before in MARKED else declared
+    elif noted_kind in MARKED or declared in MARKED:
+        kind = noted_kind if noted_kind in MARKED else declared
         assert kind is not None
         require_markable(value, kind, f"`{cls.__name__}.{name}`")
     elif declared is not None:
         kind = declared
     else:
         kind = kind_of_value(value, f"`{cls.__name__}.{name}`")
-        # An array that becomes a number, as a counter that is reset does, is no other kind of thing; nor is it if that
-        # number becomes another one.
+        # An array that becomes a number stays traced, as in a counter that is reset to 0. So does this number if it
+        # becomes another number.
         current = attributes_of(module).get(name)
-        if before == SUBTREE and (is_array(current) or _is_number(current)) and _is_number(value):
+        if noted_kind == SUBTREE and (is_array(current) or _is_number(current)) and _is_number(value):
             kind = SUBTREE
-    if kind != before and name not in of_class(cls).ignored:
+    if kind != noted_kind and name not in of_class(cls).ignored:
         kinds: dict[str, Kind] = {**noted.by_name, name: kind}
         note_kinds(module, kinds_of(kinds.items()))
     return value
 
 
 def _is_number(value: Any) -> bool:
+    """Returns True for a Python number or a NumPy scalar."""
     return type(value) in PYTHON_NUMBERS or isinstance(value, np.number | np.bool_)
 
 
 def forget(module: Any, name: str) -> None:
-    """Drops what was noted of an attribute that is deleted, its mark, too."""
+    """Removes the noted kind of an attribute that is deleted, and with it its mark."""
     noted = noted_kinds(module)
     if name in noted.by_name:
         note_kinds(module, kinds_of([item for item in noted.items if item[0] != name]))
 
 
 def require_soundness(cls: Any) -> None:
-    """Raises if the instances of a new class could not be modules.
+    """Checks that the instances of a new class can be modules.
 
     Raises:
-        TypeError: if it has slots, or marks what is an attribute of the class.
+        TypeError: if the class has slots, or if an attribute of the class itself is a marked value.
     """
     slots = vars(cls).get("__slots__", ())
     if slots and slots not in ("__weakref__", "__dict__"):
@@ -100,14 +108,15 @@ def require_soundness(cls: Any) -> None:
             )
 
 
+# Kind → the name of the function that marks it.
 _FUNCTIONS: dict[Kind, str] = {PARAMETER: "parameter", STATE: "state_field"}
 
 
 def is_assigned_by_class(cls: type, name: str) -> bool:
-    """Whether a class has a property, or another descriptor, that is asked when an attribute is assigned."""
+    """Returns True if a property or another descriptor of the class handles assignments to an attribute."""
     return hasattr(type(inherited(cls, name)), "__set__")
 
 
 def field_declaring(kind: Kind, **options: Any) -> Any:
-    """A field of a dataclass that declares the kind of its attribute."""
+    """Returns a field of a dataclass that declares the kind of its attribute. The options are `dataclasses.field`'s."""
     return dataclasses.field(metadata={DECLARED: kind}, **options)

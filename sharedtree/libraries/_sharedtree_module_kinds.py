@@ -1,17 +1,17 @@
-"""Of which kind each attribute of a `Module` is: where that is kept, and what the flatten functions make of it.
+"""The kinds of the attributes of a `Module`, and its flatten functions, which follow from them.
 
-There are four kinds: parameter, state, sub-tree and static (see `_sharedtree_module_values`). The kind of a value that
-is not marked follows from the value, whenever it is assigned. A mark stays with the attribute when another value is
-assigned. What follows from a container that was static is asked again whenever the module is taken apart, since
-somebody may have put an array into it. What an assignment does is in `_sharedtree_module_assignment`.
+There are four kinds: parameter, state, sub-tree and static (see `_sharedtree_module_values`). An assignment notes the
+kind (see `_sharedtree_module_assignment`): that of the mark, or else the one that follows from the value. A mark stays
+with the attribute when another value is assigned.
 
-The kinds of all attributes of an instance are one `Kinds`, in a slot beside its `__dict__`. It cannot be changed, and
-equal ones are one object, so whether two modules are alike in this is told by `is`:
+The *noted* kinds of an instance are one `Kinds`, in a slot beside its `__dict__`. A `Kinds` cannot be changed, and
+equal ones are one object, so that `is` compares the kinds of two modules:
 
     Linear(weight=w, calls=n, activation=f)     Kinds(weight: parameter, calls: state, activation: static)
 
-Where the slot lacks a name that the `__dict__` has, as after `vars(module).update(...)`, its kind follows from the
-value, too.
+The *present* kinds are those by which a module is flattened. They differ from the noted ones in two cases. The
+`__dict__` may have a name that was never assigned, as after `vars(module).update(...)`. And somebody may have put an
+array into a container that was static. In both cases the kind follows from the present value.
 """
 
 import dataclasses
@@ -29,24 +29,25 @@ from ..core._locks import Lock
 from ._sharedtree_module_values import STATIC, Kind, Marked, is_container, kind_of_value
 
 KINDS_SLOT = "_sharedtree_kinds"
-"""The slot in which an instance has its `Kinds`."""
+"""The name of the slot for the noted kinds of an instance."""
 
 DECLARED = "sharedtree"
-"""Under which key the metadata of a dataclass field has the kind that the field declares."""
+"""The key in the metadata of a dataclass field for the kind that the field declares."""
 
 
 class Kinds:
     """The names of a module's attributes, in the order of its `__dict__`, and the kind of each.
 
-    Made by `kinds_of` only. Equal ones are one object.
+    Only `kinds_of` makes instances. Equal ones are one object.
 
     Attributes:
         items: pairs of a name and a kind.
-        by_name: the same as a dictionary, not to be changed.
-        children: the names of all but the static attributes.
-        statics: the names of the static ones.
+        by_name: name → kind. Do not change it.
+        children: the names of all attributes that are not static.
+        statics: the names of the static attributes.
         names: all names, for the native walk.
-        are_static: of each of these, whether it is static; None if not all of them are texts.
+        are_static: one byte for each name, 1 if the attribute is static. None if a name is no plain `str`, which the
+            native walk does not read.
     """
 
     __slots__ = ("__weakref__", "are_static", "by_name", "children", "items", "names", "statics")
@@ -73,43 +74,49 @@ class Kinds:
         return kinds_of, (self.items,)
 
 
-_made: weakref.WeakValueDictionary[tuple[tuple[str, Kind], ...], Kinds] = weakref.WeakValueDictionary()
-_making = Lock()
+# Items → the one `Kinds` with these items.
+_interned: weakref.WeakValueDictionary[tuple[tuple[str, Kind], ...], Kinds] = weakref.WeakValueDictionary()
+_interning = Lock()
 
 
 def kinds_of(items: Iterable[tuple[str, Kind]]) -> Kinds:
-    """The one `Kinds` with these items."""
+    """Returns the one `Kinds` with these items."""
     key = tuple(items)
-    with _making:
-        known = _made.get(key)
-        if known is None:
-            known = _made[key] = Kinds(key)
-        return known
+    with _interning:
+        kinds = _interned.get(key)
+        if kinds is None:
+            kinds = _interned[key] = Kinds(key)
+        return kinds
 
 
 NO_KINDS = kinds_of(())
 
 
 class HasKinds:
-    """The base class of `Module`, which has the slot."""
+    """The base class of `Module`. It has the slot for the noted kinds."""
 
     __slots__ = ("__dict__", "__weakref__", KINDS_SLOT)
 
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            """The slot is set, so that the native walk reads modules without attributes, too."""
+            """Makes an instance with an empty `Kinds`, so that the native walk can read a module without attributes."""
             require_init(cls, bool(args or kwargs))
-            made = super().__new__(cls)
-            note_kinds(made, NO_KINDS)
-            return made
+            module = super().__new__(cls)
+            note_kinds(module, NO_KINDS)
+            return module
 
 
 def require_init(cls: Any, has_arguments: bool) -> None:
-    """Raises where `object` would, and where a class declares fields and is no dataclass.
+    """Checks that a class can be called.
+
+    Args:
+        cls: the class.
+        has_arguments: True if the call has arguments.
 
     Raises:
-        TypeError: which says so.
+        TypeError: if the class declares fields of a dataclass but is none, or if there are arguments and no `__init__`.
+            `object.__new__` would raise for the latter, but it does not see that `HasKinds` passes no arguments on.
     """
     undeclared = of_class(cls).undeclared
     if undeclared is not None:
@@ -122,7 +129,10 @@ def require_init(cls: Any, has_arguments: bool) -> None:
 
 
 def is_read_by_kinds(cls: type) -> bool:
-    """Whether the instances of a class can be read and built past all its methods, with the outcome that JAX has."""
+    """Returns True if the native walk may read and build instances itself, with the same result as by JAX.
+
+    That needs our own functions in JAX's registry, and the slot and the `__dict__` of `HasKinds`.
+    """
     flatten, unflatten = registered_functions(cls)
     if flatten is not take_apart or getattr(unflatten, "func", None) is not put_together or unflatten.args != (cls,):
         return False
@@ -132,7 +142,7 @@ def is_read_by_kinds(cls: type) -> bool:
 
 
 def noted_kinds(module: Any) -> Kinds:
-    """What an instance has in its slot; none if it was made past all that sets it."""
+    """Returns the noted kinds of an instance. They are empty if it was made without our `__new__`."""
     try:
         return object.__getattribute__(module, KINDS_SLOT)
     except AttributeError:
@@ -140,12 +150,12 @@ def noted_kinds(module: Any) -> Kinds:
 
 
 def note_kinds(module: Any, kinds: Kinds) -> None:
-    """Sets the slot."""
+    """Sets the noted kinds of an instance."""
     object.__setattr__(module, KINDS_SLOT, kinds)
 
 
 def attributes_of(module: Any) -> dict[str, Any]:
-    """The `__dict__` of an instance, whatever its class does to attributes."""
+    """Returns the `__dict__` of an instance, without calling methods of its class."""
     return object.__getattribute__(module, "__dict__")
 
 
@@ -153,105 +163,112 @@ def attributes_of(module: Any) -> dict[str, Any]:
 
 
 def present_kinds(module: Any) -> Kinds:
-    """The kinds of the attributes that an instance has now, without those that are no part of it.
+    """Returns the present kinds of an instance. Ignored attributes, such as cached properties, are left out.
 
     Cost: one step for each attribute, and for each part of a static container.
     """
     cls: Any = type(module)
     noted = noted_kinds(module)
     declared, ignored, _ = of_class(cls)
-    found: list[tuple[str, Kind]] = []
+    present: list[tuple[str, Kind]] = []
     for name, value in attributes_of(module).items():
         kind = noted.by_name.get(name)
         if kind is None:
+            # The attribute was not assigned.
             if name in ignored:
                 continue
             if type(value) is Marked:
                 raise _marker_past_assignment(cls, name)
             kind = declared.get(name) or kind_of_value(value)
+        # A static list may hold an array by now.
         elif kind == STATIC and name not in declared and is_container(value):
             kind = kind_of_value(value)
-        found.append((name, kind))
-    items = tuple(found)
+        present.append((name, kind))
+    items = tuple(present)
     return noted if items == noted.items else kinds_of(items)
 
 
 def take_apart(module: Any) -> tuple[Sequence[Any], Any]:
-    """The flatten function that every `Module` is registered with: children; kinds and static values."""
+    """Flattens a module. Returns its children, and as auxiliary data its kinds and static values.
+
+    Every `Module` is registered with this function.
+    """
     kinds, attributes = present_kinds(module), attributes_of(module)
     return [attributes[name] for name in kinds.children], (kinds, tuple([attributes[name] for name in kinds.statics]))
 
 
 def take_apart_with_keys(module: Any) -> tuple[Iterable[tuple[Any, Any]], Any]:
-    """As `take_apart`, with the names of the attributes as keys."""
+    """Flattens a module like `take_apart`, with the names of the attributes as keys."""
     children, aux = take_apart(module)
     return list(zip(map(jtu.GetAttrKey, aux[0].children), children, strict=True)), aux
 
 
 def put_together(cls: Any, aux: Any, children: Iterable[Any]) -> Any:
-    """The inverse. No method of the class is called, and the children may be any objects."""
+    """Unflattens a module. No method of the class is called, and the children may be any objects."""
     kinds, statics = aux
     module = blank(cls)
-    of_children, of_statics = iter(children), iter(statics)
+    next_children, next_statics = iter(children), iter(statics)
     attributes = attributes_of(module)
     for name, kind in kinds.items:
-        attributes[name] = next(of_statics if kind == STATIC else of_children)
+        attributes[name] = next(next_statics if kind == STATIC else next_children)
     note_kinds(module, kinds)
     return module
 
 
 def blank(cls: Any) -> Any:
-    """An instance without attributes, past everything that its class does."""
+    """Makes an instance without attributes, without calling methods of its class."""
     return object.__new__(cls)
 
 
 def with_kinds(cls: Any, kinds: Kinds) -> Any:
-    """An instance without attributes that knows of which kinds they will be."""
+    """Makes an instance without attributes, whose kinds are noted already. Copies and pickles begin with it."""
     module = blank(cls)
     note_kinds(module, kinds)
     return module
 
 
 def kinds_in(aux: Any) -> Kinds | None:
-    """The kinds in the auxiliary data of a module; None if it is that of anything else."""
+    """Returns the kinds in the auxiliary data of a module. None for the auxiliary data of another class."""
     is_ours = type(aux) is tuple and len(aux) == 2 and type(aux[0]) is Kinds
     return aux[0] if is_ours else None
 
 
 def static_attributes(aux: Any) -> dict[str, Any]:
-    """The static attributes of a module, by name, from its auxiliary data."""
+    """Returns the static attributes in the auxiliary data of a module, by name."""
     kinds, values = aux
     return dict(zip(kinds.statics, values, strict=True))
 
 
 def copied(module: Any, copy_of: Callable[[Kind | None, Any], Any], memo: dict[int, Any] | None = None) -> Any:
-    """A module of the same class and kinds.
+    """Copies a module. The copy has the same class and the same noted kinds.
 
     Args:
         module: the original.
-        copy_of: the kind of an attribute, None if it was not assigned, and its value → that of the copy.
-        memo: gets the copy before the attributes are copied, as `copy.deepcopy` has it.
+        copy_of: (kind, value) → the value for the copy. The kind of an ignored attribute is None.
+        memo: the memo of `copy.deepcopy`. It gets the copy before the attributes are copied.
     """
-    made = blank(type(module))
+    new_module = blank(type(module))
+    # The caller keeps the original alive, so its id stays its own.
     if memo is not None:
-        memo[id(module)] = made  # alive: whoever copies has it
+        memo[id(module)] = new_module
     kinds = noted_kinds(module)
-    note_kinds(made, kinds)
-    # Not what was noted: somebody may have put an array or a module into what was static.
+    note_kinds(new_module, kinds)
+    # The present kinds, because somebody may have put an array or a module into a container that was static.
     present = present_kinds(module).by_name
     copies = {name: copy_of(present.get(name), value) for name, value in attributes_of(module).items()}
-    attributes_of(made).update(copies)
-    return made
+    attributes_of(new_module).update(copies)
+    return new_module
 
 
 class OfClass(NamedTuple):
-    """What a class says of the attributes of its instances.
+    """Facts about the attributes of all instances of a class.
 
     Attributes:
         declared: the kinds that the fields of a dataclass declare by `st.parameter()`, `st.state_field()` or
             `static=True`.
-        ignored: attributes that are no data: what `functools.cached_property` keeps, and what `typing` notes.
-        undeclared: a field that the class declares without being a dataclass; None if there is none.
+        ignored: names of attributes that are no data: values of cached properties, and `__orig_class__`, which
+            `typing` sets on instances.
+        undeclared: the name of a dataclass field in a class that is no dataclass; None if there is none.
     """
 
     declared: dict[str, Kind]
@@ -263,28 +280,37 @@ _of_classes: weakref.WeakKeyDictionary[type, OfClass] = weakref.WeakKeyDictionar
 
 
 def of_class(cls: Any) -> OfClass:
-    """What a class says; asked once, when its first instance is."""
-    known = _of_classes.get(cls)
-    if known is None:
+    """Returns the facts about a class, which are computed once."""
+    facts = _of_classes.get(cls)
+    if facts is None:
         declared: dict[str, Kind] = {}
         for name, field in dataclass_entries(cls).items():
             if DECLARED in field.metadata:
                 declared[name] = field.metadata[DECLARED]
             elif field.metadata.get("static", False):
                 declared[name] = STATIC
-        cached = [k for base in cls.__mro__ for k, v in vars(base).items() if isinstance(v, functools.cached_property)]
-        known = _of_classes[cls] = OfClass(declared, frozenset({*cached, "__orig_class__"}), _undeclared(cls))
-    return known
+        ignored = {"__orig_class__"}
+        for base in cls.__mro__:
+            ignored.update(name for name, value in vars(base).items() if isinstance(value, functools.cached_property))
+        facts = _of_classes[cls] = OfClass(declared, frozenset(ignored), _undeclared(cls))
+    return facts
 
 
 def _undeclared(cls: Any) -> str | None:
-    """A field that a class declares without being a dataclass: `dataclasses` takes those of its own away."""
+    """Returns the name of a dataclass field in a class that is no dataclass, or None.
+
+    `@dataclass` removes the `Field` objects from the class. So a `Field` that is still there was never processed.
+    """
     fields = dataclass_entries(cls)
-    held = [item for base in cls.__mro__ for item in vars(base).items() if isinstance(item[1], dataclasses.Field)]
-    return next((name for name, field in held if fields.get(name) is not field), None)
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            if isinstance(value, dataclasses.Field) and fields.get(name) is not value:
+                return name
+    return None
 
 
 def _marker_past_assignment(cls: Any, name: str) -> UnregisteredTypeError:
+    """Returns the error for a marked value that was put into the `__dict__` without an assignment."""
     return UnregisteredTypeError(
         f"`{cls.__name__}.{name}` was marked, but not set by assignment, as where the class is a frozen dataclass. "
         "Leave out `frozen=True`, or declare the field:\n"

@@ -1,12 +1,14 @@
-"""Of which kind a value is that a `Module` is to hold, and which values no module can hold.
+"""The kinds of values in a `Module`, and errors for values that it cannot hold.
 
-There are four kinds. Those of the first three are children of the module; the last is part of its structure:
+There are four kinds. Values of the first three are children of the module. A static value is part of its structure:
 
     parameter   marked by `st.parameter`: traced, and trainable
     state       marked by `st.state_field`: traced, and nothing in it is trainable
-    sub-tree    not marked, but an array, a module, or a container of these: traced; modules in it say for themselves
-                what of them is trainable, and of bare arrays nothing is
+    sub-tree    an array, a module or a container of these, without a mark: traced. In it, modules decide by their own
+                marks, and bare arrays are not trainable.
     static      anything else
+
+In this file, `head` is the beginning of an error's sentence: the attribute that gets the value, in words.
 """
 
 import collections
@@ -29,12 +31,13 @@ STATE: Kind = "state"
 SUBTREE: Kind = "sub-tree"
 STATIC: Kind = "static"
 
+# The two kinds that only a mark can give.
 MARKED = frozenset({PARAMETER, STATE})
 ALL_KINDS: frozenset[Any] = frozenset({PARAMETER, STATE, SUBTREE, STATIC})
 
 
 class Marked:
-    """A value on its way from `st.parameter` or `st.state_field` to the attribute that it is assigned to."""
+    """A value with the mark of `st.parameter` or `st.state_field`. An assignment to an attribute takes the mark off."""
 
     __slots__ = ("kind", "value")
 
@@ -43,63 +46,67 @@ class Marked:
         self.value = value
 
 
-def require_markable(value: Any, kind: Kind, what: str) -> None:
-    """Raises if a value can be no parameter and no state: it is no array, no number, no module and no container.
+def require_markable(value: Any, kind: Kind, head: str) -> None:
+    """Checks that a value can be marked: None, an array, a number, a module, or a container of these.
 
     Raises:
-        UnregisteredTypeError: with the value's class.
+        UnregisteredTypeError: if it cannot.
     """
     if value is None or type(value) in PYTHON_NUMBERS or is_array(value) or is_traced(value, "jax"):
         return
     if node_type_of(value) is not None:
-        kind_of_value(value, what)
+        # For its errors about values in a container.
+        kind_of_value(value, head)
         return
-    require_no_hidden_children(value, what)
+    require_no_hidden_children(value, head)
     raise UnregisteredTypeError(
-        f"{what} is {_NAMES[kind]}, and {shown(value)} is nothing that JAX could trace: no array, no number, no module "
+        f"{head} is {_NAMES[kind]}, and {shown(value)} is nothing that JAX could trace: no array, no number, no module "
         "and no container of these. What is not traced needs no mark, and an attribute loses its mark when it is "
         "deleted:\n    del module.attribute\n    module.attribute = value",
         ("",),
     )
 
 
+# In errors.
 _NAMES: dict[Kind, str] = {PARAMETER: "a parameter", STATE: "state"}
 
 
-def require_no_hidden_children(value: Any, what: str) -> None:
-    """Raises if an object that is no node holds arrays or modules where no pytree could hold them.
+def require_no_hidden_children(value: Any, head: str) -> None:
+    """Checks that an object that is no node holds no arrays or modules, which nobody would see there.
 
     Raises:
-        UnregisteredTypeError: with the fix.
+        UnregisteredTypeError: for views of dictionaries and for iterators, for sets and other objects with arrays or
+            modules in them, and for methods of modules. The message has a fix.
     """
     cls: Any = type(value)
     if isinstance(value, MappingView) or (isinstance(value, Iterator) and cls.__module__ in ("builtins", "itertools")):
         raise UnregisteredTypeError(
-            f"{what} is assigned a `{cls.__name__}`, which is no container of its own, so no pytree can hold what it "
+            f"{head} is assigned a `{cls.__name__}`, which is no container of its own, so no pytree can hold what it "
             "gives. Make it a list:\n    module.attribute = list(value)",
             ("",),
         )
     if isinstance(value, (set, frozenset)) and _hidden_child(value) is not None:
         raise UnregisteredTypeError(
-            f"{what} is assigned a `{cls.__name__}` of arrays or modules, which has no order, so it is no pytree and "
+            f"{head} is assigned a `{cls.__name__}` of arrays or modules, which has no order, so it is no pytree and "
             "nothing in it can be seen. Make it a list:\n    module.attribute = list(value)",
             ("",),
         )
     if isinstance(value, types.MethodType) and _is_jax_or_module(value.__self__):
         raise UnregisteredTypeError(
-            f"{what} is assigned a method of a `{type(value.__self__).__name__}`, which holds that very object, so a "
+            f"{head} is assigned a method of a `{type(value.__self__).__name__}`, which holds that very object, so a "
             "transform or a copy would go on with the old one. Make it a property:\n"
             "    @property\n"
             "    def attribute(self):\n"
             "        return self.method",
             ("",),
         )
+    # A function may close over arrays. JAX treats these as constants, so they are allowed.
     if isinstance(value, type) or callable(value):
         return
     held = _hidden_child(value)
     if held is not None:
         raise UnregisteredTypeError(
-            f"{what} is assigned a `{cls.__name__}`, which holds an array or a module as `{held}`, but is not a "
+            f"{head} is assigned a `{cls.__name__}`, which holds an array or a module as `{held}`, but is not a "
             "registered pytree node, so nothing inside it can be seen. Let the class be a module, too:\n"
             f"    class {cls.__name__}(sharedtree.Module): ...\n"
             "or register it with JAX:\n"
@@ -109,12 +116,14 @@ def require_no_hidden_children(value: Any, what: str) -> None:
 
 
 _MOST_LOOKED_AT = 1_000
+"""The largest number of objects to search for arrays and modules in one value."""
 
 
 def _hidden_child(value: Any) -> str | None:
-    """Where an object that is no node has an array or a module: in an attribute, or in containers in one.
+    """Finds an array or a module in an object that is no node: in an attribute or an item, or in containers in these.
 
-    None if it has none, or none among the first thousand things that are looked at.
+    Returns:
+        Its path as code, such as `layers[0]`. None if the first thousand objects have none.
     """
     seen = IdentitySet()
     stack = [*_attributes_of(value), *_items_of(value)]
@@ -122,23 +131,26 @@ def _hidden_child(value: Any) -> str | None:
         path, part = stack.pop()
         if _is_jax_or_module(part):
             return path.removeprefix(".")
+        # `add` returns False if the part was seen before.
         if seen.add(part):
             stack += [(path + step, item) for step, item in _items_of(part)]
     return None
 
 
 def _attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """Returns the attributes of an object in slots and in its `__dict__`, each with its step: `.name`."""
     slots = [name for base in type(value).__mro__ for name in _slots_of(base)]
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return [(f".{name}", part) for name, part in (found | getattr(value, "__dict__", {})).items()]
+    in_slots = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return [(f".{name}", part) for name, part in (in_slots | getattr(value, "__dict__", {})).items()]
 
 
 def _slots_of(cls: type) -> list[str]:
+    """Returns the names of the slots that a class itself declares."""
     return [name for name, held in vars(cls).items() if isinstance(held, types.MemberDescriptorType)]
 
 
 def _items_of(value: Any) -> list[tuple[str, Any]]:
-    """What is in a container of Python's, or in one that was derived from one."""
+    """Returns the items of a container of Python or of a class derived from one, each with its step: `[key]`."""
     if isinstance(value, (dict, collections.UserDict, collections.ChainMap, types.MappingProxyType)):
         return [(f"[{shown(key)}]", part) for key, part in value.items()]
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
@@ -149,13 +161,13 @@ def _items_of(value: Any) -> list[tuple[str, Any]]:
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array that JAX can trace, or stands for one."""
+    """Returns True for an array that JAX can trace, or an object that converts to one by `__jax_array__`."""
     is_one = carries_identity(value) or hasattr(type(value), "__jax_array__")
     return is_one and is_traced(value, "jax")
 
 
 def _is_child(value: Any) -> bool:
-    """Whether a value that is no container has to be seen: an array, or a module."""
+    """Returns True for an array or a module, which has to be a child of the module that holds it."""
     if is_array(value):
         return True
     node_type = node_type_of(value)
@@ -163,29 +175,33 @@ def _is_child(value: Any) -> bool:
 
 
 def _is_jax_or_module(value: Any) -> bool:
+    """Returns True for a JAX array or a module. A NumPy array may be hidden, as a constant."""
     return isinstance(value, jax.Array) or (_is_child(value) and not carries_identity(value))
 
 
 def is_container(value: Any) -> bool:
-    """Whether a value is a plain container."""
+    """Returns True for a plain container other than None."""
     node_type = node_type_of(value)
     return value is not None and node_type is not None and node_type.is_plain
 
 
-def kind_of_value(value: Any, what: str | None = None) -> Kind:
-    """The kind of a value that is not marked.
+def kind_of_value(value: Any, head: str | None = None) -> Kind:
+    """Returns the kind of a value without a mark: sub-tree or static.
 
     Args:
         value: the value.
-        what: what it is assigned to, if it is to be checked.
+        head: the beginning of errors; None to skip the checks of static values.
+
+    Raises:
+        UnregisteredTypeError: if a container holds a marked value, or, with a head, if an object in the value hides
+            arrays or modules.
     """
-    if value is None or _is_child(
-        value
-    ):  # None is a node without children, and there to be filled, as an empty list is
+    # None is a node without children. Like an empty list, it may be replaced by an array later.
+    if value is None or _is_child(value):
         return SUBTREE
     if not is_container(value):
-        if what is not None:
-            require_no_hidden_children(value, what)
+        if head is not None:
+            require_no_hidden_children(value, head)
         return STATIC
     holds_children, holds_others, can_be_filled = False, False, False
     seen = IdentitySet()
@@ -194,7 +210,7 @@ def kind_of_value(value: Any, what: str | None = None) -> Kind:
         part = stack.pop()
         if type(part) is Marked:
             raise UnregisteredTypeError(
-                f"{what or 'An attribute'} is a container with {_NAMES[part.kind]} in it. A mark belongs to an "
+                f"{head or 'An attribute'} is a container with {_NAMES[part.kind]} in it. A mark belongs to an "
                 "attribute, for it is the attribute that keeps it. Mark the container:\n"
                 "    module.attribute = sharedtree.parameter(value)",
                 ("",),
@@ -203,12 +219,12 @@ def kind_of_value(value: Any, what: str | None = None) -> Kind:
             holds_children = True
         elif not is_container(part):
             holds_others = holds_others or part is not None
-            if what is not None:
-                require_no_hidden_children(part, what)
+            if head is not None:
+                require_no_hidden_children(part, head)
         elif seen.add(part):
             node_type = node_type_of(part)
             assert node_type is not None
             can_be_filled = can_be_filled or node_type.is_mutable
             stack.extend(node_type.take_apart(part)[0])
-    # A list that is empty yet, or a dictionary of None, is there to be filled.
+    # A list that is still empty, or a dictionary of None, will probably get arrays or modules.
     return SUBTREE if holds_children or (can_be_filled and not holds_others) else STATIC

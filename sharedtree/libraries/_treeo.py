@@ -1,16 +1,19 @@
-"""treeo's trees, which the modules of treex are: what a file has of one, and what comes from its class.
+"""treeo's trees, among them the modules of treex: their attributes and their metadata in a file.
 
-Which attributes JAX traces is said in `_field_metadata`, a dictionary of each instance from names to metadata:
+`_field_metadata` says whether JAX traces an attribute. It is a dictionary of each instance from names to metadata:
 
     class Linear(tx.Module):
-        kernel: Any = tx.Parameter.node()   FieldMetadata(True, Parameter, False), which the class declares
-    linear.axis_name = None                 FieldMetadata(False, NoneType, False), which treeo notes of any attribute
+        kernel: Any = tx.Parameter.node()   FieldMetadata(True, Parameter, False), by the class
+    linear.axis_name = None                 FieldMetadata(False, NoneType, False), by treeo, from the value
 
-Only an instance's own is written. Metadata cannot be changed: what is loaded is one object wherever it is equal, in one
-file or in several, and the class's own where the class declares it. So JAX finds most of it equal at a glance.
+The *facts* of metadata are its three values: whether the attribute is a node, its kind, and whether it is opaque.
 
-None of treeo's code runs when a file is loaded. Its unflatten function would set any attribute, and its flatten
-function asks `_field_metadata` for things, which a file could answer with an object of its choice.
+A file has only metadata that does not follow from the class or from the values. Metadata cannot be changed, so
+equal metadata from all files is one object, and that of the class wherever the class declares it. Then JAX compares
+most of it by `is`.
+
+No code of treeo runs when a file is loaded. Its unflatten function would set any attribute. Its flatten function reads
+attributes of the metadata, and a file could put an object of any class in its place.
 """
 
 import dataclasses
@@ -25,26 +28,27 @@ from ..core._locks import Lock
 from ..core._node_types import AttributeRules, ClassKind, Library, NamesInFiles, Naming, RefusalError
 
 METADATA = "_field_metadata"
+# Attributes of a class with the default factories and the defaults of its fields, by name.
 _DEFAULTS = ("_factory_fields", "_default_field_values")
 
 Noted = tuple[bool, type, Any]
-"""What metadata says: `node`, `kind` and `opaque`."""
+"""The facts of metadata: `node`, `kind` and `opaque`."""
 
 
 def writes_back(cls: Any) -> bool | None:
-    """Trees, as treex's modules are, keep state that calls change."""
+    """Returns True for trees: calls change the state of treex's modules. None for other classes."""
     tree = loaded("treeo.tree", "Tree")
     return True if tree is not None and tree in type.__getattribute__(cls, "__mro__") else None
 
 
 def kind_in_files(cls: Any) -> ClassKind | None:
-    """All attributes of a tree, and of what metadata and hashable values are in."""
+    """Returns "attributes" for trees, and for the classes of metadata and of hashable values. None for others."""
     is_holder = cls.__module__ == "treeo.types" and cls.__qualname__ in ("FieldMetadata", "Hashable")
     return "attributes" if is_holder or _is_tree(cls) else None
 
 
 def _is_tree(cls: Any) -> bool:
-    """Whether a class is a tree of treeo's, without a flatten or unflatten function of its own, which knows better."""
+    """Returns True for a class of trees that has treeo's own flatten and unflatten functions."""
     tree = loaded("treeo.tree", "Tree")
     if tree is None or cls is tree or tree not in type.__getattribute__(cls, "__mro__"):
         return False
@@ -52,7 +56,7 @@ def _is_tree(cls: Any) -> bool:
 
 
 class _Rules(AttributeRules):
-    """Attributes with their metadata: see the top of the file."""
+    """The rules for writing and loading trees attribute by attribute; see the docstring of this file."""
 
     own_entries = frozenset({METADATA})
 
@@ -61,68 +65,75 @@ class _Rules(AttributeRules):
         return tuple([name for name in names if name not in _DEFAULTS])
 
     def may_stay_unset(self, cls: Any, name: str) -> bool:
-        """Metadata is completed, and what the class holds is found there."""
-        found = inherited(cls, name)
-        return _is_tree(cls) and found is not ABSENT and not isinstance(found, dataclasses.Field)
+        """Returns True if the class has a value under this name, which then counts for the instance."""
+        class_value = inherited(cls, name)
+        return _is_tree(cls) and class_value is not ABSENT and not isinstance(class_value, dataclasses.Field)
 
     def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
         if name in dataclass_entries(cls):
             return super().default_of(cls, name)
-        factories, defaults = (getattr(cls, each, {}) for each in _DEFAULTS)
+        factories, defaults = (getattr(cls, attribute, {}) for attribute in _DEFAULTS)
         return factories.get(name) or ((lambda: defaults[name]) if name in defaults else None)
 
     def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+        """Sorts the attributes, nodes first, and leaves out the metadata that loading will make again."""
         cls: Any = type(obj)
         if not _is_tree(cls):
             return attributes
         _require_savable(obj, attributes, naming)
         declared: dict[str, Any] = getattr(cls, METADATA)
         metadata = attributes.get(METADATA, declared)
-        own: dict[str, Any] = {}
-        for name, each in metadata.items():
+        # The metadata to write.
+        own_metadata: dict[str, Any] = {}
+        for name, item in metadata.items():
             by_class = declared.get(name)
-            if each is by_class:
+            if item is by_class:
                 continue
-            noted = _noted_in(vars(each)) if type(each) is _metadata_class() else None
-            if noted is None:
+            facts = _facts_in(vars(item)) if type(item) is _metadata_class() else None
+            if facts is None:
                 raise RefusalError(
                     f"a `{cls.__qualname__}` whose metadata of `{name}` is no `FieldMetadata` of a flag, a class, and "
                     "a flag or a function",
                     "Declare it in the class.",
                 )
-            is_known = (
-                _is_treeos(noted, attributes, name, naming) if by_class is None else noted == _noted_in(vars(by_class))
+            # Metadata follows from the class if it declares equal metadata, and otherwise from the value.
+            follows = (
+                _follows_from_value(facts, attributes, name, naming)
+                if by_class is None
+                else facts == _facts_in(vars(by_class))
             )
-            if not is_known:
-                own[name] = each
-        kept = {name: value for name, value in attributes.items() if name != METADATA}
-        are_nodes = {n: metadata[n].node if n in metadata else _is_a_tree(type(kept[n])) for n in kept}
-        nodes = {name: kept[name] for name in sorted(kept) if are_nodes[name]}
-        return nodes | kept | ({METADATA: own} if own else {})
+            if not follows:
+                own_metadata[name] = item
+        values = {name: value for name, value in attributes.items() if name != METADATA}
+        are_nodes = {n: metadata[n].node if n in metadata else _has_tree_base(type(values[n])) for n in values}
+        nodes = {name: values[name] for name in sorted(values) if are_nodes[name]}
+        return nodes | values | ({METADATA: own_metadata} if own_metadata else {})
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
         return dict(aux.items)
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        """Returns the one metadata with equal facts for loaded metadata. Completes the metadata of a loaded tree."""
         cls, metadata_class = type(obj), _metadata_class()
         if cls is metadata_class:
-            return _the_one(_noted_in(attributes))
+            return _interned_metadata(_facts_in(attributes))
         if _is_tree(cls):
-            own: Any = attributes.get(METADATA, {})
-            are_texts = type(own) is dict and all(type(name) is str for name in own)
-            if not are_texts or not all(type(each) is metadata_class for each in own.values()):
-                raise _no_metadata()
-            metadata = attributes[METADATA] = getattr(cls, METADATA) | own
+            own_metadata: Any = attributes.get(METADATA, {})
+            are_texts = type(own_metadata) is dict and all(type(name) is str for name in own_metadata)
+            if not are_texts or not all(type(item) is metadata_class for item in own_metadata.values()):
+                raise _not_metadata_error()
+            metadata = attributes[METADATA] = getattr(cls, METADATA) | own_metadata
             for name in attributes.keys() - metadata.keys():
-                metadata[name] = _the_one(_noted_of(attributes[name]))
+                metadata[name] = _interned_metadata(_facts_from_value(attributes[name]))
         return obj
 
 
 def _require_savable(obj: Any, attributes: dict[str, Any], naming: Naming) -> None:
-    for (module, name), what in _HOLD_CODE.items():
+    """Raises `RefusalError` for an object with functions that no file can name, with a way to save its arrays."""
+    for (module, name), contents in _HOLD_CODE.items():
         if isinstance(obj, loaded(module, name) or ()):
             raise RefusalError(
-                f"a `{type(obj).__qualname__}`, which holds {what}",
+                f"a `{type(obj).__qualname__}`, which holds {contents}",
                 "Save the arrays alone, `sharedtree.save(path, sharedtree.tree.leaves(model))`, and put them into a "
                 "model that your code makes: `model = sharedtree.tree.unflatten(sharedtree.tree.structure(model), "
                 "sharedtree.load(path))`.",
@@ -136,6 +147,7 @@ def _require_savable(obj: Any, attributes: dict[str, Any], naming: Naming) -> No
             )
 
 
+# Module and name of a class → the contents of its instances that cannot be saved.
 _HOLD_CODE = {
     ("treex.nn.flax_module", "FlaxModule"): "a module of Flax that only its class can make",
     ("treex.nn.haiku_module", "HaikuModule"): "functions that Haiku has transformed",
@@ -144,24 +156,25 @@ _HOLD_CODE = {
 
 
 def _metadata_class() -> Any:
+    """Returns treeo's class of metadata, or None if treeo was not imported."""
     return loaded("treeo.types", "FieldMetadata")
 
 
-def _is_a_tree(kind: Any) -> bool:
-    """`issubclass`, without a question to the metaclass."""
+def _has_tree_base(kind: Any) -> bool:
+    """Returns True for a subclass of `treeo.Tree`. Unlike `issubclass`, it does not call the metaclass."""
     return loaded("treeo.tree", "Tree") in type.__getattribute__(kind, "__mro__")
 
 
-def _noted_of(value: Any) -> Noted:
-    """What treeo notes of an attribute that nobody declared; see `treeo.Tree._update_local_metadata`."""
-    return _is_a_tree(type(value)), type(value), False
+def _facts_from_value(value: Any) -> Noted:
+    """Returns the facts that treeo notes of an undeclared attribute; see `treeo.Tree._update_local_metadata`."""
+    return _has_tree_base(type(value)), type(value), False
 
 
-def _noted_in(fields: dict[str, Any]) -> Noted | None:
-    """What metadata of these fields says; None if they are none of metadata.
+def _facts_in(fields: dict[str, Any]) -> Noted | None:
+    """Returns the facts in the attributes of metadata. None if there are other attributes or other types.
 
-    What `opaque` holds is called when JAX compares structures. So it is a plain function, which a file has by its name,
-    and no object of the file's making.
+    If `opaque` is no boolean, JAX calls it when it compares structures. So it must be a plain function: a file has only
+    the name of a function, and cannot make one.
     """
     node, kind, opaque = [fields.get(name) for name in ("node", "kind", "opaque")]
     if len(fields) != 3 or type(node) is not bool or not isinstance(kind, type):
@@ -169,35 +182,37 @@ def _noted_in(fields: dict[str, Any]) -> Noted | None:
     return (node, kind, opaque) if type(opaque) in (bool, types.FunctionType) else None
 
 
-def _is_treeos(noted: Noted, attributes: dict[str, Any], name: str, naming: Naming) -> bool:
-    """Whether this is what treeo notes of the attribute, or once noted of it.
+def _follows_from_value(facts: Noted, attributes: dict[str, Any], name: str, naming: Naming) -> bool:
+    """Returns True if treeo noted these facts of the value of an undeclared attribute, or of an earlier value.
 
-    It was noted of a value that was there before if its kind is no class that a file may name: of a function, say. The
-    kinds that people filter by are their own classes, or treex's, which files may name.
+    An earlier value is assumed if no file may name the kind, for example the class of functions. Users filter by other
+    kinds: their own classes, or treex's.
     """
-    kind = noted[1]
-    if name not in attributes or noted != (_is_a_tree(kind), kind, False):
+    kind = facts[1]
+    if name not in attributes or facts != (_has_tree_base(kind), kind, False):
         return False
     return kind is type(attributes[name]) or not naming.may_be_value(kind)
 
 
+# Facts → the one loaded metadata with these facts.
 _metadata: "weakref.WeakValueDictionary[Noted, Any]" = weakref.WeakValueDictionary()
 _adding = Lock()
 
 
-def _the_one(noted: Noted | None) -> Any:
-    """The metadata that says this. Raises `FormatError` if it is none."""
-    if noted is None:
-        raise _no_metadata()
+def _interned_metadata(facts: Noted | None) -> Any:
+    """Returns the one metadata with these facts. Raises `FormatError` for None."""
+    if facts is None:
+        raise _not_metadata_error()
     with _adding:
-        known = _metadata.get(noted)
-        if known is None:
-            known = _metadata[noted] = object.__new__(_metadata_class())
-            known.__dict__.update(zip(("node", "kind", "opaque"), noted, strict=True))
-        return known
+        metadata = _metadata.get(facts)
+        if metadata is None:
+            metadata = _metadata[facts] = object.__new__(_metadata_class())
+            metadata.__dict__.update(zip(("node", "kind", "opaque"), facts, strict=True))
+        return metadata
 
 
-def _no_metadata() -> FormatError:
+def _not_metadata_error() -> FormatError:
+    """Returns the error for an object in a file that should be metadata."""
     return FormatError(
         "The file has metadata of a `treeo.Tree` that is no `FieldMetadata` of a flag, a class, and a flag or a "
         "function. No save would write that."
@@ -209,9 +224,9 @@ TREEO = Library(
     writes_back=writes_back,
     kind_in_files=kind_in_files,
     attributes=_Rules(),
-    # Layers and metrics of treex call nothing but the functions that they hold, and those are listed by their own
-    # libraries. Not so `FlaxModule`, which calls what it holds by a name that it holds. The classes that are values are
-    # kinds of parameters.
+    # A file may have these classes of treex, because they only call functions that they hold, and each such function is
+    # on the list of its own library. `FlaxModule` is left out: a file could choose the method that it calls. The
+    # `classes` are kinds of parameters.
     names=NamesInFiles(
         "treeo treex",
         imported_from="sharedtree.compat",

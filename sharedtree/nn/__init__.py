@@ -1,6 +1,6 @@
 """Layers: `Module`, whose attributes can be assigned, and Equinox's stateful and shared layers as models with ties.
 
-In come classes and models; out go models. Never runs a layer, and never trains one.
+The functions take classes and models, and return models. They never run or train a layer.
 """
 
 from ._mutable_module import Module as Module, parameter as parameter, state_field as state_field

@@ -1,12 +1,14 @@
-"""`Module`, a mutable pytree base class: attributes are assigned, and what JAX sees follows from what they are.
+"""`Module`, a mutable pytree base class: methods assign attributes, and those with arrays or modules are its children.
 
 The idea is that of treex and PAX: a module is an ordinary object with an `__init__` and a `__call__`, and both may
-assign attributes. Its children are the attributes that hold arrays or modules, whenever they were assigned; all others
-are part of the structure. `libraries/_sharedtree_module_kinds` has the rules. A transform hands a function new modules
-of the same content, so what the function assigns is seen where it is returned, or with `in_place=True` in the caller's
-own module.
+assign attributes. Its children are the attributes that hold arrays or modules, whenever they were assigned. All other
+attributes are part of the structure. The *kind* of an attribute says which of these it is, and whether it is trainable;
+`libraries/_sharedtree_module_kinds` has the rules. A *mark* (`parameter`, `state_field`) sets the kind.
 
-Every class is registered with JAX, so vanilla JAX takes its instances, too; there, as with any pytree, what is one
+A transform passes new modules of the same content to the function. So an attribute that the function assigns is seen in
+the module that it returns or, with `in_place=True`, in the caller's own module.
+
+Every class is registered with JAX, so vanilla JAX accepts its instances, too. There, as with any pytree, a shared
 object becomes two.
 """
 
@@ -37,20 +39,20 @@ def parameter(value: T, /) -> T: ...
 @overload
 def parameter(*, default: Any = ..., default_factory: Callable[[], Any] = ..., kw_only: bool = ...) -> Any: ...
 def parameter(value: Any = _NOT_GIVEN, /, **options: Any) -> Any:
-    """Marks what is assigned to an attribute of a `Module` as a parameter: traced, and trainable.
+    """Marks a value as a parameter, for an attribute of a `Module`: traced, and trainable.
 
-    The attribute keeps the mark, and holds the value itself: `self.weight = st.parameter(w)`, and `self.weight is w`.
+    The attribute keeps the mark, and holds the value itself: after `self.weight = st.parameter(w)`, `self.weight is w`.
 
     Args:
-        value: an array, or a container of arrays. If it is a module, or holds one, that says for itself what in it is
-            trainable. Without a value the call declares a field of a dataclass: `weight: jax.Array = st.parameter()`.
-        options: `default`, `default_factory` and `kw_only` of `dataclasses.field`, where it declares a field.
+        value: an array, or a container of arrays. A module in the value decides by its own marks which of its leaves
+            are trainable. A call without a value declares a field of a dataclass: `weight: jax.Array = st.parameter()`.
+        options: `default`, `default_factory` and `kw_only` of `dataclasses.field`, for a call without a value.
 
     Returns:
-        What is to be assigned to an attribute at once, and is the value to a type checker. No copy is made.
+        A marked value, to be assigned to an attribute at once. Its static type is that of the value. No copy is made.
 
     Raises:
-        UnregisteredTypeError: if the value is nothing that JAX could trace.
+        UnregisteredTypeError: if JAX could not trace the value.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -60,7 +62,7 @@ def parameter(value: Any = _NOT_GIVEN, /, **options: Any) -> Any:
         >>> Scale().factor
         Array([1., 1.], dtype=float32)
 
-    Limitations: a mark belongs to an attribute, so none may stand in a list; mark the list.
+    Limitations: a mark belongs to an attribute, so a list must not hold marked values. Mark the list instead.
     """
     return _marked(PARAMETER, "`sharedtree.parameter`", value, options)
 
@@ -70,12 +72,12 @@ def state_field(value: T, /) -> T: ...
 @overload
 def state_field(*, default: Any = ..., default_factory: Callable[[], Any] = ..., kw_only: bool = ...) -> Any: ...
 def state_field(value: Any = _NOT_GIVEN, /, **options: Any) -> Any:
-    """Marks what is assigned to an attribute of a `Module` as state: traced, and nothing in it is trainable.
+    """Marks a value as state, for an attribute of a `Module`: traced, and nothing in it is trainable.
 
-    So is an array that is assigned without a mark. The mark makes a Python number traced, too, and holds for whole
-    modules: of `self.target = st.state_field(network)` nothing is trained.
+    An array that is assigned without a mark is state as well. The mark makes a Python number traced, too, and holds for
+    whole modules: nothing in `self.target = st.state_field(network)` is trained.
 
-    Args, errors and limitations as for `parameter`.
+    Arguments, errors and limitations are those of `parameter`.
 
     Example:
         >>> import sharedtree as st, jax
@@ -88,31 +90,39 @@ def state_field(value: Any = _NOT_GIVEN, /, **options: Any) -> Any:
     return _marked(STATE, "`sharedtree.state_field`", value, options)
 
 
-def _marked(kind: Kind, what: str, value: Any, options: dict[str, Any]) -> Any:
+def _marked(kind: Kind, function_name: str, value: Any, options: dict[str, Any]) -> Any:
+    """Returns a marked value, or without a value a field of a dataclass that declares the kind.
+
+    Args:
+        kind: the kind of the attribute.
+        function_name: the name of the public function, for errors.
+        value: the value; `_NOT_GIVEN` if there is none.
+        options: options for the field.
+    """
     if value is _NOT_GIVEN:
         return assigning.field_declaring(kind, **options)
     if options:
-        raise TypeError(f"{what} takes a value, or the options of a field without a value; not both.")
-    require_markable(value, kind, f"What is given to {what}")
+        raise TypeError(f"{function_name} takes a value, or the options of a field without a value; not both.")
+    require_markable(value, kind, f"What is given to {function_name}")
     return Marked(kind, value)
 
 
 class Module(kinds.HasKinds):
     """A mutable pytree. Subclasses assign attributes in `__init__`, and in other methods as they like.
 
-    What an attribute is follows from what is assigned:
+    The value that is assigned decides how the attribute is treated:
 
     - `st.parameter(x)`: traced, and trainable;
     - `st.state_field(x)`, and an array without a mark: traced, not trainable;
     - a module of any library, or a container that holds arrays or modules: a sub-tree;
     - anything else (a function, a string, a number, a tuple of numbers): static, part of the structure.
 
-    Both marks stay with the attribute when another value is assigned, and go when it is deleted. Classes may be
-    dataclasses (`@dataclasses.dataclass(eq=False)`), whose fields declare `weight: jax.Array = st.parameter()`, and
-    `= equinox.field(static=True)` for what is to be static whatever it is.
+    An attribute keeps its mark when another value is assigned, and loses it when it is deleted. A class may be a
+    dataclass (`@dataclasses.dataclass(eq=False)`). Its fields declare `weight: jax.Array = st.parameter()`, or
+    `= equinox.field(static=True)` for a value that is static even if it is an array.
 
-    Modules compare and hash by identity. `copy.copy` gives a module with the same children, `copy.deepcopy` one with
-    copies of them, and `pickle` works where the class can be imported. In each what is shared stays shared.
+    Modules compare and hash by identity. `copy.copy` makes a module with the same children, and `copy.deepcopy` one
+    with copies of them. `pickle` works if the class can be imported. Shared objects stay shared in each of these.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -135,21 +145,23 @@ class Module(kinds.HasKinds):
         >>> int(linear.calls)
         1
 
-    Limitations: attributes live in `__dict__`, so classes have no slots. What a subclass of another pytree type would
-    be is not defined; combine by attributes instead.
+    Limitations: attributes live in `__dict__`, so classes have no slots. Do not subclass a `Module` and another pytree
+    class at once; hold one in an attribute of the other instead.
     """
 
     __slots__ = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Checks a new class, and registers it with JAX."""
         super().__init_subclass__(**options)
         assigning.require_soundness(cls)
         _register(cls)
 
-    # Hidden from type checkers, to which a class that has it seems to have every attribute.
+    # Hidden from type checkers: they would accept any attribute of a class with a `__setattr__`.
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
+            # A property or another descriptor of the class gets the value as it is.
             if not assigning.is_assigned_by_class(type(self), name):
                 value = assigning.assign(self, name, value)
             super().__setattr__(name, value)
@@ -159,14 +171,14 @@ class Module(kinds.HasKinds):
             assigning.forget(self, name)
 
     def parameters(self) -> Self:
-        """The trainable part: a module of the same shape and the same ties, with `None` for every other leaf.
+        """Returns the trainable part: a module of the same shape and ties, with `None` for every other leaf.
 
-        Trainable is what is marked by `st.parameter`, and in modules of other libraries every inexact array; of Flax
-        NNX, what its `nnx.Param`s hold. Nothing below `st.state_field` is. What is tied is trainable if it is at one of
-        its paths.
+        Trainable are the attributes marked by `st.parameter`, every inexact array in modules of other libraries, and
+        the values of `nnx.Param`s in modules of Flax NNX. Nothing below `st.state_field` is trainable. A tied leaf is
+        trainable if it is trainable at one of its paths.
 
         Returns:
-            A module of new nodes; arrays are aliased, static attributes are those of the module.
+            A module of new nodes. Arrays are aliased, and static attributes are those of the module.
 
         Raises:
             CycleError: if the module contains itself.
@@ -184,17 +196,18 @@ class Module(kinds.HasKinds):
         return trainable(self)
 
     def merge(self, parameters: Self) -> Self:
-        """A module with the trainable part of another one: the inverse of `parameters`.
+        """Returns a module with new values for its trainable part: the inverse of `parameters`.
 
         Args:
-            parameters: what `parameters` gave, updated; gradients have the same shape. Where it has `None`, the value
-                of the module stays. Attributes that only one of the two has, state and static ones, are the module's.
+            parameters: a result of `parameters`, with updated values. Where it has `None`, the value of this module
+                stays. State and static attributes, and attributes that only one of the two has, are those of this
+                module.
 
         Returns:
-            A module of new nodes with the ties of this one; arrays are aliased. Neither of the two is changed.
+            A module of new nodes with the ties of this one. Arrays are aliased. Neither of the two is changed.
 
         Raises:
-            SharingMismatchError: if `parameters` has another shape, or lacks a tie of the module; names the paths.
+            SharingMismatchError: if `parameters` has another shape, or lacks a tie of the module. Names the paths.
 
         Cost: a walk over the nodes of each.
 
@@ -211,11 +224,13 @@ class Module(kinds.HasKinds):
         return merged(self, parameters)
 
     def __copy__(self) -> Self:
+        # A function of (kind, value) that keeps each value.
         return kinds.copied(self, lambda _, value: value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # Of what is static only what can be mutated is copied: a copy of `jax.nn.relu` would be another function.
-        copies = cast("dict[Any, Any]", memo).setdefault(_COPIES, IdentityDict[Any]())  # beside the ids of `deepcopy`
+        # Of static values, only mutable ones are copied: a copy of `jax.nn.relu` would be another function.
+        # The copies made so far are stored in the memo, whose other keys are ids.
+        copies = cast("dict[Any, Any]", memo).setdefault(_COPIES, IdentityDict[Any]())
 
         def copied(kind: Any, value: Any) -> Any:
             return copy_of(value, copies) if kind == STATIC else copy.deepcopy(value, memo)
@@ -226,7 +241,7 @@ class Module(kinds.HasKinds):
         if type(self).__getstate__ is not object.__getstate__:
             state = self.__getstate__()
         else:
-            # `jax.nn.relu` and the like are no plain functions, so pickle would not look for their names.
+            # Pickle finds plain functions by name. `jax.nn.relu` is an object, so its name is put in its place.
             state = {name: with_names(value) for name, value in kinds.attributes_of(self).items()}
         return kinds.with_kinds, (type(self), kinds.noted_kinds(self)), state
 
@@ -234,9 +249,11 @@ class Module(kinds.HasKinds):
         return eqx.tree_pformat(self)
 
     def __pdoc__(self, **options: Any) -> "wl.AbstractDoc":
-        """How `equinox.tree_pformat` prints it: each module once, and each mark by the name of its function."""
-        import wadler_lindig as wl  # which asks for this, and so is there
+        """Prints the module for `equinox.tree_pformat`: each module once, and each mark as a call of its function."""
+        # Only wadler_lindig calls this method, so it is installed.
+        import wadler_lindig as wl
 
+        # The options are passed on to all nodes below, and carry the set of the modules that were printed.
         seen: IdentitySet = options.setdefault("sharedtree_seen", IdentitySet())
         name = type(self).__name__
         if not seen.add(self):
@@ -253,7 +270,7 @@ class Module(kinds.HasKinds):
 
 
 def _doc_of(value: Any, options: dict[str, Any]) -> "wl.AbstractDoc":
-    """Functions by their names: those of JAX are objects, whose `repr` has their address."""
+    """Prints a value, a function by its name: functions of JAX are objects whose `repr` has an address."""
     import wadler_lindig as wl
 
     name = getattr(value, "__name__", None)
@@ -263,12 +280,14 @@ def _doc_of(value: Any, options: dict[str, Any]) -> "wl.AbstractDoc":
 
 
 _COPIES = "copies of static values, by sharedtree"
-"""Where the memo of `copy.deepcopy` has what `copy_of` remembers."""
+"""The key in the memo of `copy.deepcopy` for the copies of static values."""
 
+# Kind → the name of the function that marks it.
 _MARKS = {PARAMETER: "parameter", STATE: "state_field"}
 
 
 def _register(cls: type) -> None:
+    """Registers a class with JAX."""
     jtu.register_pytree_with_keys(
         cls, kinds.take_apart_with_keys, functools.partial(kinds.put_together, cls), kinds.take_apart
     )

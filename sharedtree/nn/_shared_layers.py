@@ -1,8 +1,14 @@
-"""Models that were written with `equinox.nn.Shared`, turned into models with ties.
+"""`unwrap_shared`: turns models that use `equinox.nn.Shared` into models with ties.
 
-`Shared(pytree, where, get)` keeps `pytree` with a placeholder at each node that `where` names. Called, it puts there
-what `get` finds elsewhere in `pytree`. Both functions choose nodes and look at no values, so they can be asked as any
-`where` is. What `where` names is then another path to what `get` names, which is a tie.
+`Shared(pytree, where, get)` keeps `pytree` with a placeholder at each node that `where` returns. A call of the wrapper
+puts there the nodes that `get` returns, from elsewhere in `pytree`. In this file these are the *targets* and their
+*sources*:
+
+    Shared((embed, head), where=lambda p: p[1].weight, get=lambda p: p[0].weight)
+                          target: [1].weight           source: [0].weight
+
+Both functions choose nodes and look at no values, so they are called on a stand-in for the tree (`WhereTree`), which
+tells the records that they return. A target then becomes another path to its source, which is a tie.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,24 +26,23 @@ from ..tree._partition import rebuilt
 
 
 def unwrap_shared(tree: Any) -> Any:
-    """Puts in the place of each `equinox.nn.Shared` the pytree that calling it returns, with real ties.
+    """Replaces each `equinox.nn.Shared` by the pytree that a call of it returns, with real ties.
 
-    The way from Equinox's wrapper to a plain model: what the wrapper tied is one object, and stays one under the
-    transforms of this library. In the model's own code `self.shared()` becomes `self.shared`.
+    Nodes that the wrapper tied are one object in the result, and stay one under the transforms of this library. In the
+    code of the model, replace `self.shared()` by `self.shared`.
 
     Args:
-        tree: a `Shared`, or a model that holds some at whatever depth; it is not changed.
+        tree: a `Shared`, or a model that holds some at any depth; it is not changed.
 
     Returns:
         A tree of new nodes, whose arrays are the same objects as those of `tree`. For a `Shared` itself, its pytree.
         Ties that `tree` has are kept.
 
     Raises:
-        TypeError: if there is no `Shared` in the tree, or only one that was filtered, as a gradient is, and so has lost
-            its functions.
-        SharingMismatchError: if `get` computes what it returns, such as a transpose: that is another array, which no
-            tie can express.
-        CycleError: if what a `get` returns is itself taken away, or an object contains itself.
+        TypeError: if there is no `Shared` in the tree, or if one has lost its functions, as in a gradient.
+        SharingMismatchError: if `get` returns a computed array, such as a transpose, which no tie can express.
+        CycleError: if `get` returns a node that is itself replaced, so that the replacements form a circle, or if an
+            object contains itself.
 
     Cost: two walks over the nodes. Nothing is copied.
 
@@ -53,8 +58,8 @@ def unwrap_shared(tree: Any) -> Any:
         >>> [tie.paths for tie in st.ties(model)]
         [("['layers'][0].weight", "['layers'][1].weight")]
 
-    Limitations: `where` and `get` are called on stand-ins without values, too, so they cannot call a `Shared` inside
-    the pytree of another; its nodes are at `.pytree`. Instances of subclasses stay as they are.
+    Limitations: `where` and `get` are also called on stand-ins without values. So they cannot call a `Shared` inside
+    the pytree of another one; its nodes are at `.pytree`. Instances of subclasses of `Shared` stay as they are.
     """
     require_registered(tree)
     walked = walk_exactly(tree)
@@ -65,42 +70,59 @@ def unwrap_shared(tree: Any) -> Any:
             f"`unwrap_shared` found no `equinox.nn.Shared` in {shown(tree)}. If what is to be one object is two there, "
             "tie it:\n    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
-    asked = WhereTree(walked)
-    instead: dict[int, int] = {}
+    where_tree = WhereTree(walked)
+    # Record of a wrapper → its pytree; target → source. The result has the second in the place of the first.
+    replacements: dict[int, int] = {}
     for number, path in wrappers.items():
+        # The children of a `Shared` are its pytree, `where` and `get`.
         pytree, *functions = records[number][1]
         where, get = [walked.objects[function] for function in functions]
         if not callable(where) or not callable(get):
-            raise _filtered(path)
-        targets, is_one = asked.named_by(where, root=pytree)
-        sources, is_found_whole = _sources(get, asked, pytree, path)
-        if is_found_whole and not is_one:  # a sequence of nodes that the pytree itself holds
+            raise _filtered_error(path)
+        # `named_by` returns the records of the nodes, and True if the function returned one node and no sequence.
+        targets, is_one_target = where_tree.named_by(where, root=pytree)
+        sources, is_one_source = _sources(get, where_tree, pytree, path)
+        # `get` returned one node of the pytree that is itself a sequence of the sources.
+        if is_one_source and not is_one_target:
             sources = records[sources[0]][1]
         if len(sources) != len(targets):
-            raise _uneven(path, len(targets), len(sources))
-        instead.update(zip(targets, sources, strict=True))
-        instead[number] = pytree
+            raise _uneven_error(path, len(targets), len(sources))
+        replacements.update(zip(targets, sources, strict=True))
+        replacements[number] = pytree
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
+        """Returns the operation of a record, and its children in the result."""
         op, children = records[number]
-        return op, [_followed(child, instead) for child in children]
+        return op, [_resolve(child, replacements) for child in children]
 
-    if _goes_in_circles(walked, instead):
-        raise _circular([*wrappers.values()])
-    return rebuilt(_followed(walked.root, instead), expand, walked.objects.__getitem__)
+    if _has_cycle(walked, replacements):
+        raise _circular_error([*wrappers.values()])
+    return rebuilt(_resolve(walked.root, replacements), expand, walked.objects.__getitem__)
 
 
 def _wrappers(tree: FlatDag) -> dict[int, str]:
-    """The records that are a `Shared`, each with its first path."""
-    nodes = {number: tree.node(number) for number in tree.first_paths}
-    return {n: tree.text(n) for n, node in nodes.items() if node is not None and node.type.cls is eqx.nn.Shared}
+    """Finds the records that are a `Shared`. Returns the first path of each."""
+    wrappers: dict[int, str] = {}
+    for number in tree.first_paths:
+        node = tree.node(number)
+        if node is not None and node.type.cls is eqx.nn.Shared:
+            wrappers[number] = tree.text(number)
+    return wrappers
 
 
-def _sources(get: Callable[[Any], Any], asked: WhereTree, pytree: int, path: str) -> tuple[Sequence[int], bool]:
-    """The records that `get` returns, and whether it returned just one."""
+def _sources(get: Callable[[Any], Any], where_tree: WhereTree, pytree: int, path: str) -> tuple[Sequence[int], bool]:
+    """Calls `get`, with an error that fits. Returns the records of its nodes, and True if it returned just one node.
+
+    Args:
+        get: the function.
+        where_tree: the whole tree, which calls the function.
+        pytree: the record of the pytree of the wrapper.
+        path: the path of the wrapper, for the error.
+    """
     try:
-        return asked.named_by(get, "get", root=pytree)
+        return where_tree.named_by(get, "get", root=pytree)
     except SharingMismatchError as error:
+        # The first sentence of the error, which says what `get` returned.
         fact, _, _ = str(error).partition(".\n")
         raise SharingMismatchError(
             f"The `equinox.nn.Shared`{_at(path)} cannot be unwrapped, for its {fact}.\n"
@@ -112,33 +134,40 @@ def _sources(get: Callable[[Any], Any], asked: WhereTree, pytree: int, path: str
         ) from None
 
 
-def _followed(number: int, instead: dict[int, int]) -> int:
+def _resolve(number: int, replacements: dict[int, int]) -> int:
+    """Follows the replacements from a record to the record that stands in its place in the result."""
     end = number
-    while end in instead:
-        end = instead[end]
-    while number != end:  # so that no chain is followed twice
-        instead[number], number = end, instead[number]
+    while end in replacements:
+        end = replacements[end]
+    # Point each record on the way to the end, so that no chain is followed twice.
+    while number != end:
+        replacements[number], number = end, replacements[number]
     return end
 
 
-def _goes_in_circles(tree: FlatDag, instead: dict[int, int]) -> bool:
-    """Whether a record holds itself, where some stand in the place of others."""
+def _has_cycle(tree: FlatDag, replacements: dict[int, int]) -> bool:
+    """Returns True if a record holds itself after the replacements, or if replacements form a circle."""
+    # Visited record → True while the records below it are being visited. To meet it then is to find a cycle.
     is_open: dict[int, bool] = {}
+    # Each record is pushed again below its children, as done, so that it comes off the stack after them.
     stack = [(tree.root, False)]
     while stack:
         number, is_done = stack.pop()
-        if is_done or number in is_open:
-            if not is_done and is_open[number]:
+        if is_done:
+            is_open[number] = False
+        elif number in is_open:
+            if is_open[number]:
                 return True
-            is_open[number] = is_open[number] and not is_done
-            continue
-        is_open[number] = True
-        stack.append((number, True))
-        stack.extend((child, False) for child in ([instead[number]] if number in instead else tree.records[number][1]))
+        else:
+            is_open[number] = True
+            stack.append((number, True))
+            children = [replacements[number]] if number in replacements else tree.records[number][1]
+            stack.extend((child, False) for child in children)
     return False
 
 
-def _uneven(path: str, num_targets: int, num_sources: int) -> SharingMismatchError:
+def _uneven_error(path: str, num_targets: int, num_sources: int) -> SharingMismatchError:
+    """Returns the error for a wrapper with different numbers of targets and sources."""
     return SharingMismatchError(
         f"The `where` of the `equinox.nn.Shared`{_at(path)} returns {num_targets} of its nodes, and its `get` "
         f"{num_sources}. Each returns as many as the other.",
@@ -146,7 +175,8 @@ def _uneven(path: str, num_targets: int, num_sources: int) -> SharingMismatchErr
     )
 
 
-def _filtered(path: str) -> TypeError:
+def _filtered_error(path: str) -> TypeError:
+    """Returns the error for a wrapper without its functions."""
     return TypeError(
         f"The `equinox.nn.Shared`{_at(path)} has lost its functions, as in a gradient, in a state of an optimizer or "
         "in half of a partition. Join it to the rest of the model first:\n"
@@ -154,7 +184,8 @@ def _filtered(path: str) -> TypeError:
     )
 
 
-def _circular(paths: Sequence[str]) -> CycleError:
+def _circular_error(paths: Sequence[str]) -> CycleError:
+    """Returns the error for replacements that form a circle. It names all wrappers, because any may be at fault."""
     names = ", ".join(f"`{path}`" if path else "the whole tree" for path in paths)
     return CycleError(
         f"An `equinox.nn.Shared` goes round in a circle: what its `get` returns is itself taken away by its `where`, "
@@ -164,4 +195,5 @@ def _circular(paths: Sequence[str]) -> CycleError:
 
 
 def _at(path: str) -> str:
+    """Returns words for a path, to follow a noun; nothing for the root."""
     return f" at `{path}`" if path else ""

@@ -1,7 +1,10 @@
-"""Equinox's two functions for layers with a state or a mode, with ties.
+"""`make_with_state` and `inference_mode` of Equinox, with ties kept.
 
-`equinox.nn.make_with_state` and `equinox.nn.inference_mode` take a model apart as a tree, so a `BatchNorm` that is used
-twice comes out as two, with two running statistics. Here it stays one.
+`equinox.nn.make_with_state` and `equinox.nn.inference_mode` flatten a model as a tree. So a `BatchNorm` at two paths
+becomes two, with two running statistics. Here it stays one.
+
+A layer of Equinox with a state holds a `StateIndex`: a key, and an initial value. The state maps the key to the current
+value.
 """
 
 import functools
@@ -21,16 +24,16 @@ T = TypeVar("T")
 
 
 def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, eqx.nn.State]]:
-    """Parts a stateful model into the model and its state. `equinox.nn.make_with_state`, with ties kept.
+    """Makes a stateful model and its state, as `equinox.nn.make_with_state` does, with ties kept.
 
-    A stateful layer that is shared has one state, whichever path it is called by. Where nothing is shared, the model
-    and the state are those of Equinox, under the same keys.
+    A shared stateful layer has one state, whichever path it is called by. If nothing is shared, model and state are
+    those of Equinox, with the same keys.
 
     Args:
         make_model: a class or a function that returns a model.
 
     Returns:
-        A function of the same arguments that returns the model, without its initial state, and the state.
+        A function of the same arguments. It returns the model without its initial values, and the state.
 
     Cost: one walk over the nodes. Arrays are aliased.
 
@@ -47,21 +50,26 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, eqx.nn.S
         >>> len(jax.tree.leaves(state)) < len(jax.tree.leaves(eqx.nn.make_with_state(Twice)()[1]))
         True
 
-    Limitations: sharing is told by identity, so two `StateIndex` objects have two states, even if one is a copy.
+    Limitations: objects are shared by identity, so two `StateIndex` objects have two states, even if one is a copy of
+    the other.
     """
 
     @functools.wraps(make_model, updated=())
     def make(*args: P.args, **kwargs: P.kwargs) -> tuple[T, eqx.nn.State]:
+        """Makes the model, names each `StateIndex` by its first path, and moves the initial values into the state."""
         model = make_model(*args, **kwargs)
+        # An index counts as a leaf.
         walked = walk_exactly(model, _is_index)
+        # Record of an index → the index with its new name.
         indexes: dict[int, eqx.nn.StateIndex[Any]] = {}
         for number in walked.first_paths:
             if _is_index(walked.objects[number]):
                 indexes[number] = _renamed(walked.objects[number], type(model).__name__ + walked.text(number))
         state = eqx.nn.State([*indexes.values()])
         for number, index in indexes.items():
-            # A copy, since Equinox puts one and the same placeholder into all of them, which would be a tie.
+            # Equinox puts one placeholder into all indexes, which would be a tie. `tree_map` copies it.
             indexes[number] = jtu.tree_map(lambda leaf: leaf, eqx.nn.delete_init_state(index))
+        # The tree is built anew from its own objects, with the new indexes.
         leaves = {**dict(enumerate(walked.objects)), **indexes}
         return rebuilt(walked.root, walked.records.__getitem__, leaves.__getitem__), state
 
@@ -69,9 +77,10 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, eqx.nn.S
 
 
 def makes_state(op: Op) -> bool:
-    """Whether what a record makes is the state of a model.
+    """Returns True if an operation makes an `equinox.nn.State`.
 
-    `equinox.nn.State(model)` begins with the very arrays that the model keeps as its initial state and never reads.
+    `equinox.nn.State(model)` aliases the arrays that the model keeps as initial values and never reads, so callers can
+    treat these ties differently.
     """
     return type(op) is Node and op.type.cls is eqx.nn.State
 
@@ -81,10 +90,10 @@ def _is_index(obj: Any) -> bool:
 
 
 def _renamed(index: eqx.nn.StateIndex[Any], name: str) -> eqx.nn.StateIndex[Any]:
-    """A new index with this name for a key.
+    """Returns a copy of an index with this name as its key.
 
-    Equinox documents no way to name one: its own function sets the attribute `marker` so. Without that attribute the
-    model and its state would not find each other, and the first `state.get` would raise `KeyError`.
+    Equinox documents no way to set the key. Like its own function, we set the attribute `marker`. If a new version of
+    Equinox stores the key elsewhere, the first `state.get` raises `KeyError`.
     """
     new = eqx.nn.StateIndex(index.init)
     object.__setattr__(new, "marker", name)
@@ -92,17 +101,17 @@ def _renamed(index: eqx.nn.StateIndex[Any], name: str) -> eqx.nn.StateIndex[Any]
 
 
 def inference_mode(tree: T, value: bool = True) -> T:
-    """Sets every `inference` attribute of a model. `equinox.nn.inference_mode`, with ties kept.
+    """Sets every `inference` attribute of a model, as `equinox.nn.inference_mode` does, with ties kept.
 
     Args:
         tree: the model, or any container of models; it is not changed.
-        value: what to set them to.
+        value: the new value of the attributes.
 
     Returns:
-        A tree of new nodes; arrays are the same objects.
+        A tree of new nodes with the same arrays.
 
     Raises:
-        SharingMismatchError: if an `inference` attribute is static or computed, and so not part of the tree.
+        SharingMismatchError: if an `inference` attribute is static or computed, so that it is not part of the tree.
 
     Cost: a few walks over the nodes.
 
@@ -115,6 +124,7 @@ def inference_mode(tree: T, value: bool = True) -> T:
     """
 
     def flags(model: T) -> list[Any]:
+        """Returns the `inference` attributes, each shared module's once."""
         return [obj.inference for obj in walk_exactly(model).objects if hasattr(obj, "inference")]
 
     return at(flags, tree, [value] * len(flags(tree)))

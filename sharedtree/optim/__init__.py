@@ -1,6 +1,7 @@
-"""Optimizers on DAGs: any optax transformation, with one slot for each tied leaf, and `wrt=`, which says for which.
+"""Optimizers on DAGs: any optax transformation, with one slot for each tied leaf. `wrt=` selects the leaves.
 
-In come models and gradients; out go updates and states. Never changes a model, and imports optax only where it is used.
+The functions take models and gradients, and return updates and states. They never change a model. Optax is imported
+only when it is used.
 """
 
 from ._optimizer import (

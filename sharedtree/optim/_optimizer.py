@@ -1,10 +1,14 @@
 """Optimizers on DAGs: any optax transformation, with one slot for each tied leaf.
 
-The transformation never sees a tie. It gets the parameters *cut*, as `_unique_parameters` describes it: the model
-itself, in which each parameter stands once. So everything that optax does by tree structure or by path works on it as
-on any Equinox model. What comes back, updates and states, is made whole: wherever a tree of the parameters' shape
-turns up in it, the ties are put back, so that `state[0].mu.embed.weight` can be read at every path of the weight.
-Masks and labels, which name every path, are translated on their way in.
+The transformation never sees a tie. It gets a *cut* model (see `_unique_parameters`): the model, in which each
+parameter stands at its first path only, and leaves that are not optimised are absent. So everything that optax does by
+tree structure or by path works as on any Equinox model.
+
+The results of optax, updates and states, are made *whole*: each tree in them that has the shape of the parameters gets
+the ties back, so that `state[0].mu.embed.weight` can be read at every path of the weight. Masks and labels, which the
+user writes for every path, are translated for the cut model.
+
+A *slot* is the part of the optimizer's state for one parameter.
 """
 
 import functools
@@ -39,43 +43,47 @@ T = TypeVar("T")
 
 
 def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.GradientTransformationExtraArgs":
-    """An optax transformation that works on models with ties, with one slot for each tied leaf.
+    """Wraps an optax transformation, so that it works on models with ties, with one slot for each tied leaf.
+
+    A slot is the part of the state for one parameter, such as its momentum.
 
     Args:
-        tx: any `optax.GradientTransformation`, extra arguments included.
-        wrt: which leaves are optimised, a filter as in `sharedtree.grad(f, wrt=...)`: a class, a tag, a function of a
-            path and a value or of a leaf, several of these, or a tree of booleans. The others have no slot in the
-            state and no update, whether the gradient has them or not; weight decay and norms do not see them either.
-            None for all but what its library says is state: `BatchStat`, `Cache`, `Intermediate`, `RngState`,
-            `MetricState`, `OptState` of NNX and their subclasses, what `state_field` marks, an `equinox.nn.State`.
-            Variables of other classes of NNX, and plain arrays, are optimised. Give `...` for all, state included.
+        tx: any `optax.GradientTransformation`, including those with extra arguments.
+        wrt: filter for the leaves to optimise, as in `sharedtree.grad(f, wrt=...)`: a class, a tag, a function of a
+            path and a value or of a leaf, a list of these, or a tree of booleans. All other leaves have no slot in the
+            state and no update, whether the gradient has them or not. Weight decay and norms do not see them either.
+
+            The default None selects all leaves but state. State is `BatchStat`, `Cache`, `Intermediate`, `RngState`,
+            `MetricState` and `OptState` of NNX with their subclasses, attributes marked by `state_field`, and an
+            `equinox.nn.State`. Variables of other classes of NNX, and plain arrays, are optimised. `...` selects all
+            leaves, including state.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs`.
+        An `optax.GradientTransformationExtraArgs`, with two functions.
 
-        `init(params)`: `params` is a model, or any container of modules and arrays; its inexact traced leaves are
-        optimised. Returns the state, in which every tree of the shape of the model is such a model, with its ties.
-        Raises `ValueError` if `wrt` selects none of them, or if all are state. Warns with `UnsaidVariableWarning` of a
-        class of NNX's variables that is neither `Param` nor state, which only `wrt` can tell.
+        `init(params)` makes the state. `params` is a model, or any container of modules and arrays. Its inexact traced
+        leaves are optimised. Every tree in the state that has the shape of the model has the ties of the model. `init`
+        raises `ValueError` if `wrt` selects none of the leaves, or if all are state. It warns with
+        `UnsaidVariableWarning` of an NNX class of variables that is neither `Param` nor state; only `wrt` can decide
+        whether it is optimised.
 
-        `update(updates, state, params=None, **extra)`: `updates` is a gradient with the sharing of the model, as
-        `sharedtree.grad` returns it. Extra arguments of the shape of the model, and functions of a model among them
-        (`value_fn` of `optax.lbfgs`), are translated. Returns the updates, with the sharing of the model, and the
-        state.
+        `update(updates, state, params=None, **extra)` makes one step. `updates` is a gradient with the sharing of the
+        model, as `sharedtree.grad` returns it. Extra arguments with the shape of the model, and functions of a model
+        (`value_fn` of `optax.lbfgs`), are translated for optax. `update` returns the updates with the sharing of the
+        model, and the new state.
 
-        Both raise `SharingMismatchError` if what is tied in the model is not tied in the updates or in the state, or if
-        there is no gradient for what has a slot, as from `grad` with a `wrt` that the optimizer was not given; and
-        `InconsistentSharingError` if `wrt` selects a tied leaf at one of its paths and not at another.
-        `update` warns with `UntiedWarning`, or raises `UntiedError` by `Policy(on_untie=...)`, if what was tied in the
-        model that `init` saw, or is tied in the state, is not tied in the model any more, unless `untie` was said of
-        it.
+        Both raise `InconsistentSharingError` if `wrt` selects a tied leaf at one of its paths and not at another.
+        `update` raises `SharingMismatchError` if a tie of the model is missing in the updates or in the state. It also
+        does if a slot gets no gradient, for example because `grad` had a `wrt` that the optimizer lacks. `update` warns
+        with `UntiedWarning`, or raises `UntiedError` by `Policy(on_untie=...)`, if the model has lost a tie that it had
+        at `init`, or that the state has. A tie that `untie` undid does not count.
 
     Raises:
-        TypeError: if `tx` is no such transformation, as `optax.adam` before it is called, or `wrt` is no filter.
+        TypeError: if `tx` is no transformation, such as `optax.adam` without a call, or if `wrt` is no filter.
         ImportError: if optax is not installed.
 
-    Cost: two walks over the nodes of the model, and one over those of each model in the state, for each call; with
-    `wrt` two more over the model, and one question for each path. Arrays are aliased.
+    Cost: each call walks the nodes of the model twice, and those of each model in the state once. With `wrt`, it walks
+    the model two more times, and asks the filter once for each path. Arrays are aliased.
 
     Example:
         >>> import jax.numpy as jnp, optax, sharedtree as st
@@ -95,9 +103,10 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
         {'bias': Array([0.], dtype=float32), 'weight': None}
 
     Limitations: functions that optax offers beside a transformation (`optax.contrib.schedule_free_eval_params`) see a
-    tie as often as it has paths; give them `sharedtree.tree.leaves` of a gradient, or `sharedtree.Dag`s. Norms are
-    `sharedtree.tree.norm`.
+    tied leaf once for each of its paths. Pass them `sharedtree.tree.leaves` of a gradient, or `sharedtree.Dag`s. For
+    norms use `sharedtree.tree.norm`.
     """
+    # Raises the error with a fix if optax is not installed.
     _optax()
     if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
         raise TypeError(
@@ -110,11 +119,11 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
 
 def is_optimizer(tx: Any) -> bool:
     """Returns True for a transformation that `optimizer` made."""
-    return bool(_made.get(getattr(tx, "update", None)))
+    return bool(_updates_of_optimizers.get(getattr(tx, "update", None)))
 
 
-_made: WeakIdentityDict[bool] = WeakIdentityDict()
-"""The functions `update` of the transformations that `optimizer` made."""
+_updates_of_optimizers: WeakIdentityDict[bool] = WeakIdentityDict()
+"""The functions `update` of the transformations that `optimizer` made. Each is mapped to True."""
 
 
 def optimizer_with(
@@ -134,10 +143,12 @@ def optimizer_with(
     is_labelled = has_labels(tx)
 
     def inner(models: Models) -> Any:
+        """Returns the transformation for cut models: with masks and labels that are translated, if it has any."""
         return with_labels(tx, models.translated_labels) if is_labelled else tx
 
     @restores_limit
     def init(params: Any) -> Any:
+        """Makes the state for a model: whole, with the ties of the model."""
         require_registered(params)
         require_all_seen(pack_alone(params)[1])
         models = Models.of(params, selected)
@@ -145,7 +156,7 @@ def optimizer_with(
             if selected is not None:
                 require_nothing_left([params], is_inexact, wrt, OF_OPTIMIZER)
             models.require_no_state()
-            # `optax.tree_map_params` asks with a placeholder where in the state there are parameters.
+            # `optax.tree_map_params` calls `init` on a placeholder, to find the parameters in the state.
             return tx.init(params)
         models.warn_of_unsaid()
         initial_ties.remember(params)
@@ -154,6 +165,7 @@ def optimizer_with(
 
     @restores_limit
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        """Makes one step: cuts all arguments, calls optax, and makes its results whole."""
         model = updates if params is None else params
         missing = initial_ties.check(model, state)
         models = Models.of(model, selected)
@@ -162,14 +174,14 @@ def optimizer_with(
         cut_updates = models.cut(updates, "updates")
         cut_state = models.cut(state, "state", wording.untied_state)
         cut_params = None if params is None else models.cut(params, "params")
-        # Transformations without slots take a gradient that lacks a parameter, so whether that is a fault shows here.
+        # A gradient without a parameter is no fault for transformations without slots. Others raise or lose the slot.
         try:
             new_updates, new_state = inner(models).update(cut_updates, cut_state, cut_params, **extra)
         except (TypeError, ValueError) as error:
             if "None" in str(error) and (without_gradient := models.missing_in(updates)):
                 raise _no_gradient(without_gradient) from error
             raise
-        # Others turn a slot into None without an error, as a momentum becomes None if its gradient is None.
+        # Some turn a slot into None without an error: a momentum becomes None if its gradient is None.
         if jtu.tree_structure(new_state) != jtu.tree_structure(cut_state):
             without_gradient = models.missing_in(updates)
             if without_gradient:
@@ -179,11 +191,12 @@ def optimizer_with(
             note_in_state(model, whole_state, missing)
         return whole_updates, whole_state
 
-    _made[update] = True
+    _updates_of_optimizers[update] = True
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _no_gradient(paths: Sequence[str]) -> SharingMismatchError:
+    """Returns the error for parameters that have a slot and no gradient, at these paths."""
     return SharingMismatchError(
         f"The optimizer trains {listed(paths)}, but the gradient has nothing there.\n"
         "A gradient of `sharedtree.grad(f, wrt=wrt)` has what the filter selects, and a slot needs a gradient in each "
@@ -195,6 +208,7 @@ def _no_gradient(paths: Sequence[str]) -> SharingMismatchError:
 
 
 def _optax() -> Any:
+    """Imports optax. Raises `ImportError` with a fix if it is not installed."""
     try:
         import optax
     except ImportError as error:
@@ -205,20 +219,20 @@ def _optax() -> Any:
 
 
 def apply_updates(tree: T, updates: Any) -> T:
-    """Adds updates to a model, each tied leaf once. `optax.apply_updates`, with ties kept.
+    """Adds updates to a model, each tied leaf once, as `optax.apply_updates` does, with ties kept.
 
     Args:
         tree: the model; it is not changed.
-        updates: a tree of the same shape and sharing, `None` where nothing is to be added.
+        updates: a tree of the same shape and sharing, with `None` for leaves without an update.
 
     Returns:
-        A model of new nodes with the same ties; leaves keep their dtypes, and those without an update are the same
+        A model of new nodes with the same ties. Leaves keep their dtypes. Leaves without an update are the same
         objects.
 
     Raises:
-        SharingMismatchError: if the shapes differ, or what is tied in the model is not tied in the updates.
+        SharingMismatchError: if the shapes differ, or if the updates lack a tie of the model.
 
-    Cost: two walks over the nodes, one new array for each updated leaf.
+    Cost: two walks over the nodes, and one new array for each updated leaf.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -254,7 +268,7 @@ def _how_to_update(name: str, like: str, *, in_containers: bool) -> str:
 
 
 def incremental_update(new: T, old: Any, step_size: Any) -> T:
-    """Moves the old values of a model towards the new ones. `optax.incremental_update`, with ties kept.
+    """Moves the old values of a model towards the new ones, as `optax.incremental_update` does, with ties kept.
 
     Each floating-point or complex leaf of the result is `step_size * new + (1 - step_size) * old`: a target network
     that follows its model, or an exponential moving average of parameters, whose decay is `1 - step_size`.
@@ -262,18 +276,18 @@ def incremental_update(new: T, old: Any, step_size: Any) -> T:
     Args:
         new: the latest model; it is not changed.
         old: the average or target, a tree of the same shape and sharing; it is not changed.
-        step_size: how far to go, from 0 (stay) to 1 (the new model); a number or a scalar array.
+        step_size: the weight of the new values, from 0 (stay) to 1 (the new model); a number or a scalar array.
 
     Returns:
-        A model of new nodes with the ties of `new`. Everything that is no floating-point or complex leaf is taken from
-        `new`: integers, such as counters, PRNG keys, static values, and None. Arrays among it are aliased.
+        A model of new nodes with the ties of `new`. Everything but floating-point and complex leaves is taken from
+        `new`: integers such as counters, PRNG keys, static values, and None. Arrays among these are aliased.
 
     Raises:
-        SharingMismatchError: if the shapes of the trees differ, or what is tied in one of them is not tied in the
-            other. What `untie` has parted in `new` may be tied in `old`.
+        SharingMismatchError: if the shapes of the trees differ, or if one of them lacks a tie of the other. A tie that
+            `untie` undid in `new` may still be in `old`.
         ValueError: if two floating-point leaves differ in shape, or only one of the two is a floating-point leaf.
 
-    Cost: two walks over the nodes, one new array for each averaged leaf.
+    Cost: two walks over the nodes, and one new array for each averaged leaf.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -283,13 +297,17 @@ def incremental_update(new: T, old: Any, step_size: Any) -> T:
         >>> average["embed"], average["embed"] is average["head"], int(average["step"])
         (Array([0.25, 0.25], dtype=float32), True, 7)
 
-    Limitations: dtypes are promoted as by optax: the average of a bf16 model that itself is in fp32 stays in fp32.
+    Limitations: dtypes are promoted as by optax. An fp32 average of a bf16 model stays fp32.
     """
     return map_pairs(functools.partial(_averaged, step_size), new, old, _how_to_begin)
 
 
 def _averaged(step_size: Any, path: Path, new: Any, old: Any) -> Any:
-    """Returns the new value of one leaf for `incremental_update`, or raises if the two leaves do not fit."""
+    """Returns the new value of one leaf for `incremental_update`.
+
+    Raises:
+        SharingMismatchError: if only one of the two is a floating-point or complex leaf, or if their shapes differ.
+    """
     if not is_inexact(new):
         return new
     if node_type_of(old) is not None or not _is_inexact_leaf(old):
@@ -319,6 +337,7 @@ def _is_inexact_leaf(obj: Any) -> bool:
 
 
 def _how_to_begin(name: str, like: str, *, in_containers: bool) -> str:  # noqa: ARG001 -- an `Advice`
+    """Returns advice for an average without the ties of the model."""
     return (
         "Functions that see trees, such as `jax.tree.map`, lose ties.\n"
         f"{_BEGIN}\n"
@@ -328,6 +347,7 @@ def _how_to_begin(name: str, like: str, *, in_containers: bool) -> str:  # noqa:
 
 
 def _added(leaf: Any, update: Any) -> Any:
+    """Returns the sum of a leaf and its update, in the dtype of the leaf."""
     if update is None:
         return leaf
     return jnp.asarray(leaf + update).astype(jnp.asarray(leaf).dtype)
@@ -358,7 +378,10 @@ def _translated(value: Any, models: Models, name: str, params: Any) -> Any:
         return models.cut(value, name)
 
     def on_whole_models(*args: Any, **kwargs: Any) -> Any:
+        """Calls the user's function for optax: makes the arguments whole, and cuts the result."""
+
         def whole(arg: Any) -> Any:
+            """Puts the ties back, and the leaves that are not optimised."""
             arg = models.whole(arg)
             return arg if params is None else models.change(arg, lambda _, model: _filled(model, params))
 

@@ -1,6 +1,7 @@
-"""Ties: what is one object at several paths, listed, made and undone by hand, meant or lost; `Policy` and `Context`.
+"""Ties: functions that list, make, undo and compare them, and warn of lost ones; also `Policy` and `Context`.
 
-In come trees; out go ties, and trees with other ties. Never calls a transform, and never changes a tree in place.
+The functions take trees, and return ties or trees with other ties. They never call a transform, and never change a tree
+in place.
 """
 
 from ._list_ties import (

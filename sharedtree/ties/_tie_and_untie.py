@@ -24,17 +24,18 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
 
     Args:
         tree: the tree; it is not changed.
-        where: takes the tree and returns the nodes to make one, as a sequence. The first is kept, wherever the others
-            were. It is called on the tree and on a stand-in whose leaves have no values, and must name the same nodes,
-            so it cannot look at leaves.
+        where: takes the tree and returns a sequence of nodes to make one object. The first node replaces the others.
+            `where` is called on the tree and on a stand-in whose leaves have no values, and must return the same nodes
+            for both. So it cannot look at leaves.
 
     Returns:
         A new tree with new nodes, whose arrays are the same objects as those of `tree`.
 
     Raises:
-        SharingMismatchError: if the nodes differ in class, statics, shape or dtype, if one is the array in a variable
-            of Flax NNX, or if `where` returns fewer than two, or what is not in the tree, or depends on leaves.
-        TypeError: if `where` is no function, as when the two are in the wrong order.
+        SharingMismatchError: if the nodes differ in class, statics, shape or dtype, or if one is the array in a
+            variable of Flax NNX. Also if `where` returns fewer than two nodes or an object that is not in the tree, or
+            if its result depends on leaves.
+        TypeError: if `where` is no function, for example because the arguments are in the wrong order.
 
     Cost: two walks over the nodes. Nothing is copied.
 
@@ -48,7 +49,7 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     flat = read_tree(tree)
     targets, is_single = WhereTree(flat).named_by(where)
     op, children = flat.records[targets[0]] if is_single else (LEAF, ())
-    # `lambda m: m.layers` names the list itself. What is meant is the sequence of its entries.
+    # `lambda m: m.layers` names one node, the list itself. The user means its entries.
     if type(op) is Node and op.type.is_plain:
         targets = list(children)
     if len(targets) < 2:
@@ -63,6 +64,7 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     replacement_of = dict.fromkeys(replaced, representative)
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
+        """Returns the operation of a record, and its children in the result."""
         op, children = flat.records[number]
         return op, [replacement_of.get(child, child) for child in children]
 
@@ -115,25 +117,27 @@ def _require_no_values(flat: FlatDag, targets: Sequence[int]) -> None:
 def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     """Undoes ties: each path gets an object of its own.
 
-    This also says that the loss of these ties is meant, so that no `UntiedWarning` follows: of what is returned, and
-    of what `st.tree` and transforms make of it. So does `untie` of a tree whose ties are gone already, as after
-    `jax.tree.map` or `equinox.tree_at`, which hand nothing on.
+    The library then knows that these ties were undone on purpose. It gives no `UntiedWarning` for the result, nor for
+    trees that `st.tree` and transforms make of it. `jax.tree.map` and `equinox.tree_at` lose this note; call `untie` on
+    their result again.
 
     Args:
         tree: the tree; it is not changed.
-        where: takes the tree and returns the nodes to part from their ties, one or a sequence; what is tied within
-            such a node stays so. To learn which of the paths of a tie is meant, it is called on a twin of the tree in
-            which nothing is tied and leaves have no values, too. It must name the same nodes there, so it cannot look
-            at leaves. Default: every tie is undone.
+        where: takes the tree and returns the node to separate from its ties, or a sequence of nodes. Ties within such
+            a node are kept. `where` is also called on a twin of the tree, in which nothing is tied and leaves have no
+            values, to learn which path of a tie is meant. It must return the same nodes there. So it cannot look at
+            leaves. Default: every tie is undone.
 
     Returns:
-        A new tree with new nodes. Arrays that part are copied, the others are the same objects. The first path of
-        a tie keeps its array.
+        A new tree with new nodes. The first path of a tie keeps its array, and separated paths get copies. All other
+        arrays are the same objects.
 
     Raises:
-        SharingMismatchError: if `where` returns what is not in the tree, or nothing, or depends on leaves.
+        SharingMismatchError: if `where` returns no node or an object that is not in the tree, or if its result depends
+            on leaves.
 
-    Cost: the number of paths, which for nested ties is more than that of nodes; and the bytes of the copies.
+    Cost: proportional to the number of paths, which is larger than that of nodes if ties are nested. Separated arrays
+    are copied.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -205,9 +209,10 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
                 object_of[key] = op.thaw()
         table.append(object_of[key])
 
-    # Note that the loss of these ties is intended. Without `where` that holds for every leaf.
+    # Note the leaves whose ties were undone on purpose. Without `where` these are all leaves.
     intended = separated if where is not None else set(keys_of_leaf)
-    # The tie of a target may be gone already. Then the other part is unknown, so all leaves of its kind are noted.
+    # A leaf in a target may have lost its tie before. Then its former partner is unknown, so all leaves of its kind are
+    # noted.
     in_targets: set[int] = set()
     if where is not None:
         for number, (op, _) in enumerate(twin):
@@ -246,13 +251,13 @@ def _unfolded(flat: FlatDag) -> tuple[list[Record], list[int]]:
 
 
 def retie(tree: T, like: Any) -> T:
-    """Gives a tree the ties of another one, keeping for each tie the object at its first path.
+    """Gives a tree the ties of another tree. The object at the first path of each tie replaces the others.
 
-    The way back after `jax.tree.map`, `optax.apply_updates` or a checkpoint without ties.
+    Use it after `jax.tree.map`, `optax.apply_updates` or a checkpoint without ties.
 
     Args:
         tree: the tree; it is not changed. Ties that it has and `like` lacks are kept.
-        like: a tree of the same shape. Where it has a leaf, `tree` may have any subtree, `None` included, so a
+        like: a tree of the same shape. In the place of its leaves, `tree` may have any subtrees, including `None`. So a
             gradient or an optimizer state can be retied like its model.
 
     Returns:
@@ -271,7 +276,8 @@ def retie(tree: T, like: Any) -> T:
         >>> doubled["a"] is doubled["b"]
         True
 
-    Limitations: values are not compared, since they may be tracers; what the later paths held is dropped.
+    Limitations: values are not compared, because they may be tracers. The values at the later paths are dropped, even
+    if they differ.
     """
     flat, model = read_tree(tree), read_tree(like)
     # For each record of the model, the records of the tree at its paths. They become one.
@@ -295,17 +301,17 @@ def retie(tree: T, like: Any) -> T:
 
 
 def copy(tree: T) -> T:
-    """A deep copy with the same ties: new nodes and new arrays, each shared one once.
+    """Makes a deep copy with the same ties: new nodes and new arrays, each shared one once.
 
-    For a second model that starts like the first and goes its own way: a target network, a teacher, a moving average.
+    Use it for a model that begins with the values of another one: a target network, a teacher, a moving average.
 
     Args:
         tree: a module, or any container of modules and arrays; it is not changed.
 
     Returns:
-        A new tree that shares no array and no node with `tree`. Arrays stay on their devices, with their sharding; a
-        `jax.Ref` becomes a new reference to a copy of its value; under a transform the copies of tracers are tracers.
-        Static values are the same objects, but for mutable ones, which are copied.
+        A new tree that shares no array and no node with `tree`. Arrays stay on their devices, with their sharding. A
+        `jax.Ref` becomes a new reference to a copy of its value. Under a transform, copies of tracers are tracers.
+        Mutable static values are copied, and all others are the same objects.
 
     Raises:
         CycleError: if an object contains itself.
@@ -321,7 +327,7 @@ def copy(tree: T) -> T:
         >>> target["embed"] is target["head"], target["embed"] is model["embed"]
         (True, False)
 
-    Limitations: what holds arrays without being a node, such as a closure, is static and is not copied.
+    Limitations: objects that hold arrays and are no nodes, such as closures, are static and are not copied.
     """
     flat = read_tree(tree)
     leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in flat.leaves.values()]

@@ -1,10 +1,10 @@
-"""`jax.tree`, sharing-aware: the same names and signatures, each shared node once; inside, `Dag` and states, too.
+"""`jax.tree` with ties kept: the same names and signatures, and each shared node once. Also `Dag` and states.
 
-In come trees and functions of leaves; out go trees. Never changes a tree in place, and never calls a transform. All of
-the argument counts as inside a module: tied arrays in a plain dict of parameters are one leaf. The leaves are the
-*traced* ones; static leaves (activation functions, strings, Python numbers in Equinox modules) ride along in the
-structure. `at`, `filter`, `partition`, `combine` and `equal` are Equinox's, with ties kept. `norm` and `cast` look at
-the floating-point leaves.
+The functions take trees and functions of leaves, and return trees. They never change a tree in place, and never call a
+transform. All of the argument counts as inside a module: tied arrays in a plain dict of parameters are one leaf. The
+leaves are the *traced* ones. Static leaves (activation functions, strings, Python numbers in Equinox modules) are part
+of the structure. `at`, `filter`, `partition`, `combine` and `equal` are Equinox's, with ties kept. `norm` and `cast`
+look at the floating-point leaves.
 """
 
 from ..core._structure import Structure as Structure

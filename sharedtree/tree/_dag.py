@@ -1,4 +1,4 @@
-"""`Dag`: the explicit handle on a model, for code that knows only vanilla JAX."""
+"""`Dag`: a pytree around a model, with one leaf for each tied array, for code that knows only vanilla JAX."""
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
@@ -20,39 +20,45 @@ T = TypeVar("T")
 
 
 class _Unbuilt:
-    """Stands for a tree that was not built yet: a class, since copying and pickling keep classes the same objects."""
+    """Stands for a model that was not built yet. It is a class, because copies and pickles of a class are the class."""
 
 
 _UNBUILT: Any = _Unbuilt
 
 
 in_treescope: list[Callable[[Any, str | None, Any], Any]] = []
-"""How treescope shows a Dag: a function that `show` puts here when it is imported."""
+"""The function that prints a Dag in treescope. Empty until `sharedtree.show` is imported, which puts one here.
 
-_building = Lock()  # held for two assignments, of what two threads may both have made
+The function takes the Dag, the path and the renderer of treescope, as `__treescope_repr__` does.
+"""
+
+# Two threads may both flatten or build one Dag. The lock is held only while one of the two results is stored, so
+# that code of the model's classes never runs under it.
+_building = Lock()
 
 
 class Dag(Generic[T]):
     """A pytree whose leaves are the unique traced leaves of a model, each tied one once.
 
     `jax.jit`, `jax.grad`, `jax.tree.map`, `jax.device_put`, optax, jaxopt and checkpointers take it as it is, without
-    a decorator: they see one leaf where the model has one weight at two paths. `.tree` gives the model back.
+    a decorator: they see one leaf where the model has one weight at two paths. `.tree` returns the model.
 
     Args:
-        tree: a module, or any container of modules and arrays; all of it counts as inside a module, so tied arrays in
-            a plain dict are one leaf. It is read once, here: what is mutated later is not seen. That of a Dag which
-            `sharedtree.load` made is read when the Dag is first used.
+        tree: a module, or any container of modules and arrays. All of it counts as inside a module, so tied arrays in
+            a plain dict are one leaf. The Dag reads it once, when it is made, and does not see later mutations. A Dag
+            from `sharedtree.load` reads it when it is first used.
 
     Attributes:
-        tree: the model. The very object that was given, or, in a Dag that a transform or `jax.tree.map` made, a new
-            model with its leaves, built on first use and the same object from then on. Arrays are aliased, not
-            copied; mutable static data is copied.
-        structure: the hashable rest, one object for equal structures.
+        tree: the model. For a Dag that you made, the very object that you passed. For a Dag that a transform or
+            `jax.tree.map` made, a new model with the leaves of the Dag, built on first use and the same object from
+            then on. Its arrays are aliased, not copied; mutable static data is copied.
+        structure: everything but the leaves: node types, static values, ties. It is hashable, and two Dags with equal
+            structures have one object.
 
-    It prints with its ties: what is tied stands once, with a number, and the number wherever it comes again. Arrays
+    `repr` shows the ties: a tied object is printed once, with a number, and as this number at its other places. Arrays
     print as their dtypes and shapes.
 
-    Cost: one walk over the nodes to make it; flattening it is free; one walk for the first `.tree`.
+    Cost: making a Dag walks the nodes once. Flattening it is free. The first `.tree` walks the nodes once.
 
     Raises:
         CycleError: if an object contains itself.
@@ -70,13 +76,13 @@ class Dag(Generic[T]):
         >>> dag
         Dag({'embed': #1 float32[3], 'head': #1})
 
-    A Dag can be pickled if its static data can, so it goes to spawned processes. Its leaves are pickled as JAX and
-    NumPy do that, each once, and `.tree` is built anew where it arrives. A pickle runs code: load only what you made
+    A Dag can be pickled if its static data can, so it can be sent to spawned processes. Its leaves are pickled by JAX
+    and NumPy, each once, and `.tree` is built anew on arrival. A pickle runs code: load only pickles that you made
     yourself, and use `sharedtree.save` for files.
 
-    Limitations: a Dag is a value. To take over a mutation of `.tree`, make a new one: `st.Dag(dag.tree)`. Its Python
-    numbers in Equinox modules are static, as everywhere in sharedtree. One that JAX made (a gradient, the result of a
-    function) has the static values of the first tree with an equal structure.
+    Limitations: a Dag is a value. After a mutation of `.tree`, make a new Dag: `st.Dag(dag.tree)`. Python numbers in
+    Equinox modules are static, as everywhere in sharedtree. A Dag that JAX made (a gradient, the result of a function)
+    has the static values of the first tree with an equal structure.
     """
 
     __slots__ = ("_leaves", "_structure", "_tree")
@@ -91,9 +97,9 @@ class Dag(Generic[T]):
 
     @classmethod
     def _of_file(cls, tree: Any) -> "Dag[Any]":
-        """A Dag whose model is read when its leaves or its structure are first asked for.
+        """Makes a Dag that reads its model when its leaves or its structure are first needed.
 
-        So nothing is asked of the objects of a file while it is loaded.
+        So `load` runs no flatten function of the model's classes.
         """
         dag: Dag[Any] = object.__new__(cls)
         dag._structure, dag._tree = None, tree
@@ -101,7 +107,7 @@ class Dag(Generic[T]):
 
     @property
     def structure(self) -> Structure:
-        """See the class."""
+        """The structure; see the class."""
         return self._flatten()[1]
 
     @property
@@ -110,10 +116,12 @@ class Dag(Generic[T]):
         if self._tree is _UNBUILT:
             leaves = distinct(self._leaves)
             tree = unpack(self.structure, leaves)
-            with _building:  # the first one's is the model, whoever asks
+            # Of two threads that built a model, the first to get here sets it, and both return that one.
+            with _building:
                 if self._tree is _UNBUILT:
                     self._leaves = leaves
                     self._tree = tree
+            # Arrays that `tie` made one object outside modules are noted as such. The new arrays get this note, too.
             recall(self.structure, self._leaves)
         return self._tree
 
@@ -123,6 +131,7 @@ class Dag(Generic[T]):
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
         if not in_treescope:
+            # Puts the function into `in_treescope`.
             importlib.import_module(f"{__name__.partition('.')[0]}.show")
         return in_treescope[0](self, path, subtree_renderer)
 
@@ -133,9 +142,11 @@ class Dag(Generic[T]):
         return type(self)._unflatten, (self.structure, self._leaves)
 
     def _flatten(self) -> tuple[Sequence[Any], Structure]:
+        """Returns the unique traced leaves and the structure. Packs the model if that was not done yet."""
         if self._structure is None:
             leaves, structure = pack_alone(self._tree)
             remember(structure, leaves)
+            # As in `tree`: the first of two threads decides.
             with _building:
                 if self._structure is None:
                     self._leaves, self._structure = tuple(leaves), structure
@@ -143,11 +154,13 @@ class Dag(Generic[T]):
 
     @classmethod
     def _unflatten(cls, structure: Structure, leaves: Iterable[Any]) -> "Dag[Any]":
+        """Makes a Dag of leaves and a structure, as JAX does after `jax.tree.map`. Its model is built on first use."""
         dag: Dag[Any] = object.__new__(cls)
         dag._structure, dag._leaves, dag._tree = structure, tuple(leaves), _UNBUILT  # noqa: SLF001
         return dag
 
 
+# The functions for JAX: leaves with paths and structure; the inverse; the same leaves without paths, which is faster.
 jtu.register_pytree_with_keys(
     Dag,
     lambda dag: (with_paths(dag._flatten()[0], leaf_paths(dag.structure)), dag.structure),  # noqa: SLF001 # pyright: ignore

@@ -1,13 +1,16 @@
-"""A DAG as text, in which what is tied stands once, with a number, and the number wherever it comes again.
+"""`repr` of a `Dag`: a tied object is printed once, with a mark, and as its mark alone at its other places.
 
     Dag({'embed': #1 float32[4,3], 'head': #1})
 
-Arrays are their dtypes and shapes. Nothing of the model is asked for a text of its own but values that are static.
+Arrays print as their dtypes and shapes. No `repr` of the model's classes is called, except those of static values.
+
+A text is *flat* if it fits on one line. An object that has no flat text is printed on several lines, as its opening
+bracket, one line or more for each child, and the closing bracket.
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
@@ -17,17 +20,19 @@ from ..core._printing import printable, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Structure, with_several_edges
 
+# In characters, lines and levels.
 _WIDTH, _MOST_LINES, _MOST_INDENT = 100, 200, 40
 
+# Addresses in the texts of functions differ from run to run, so they are left out.
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
 _BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}")}
 
 
 def dag_text(structure: Structure, leaves: Sequence[Any]) -> str:
-    """The text of what a structure and its leaves stand for: on one line, or on 200 at most.
+    """Prints a structure with its leaves, on one line or on at most 200.
 
-    Cost: one walk over the nodes, however many paths there are.
+    Cost: one walk over the nodes, however many paths lead to them.
     """
     text = _Text(structure, leaves)
     lines: list[str] = []
@@ -39,70 +44,109 @@ def dag_text(structure: Structure, leaves: Sequence[Any]) -> str:
     return f"Dag({lines[0]})" if len(lines) == 1 else "\n".join(["Dag(", *lines, ")"])
 
 
+class _Place(NamedTuple):
+    """The place of a child in the tree: an edge from its parent.
+
+    Attributes:
+        parent: number of the record of the parent; -1 for the root, which has none.
+        index: index of the child among the children.
+    """
+
+    parent: int
+    index: int
+
+
+class _Line(NamedTuple):
+    """A record to print, or text that is complete.
+
+    Attributes:
+        prefix: text before the record, such as the name of the child. The whole line if there is no record.
+        number: number of the record; None if the line has none.
+        depth: levels of indentation.
+        suffix: text after the record: a comma, or nothing.
+    """
+
+    prefix: str
+    number: int | None
+    depth: int
+    suffix: str
+
+
 class _Text:
+    """The text of one DAG: marks of the tied records, their first places, and the flat text of each record."""
+
     def __init__(self, structure: Structure, leaves: Sequence[Any]) -> None:
+        """Numbers the tied records, and makes the flat texts, children before parents."""
         tree = FlatDag.of_leaves(structure, leaves)
         self._records, self._root, self._leaf_of = tree.records, tree.root, tree.leaves
-        several = with_several_edges(tree.records, tree.root)
-        tied = [number for number in tree.first_paths if number in several]
+        shared = with_several_edges(tree.records, tree.root)
+        tied = [number for number in tree.first_paths if number in shared]
         self._marks = {number: f"#{mark}" for mark, number in enumerate(tied, 1)}
-        # Of a tied node the first place shows what is in it, and that is the first in the order of the walk.
-        self._shown_in = self._first_places()
-        self._flat: list[str | None] = []
+        self._first_place_of = self._find_first_places()
+        # None for a record that does not fit on one line.
+        self._flat_texts: list[str | None] = []
         for number in range(len(self._records)):
-            self._flat.append(self._on_one_line(number))
+            self._flat_texts.append(self._flat_text(number))
 
-    def _first_places(self) -> dict[int, tuple[int, int]]:
-        first: dict[int, tuple[int, int]] = {}
-        stack = [(self._root, (-1, -1))]
+    def _find_first_places(self) -> dict[int, _Place]:
+        """Finds the first place of each record in flatten order. Elsewhere a tied record is only its mark."""
+        first_places: dict[int, _Place] = {}
+        stack = [(self._root, _Place(-1, -1))]
         while stack:
             number, place = stack.pop()
-            if number not in first:
-                first[number] = place
+            if number not in first_places:
+                first_places[number] = place
+                # The last child goes on the stack first, so that the first one comes off first.
                 children = self._records[number][1]
-                stack.extend([(children[i], (number, i)) for i in range(len(children) - 1, -1, -1)])
-        return first
+                stack.extend([(children[i], _Place(number, i)) for i in range(len(children) - 1, -1, -1)])
+        return first_places
 
     def lines(self) -> Iterator[str]:
-        """The text on lines, or one line if it fits."""
-        flat = self._marked(self._root, self._flat[self._root])
-        if flat is not None and len(flat) <= _WIDTH - len("Dag()"):
-            yield flat
-            return
-        stack: list[tuple[str, int, int, str]] = [
-            ("", self._root, 1, "")
-        ]  # what is before, number, depth, what is after
+        """Yields the flat text of the root if it fits between `Dag(` and `)`, or else the lines, indented."""
+        root_text = self._flat_texts[self._root]
+        if root_text is not None:
+            root_text = self._with_mark(self._root, root_text)
+            if len(root_text) <= _WIDTH - len("Dag()"):
+                yield root_text
+                return
+        stack = [_Line("", self._root, 1, "")]
         while stack:
-            before, number, depth, after = stack.pop()
+            prefix, number, depth, suffix = stack.pop()
             indent = "  " * min(depth, _MOST_INDENT)
-            flat = before if number < 0 else None
-            if number >= 0:
-                fits = self._flat[number]
-                flat = None if fits is None else before + (self._marked(number, fits) or "")
-            if flat is not None and (number < 0 or len(indent) + len(flat) <= _WIDTH or not self._records[number][1]):
-                yield indent + flat + after
+            if number is None:
+                yield indent + prefix + suffix
                 continue
-            opening, closing = self._brackets(number)
-            yield indent + before + (self._marked(number, opening) or "")
             children = self._records[number][1]
-            stack.append((closing, -1, depth, after))
+            flat_text = self._flat_texts[number]
+            if flat_text is not None:
+                line = indent + prefix + self._with_mark(number, flat_text)
+                # A leaf cannot be split into lines, so it may be too long.
+                if len(line) <= _WIDTH or not children:
+                    yield line + suffix
+                    continue
+            opening, closing = self._brackets(number)
+            yield indent + prefix + self._with_mark(number, opening)
+            # The stack is last in, first out: the closing bracket goes in first, and the first child last.
+            stack.append(_Line(closing, None, depth, suffix))
             for i in range(len(children) - 1, -1, -1):
-                name = self._name(number, i)
-                if self._is_again(number, i):
-                    stack.append((name + self._marks[children[i]], -1, depth + 1, ","))
+                name = self._child_name(number, i)
+                if self._is_repeated(number, i):
+                    stack.append(_Line(name + self._marks[children[i]], None, depth + 1, ","))
                 else:
-                    stack.append((name, children[i], depth + 1, ","))
+                    stack.append(_Line(name, children[i], depth + 1, ","))
 
-    def _is_again(self, number: int, i: int) -> bool:
+    def _is_repeated(self, number: int, i: int) -> bool:
+        """Returns True if child `i` of a record is tied and was printed at an earlier place."""
         child = self._records[number][1][i]
-        return child in self._marks and self._shown_in.get(child) != (number, i)
+        return child in self._marks and self._first_place_of.get(child) != _Place(number, i)
 
-    def _marked(self, number: int, text: str | None) -> str | None:
+    def _with_mark(self, number: int, text: str) -> str:
+        """Puts the mark of a tied record before its text. Returns the text unchanged for other records."""
         mark = self._marks.get(number)
-        return text if mark is None or text is None else f"{mark} {text}"
+        return text if mark is None else f"{mark} {text}"
 
-    def _on_one_line(self, number: int) -> str | None:
-        """The text of a record, if it is short, without its own mark."""
+    def _flat_text(self, number: int) -> str | None:
+        """Prints a record on one line, without its mark. Returns None for a node that is too long for a line."""
         op, children = self._records[number]
         if op is LEAF:
             return _leaf_text(self._leaf_of[number])
@@ -110,26 +154,31 @@ class _Text:
             return printable(_ADDRESS.sub("", shown(op.peek())))
         if type(op) is not Node or op.type.cls is type(None):
             return "None"
+        # Each child takes at least one character, so more of them cannot fit.
         if len(children) > _WIDTH:
             return None
         parts: list[str] = []
         for i, child in enumerate(children):
-            text = self._marks[child] if self._is_again(number, i) else self._marked(child, self._flat[child])
-            if text is None:
+            name, text = self._child_name(number, i), self._flat_texts[child]
+            if self._is_repeated(number, i):
+                parts.append(name + self._marks[child])
+            elif text is not None:
+                parts.append(name + self._with_mark(child, text))
+            else:
                 return None
-            parts.append(self._name(number, i) + text)
         opening, closing = self._brackets(number)
         comma = "," if op.type.cls is tuple and len(parts) == 1 else ""
         text = opening + ", ".join(parts) + comma + closing
         return text if len(text) <= _WIDTH else None
 
     def _brackets(self, number: int) -> tuple[str, str]:
+        """Returns the opening and the closing bracket of a record: `[` and `]`, or `Linear(` and `)`."""
         op = self._records[number][0]
         cls = op.type.cls if type(op) is Node else object
         return _BRACKETS.get(cls, (f"{printable(cls.__name__)}(", ")"))
 
-    def _name(self, number: int, i: int) -> str:
-        """What is before a child: `weight=`, `'embed': `."""
+    def _child_name(self, number: int, i: int) -> str:
+        """Prints the name of child `i` of a record: `weight=`, `'embed': `, or nothing in a sequence."""
         op = self._records[number][0]
         if type(op) is not Node or isinstance(op.keys[i], jtu.SequenceKey):
             return ""
@@ -140,5 +189,6 @@ class _Text:
 
 
 def _leaf_text(leaf: Any) -> str:
+    """Prints dtype and shape of an array, or the value of another leaf."""
     text = described(leaf)
     return printable(text.replace(", ", ",") if carries_identity(leaf) else text)

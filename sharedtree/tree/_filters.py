@@ -1,4 +1,4 @@
-"""Which leaves of a tree: the filters of `tree.filter`, `tree.partition`, `optimizer` and the option `wrt` of `grad`.
+"""Filters, which select leaves: for `tree.filter`, `tree.partition`, `optimizer` and the option `wrt` of `grad`.
 
 A filter is one of these, in the terms of Flax NNX and of Equinox:
 
@@ -7,11 +7,17 @@ A filter is one of these, in the terms of Flax NNX and of Equinox:
     eqx.is_inexact_array                a function of the leaf
     "tag"                               the tag of a variable of NNX
     ..., True, False                    all, or nothing
-    (nnx.Param, "tag")                  several of these, of which one must select
-    Net(embed=True, head=nnx.Param)     a tree prefix of filters, as those of booleans in Equinox
+    (nnx.Param, "tag")                  a list of filters: selects a leaf if at least one of them does
+    Net(embed=True, head=nnx.Param)     a tree prefix: a filter for each part of the model
 
-A filter is asked about the *value* at a path: the variable of NNX that holds the leaf, or the leaf itself where none
-does. Flax is not imported.
+A filter is asked about the *value* at a path: the variable of NNX that holds the leaf, or without a variable the leaf
+itself. Flax is not imported.
+
+A list is ambiguous: `[f, g]` may be a list of filters, or the tree prefix for a list of two layers. `[nnx.Param, g]` is
+taken for a list of filters, as in NNX. If both readings are possible, the tree decides: the list is a tree prefix where
+the tree has a list of the same length.
+
+In this file a *specification* (`spec`) is the user's object. A `Filter` is made of it, and asked about each leaf.
 """
 
 import inspect
@@ -30,17 +36,17 @@ from ..core._static_values import Static
 from ..core._structure import LEAF
 
 MOST_CANDIDATES = 5
-"""How many values and paths an error lists that a filter could have selected."""
+"""The largest number of values and paths in an error about a filter without a selection."""
 
 
 class Place(NamedTuple):
-    """Where a leaf is.
+    """A leaf, its path, and the objects that hold it: all that filters ask about.
 
     Attributes:
-        path: the attribute names, keys and indices that lead to the value, as NNX writes it.
+        path: the path of the value as attribute names, keys and indices, as in NNX: `("layers", 0, "weight")`.
         leaf: the leaf.
-        variable: the variable of NNX that holds it, or None.
-        holder: the innermost module that holds it, or None. A variable is one.
+        variable: the variable of NNX around the leaf, or None.
+        holder: the innermost module around the leaf, or None. A variable of NNX counts as a module.
     """
 
     path: tuple[Any, ...]
@@ -50,17 +56,17 @@ class Place(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """What a filter is asked about."""
+        """The value that a filter is asked about: the variable if there is one, or else the leaf."""
         return self.leaf if self.variable is None else self.variable
 
 
 class Option(NamedTuple):
-    """Where a filter is given.
+    """A parameter that takes a filter.
 
     Attributes:
-        name: of the parameter.
-        code: a call with a filter up to the filter, which messages complete.
-        calls_with: what a function gets that could be called with one argument and with two.
+        name: the name of the parameter.
+        code: the beginning of a call, up to the filter. Messages append a filter and a parenthesis.
+        calls_with: the arguments for a function that accepts both one argument and two.
     """
 
     name: str
@@ -72,8 +78,8 @@ class Filter(NamedTuple):
     """A filter that is asked about each leaf.
 
     Attributes:
-        selects: tells whether a leaf is selected.
-        asks_for_path: whether that may differ from path to path where value and holder are the same.
+        selects: returns True for a selected leaf.
+        asks_for_path: True if the filter may answer differently at two paths of one leaf with one value and one holder.
     """
 
     selects: Callable[[Place], bool]
@@ -83,12 +89,13 @@ class Filter(NamedTuple):
 class FilterPrefix(NamedTuple):
     """A tree prefix of filters, or a part of one.
 
-    Where it meets the tree shows whether such a part is a filter: a function may be a static value of the prefix.
+    Its leaves become filters only when the prefix is laid along the tree. Before, a function in it may be a filter or a
+    static value: a prefix `Linear(weight=True, activation=relu)` made of a model still has the model's `relu`.
 
     Attributes:
-        tree: the prefix.
-        option: where it was given.
-        asks_for_path: whether one of the filters in it may.
+        tree: the prefix, as the user gave it.
+        option: the parameter that it was given for.
+        asks_for_path: True if at least one function in the prefix takes a path.
     """
 
     tree: Any
@@ -100,6 +107,7 @@ AnyFilter = Filter | FilterPrefix
 
 
 OF_TREE = Option("filter_spec", "sharedtree.tree.partition(model, ", "leaf")
+"""The parameter of `tree.filter` and `tree.partition`. As in Equinox, an ambiguous function gets the leaf."""
 
 
 def _selects_nothing(place: Place) -> bool:  # noqa: ARG001
@@ -110,83 +118,102 @@ def _selects_everything(place: Place) -> bool:  # noqa: ARG001
     return True
 
 
-# What a filter is ----------------------------------------------------------------------------------------------------
+# Filters of specifications --------------------------------------------------------------------------------------------
 
 
 def filter_of(spec: Any, option: Option) -> AnyFilter:
-    """Reads what a user gave as an option that is a filter.
+    """Makes a filter of a user's specification. A list that may be a tree prefix is taken for one.
 
     Args:
-        spec: what was given.
-        option: where.
+        spec: the specification.
+        option: the parameter that it was given for.
 
     Raises:
-        TypeError: if it is no filter.
+        TypeError: if the specification is no filter.
     """
     if is_one_filter(spec) or spec is None or isinstance(spec, str):
         return one_filter(spec, option)
+    # An empty list of filters selects nothing.
     if is_several(spec, option) or (isinstance(spec, (list, tuple)) and not spec):
         return any_of(spec, option)
+    # What is left can only be a tree prefix, so it must be a node with at least one filter in it.
     if node_type_of(spec) is None or not any(map(is_one_filter, _leaves_of(spec))):
         raise _no_filter(spec, option)
     return prefix_of(spec, option)
 
 
 def filter_or_prefix(spec: Any, option: Option) -> AnyFilter:
-    """Reads a filter where a list is a tree prefix if the tree has a list of as many. Errors as for `filter_of`."""
+    """Makes a filter of a specification whose lists are left to the tree: each is kept as a part of a tree prefix.
+
+    `PartsOfPrefix` decides later, beside the tree, whether a list is a list of filters.
+
+    Raises:
+        TypeError: if a function can be called neither with one argument nor with two.
+    """
     if is_one_filter(spec) or isinstance(spec, str):
         return one_filter(spec, option)
     return prefix_of(spec, option)
 
 
 def prefix_of(tree: Any, option: Option) -> FilterPrefix:
-    """Reads a tree prefix of filters, or a part of one."""
+    """Makes a `FilterPrefix` of a tree prefix, or of a part of one."""
     return FilterPrefix(tree, option, any(_looks_at_path(leaf, option) for leaf in _leaves_of(tree)))
 
 
 def _leaves_of(spec: Any) -> list[Any]:
     """Returns the leaves of a specification, traced or static."""
-    read = walked(spec)
-    return [read.objects[number] for number, (op, _) in enumerate(read.records) if op is LEAF or type(op) is Static]
+    flat = walked(spec)
+    leaves: list[Any] = []
+    for number, (op, _) in enumerate(flat.records):
+        if op is LEAF or type(op) is Static:
+            leaves.append(flat.objects[number])
+    return leaves
 
 
 def _looks_at_path(part: Any, option: Option) -> bool:
-    """Tells whether a leaf of a specification is a function of a path. It may also be a static value of any kind."""
+    """Returns True if a leaf of a specification is a function of a path. The leaf may be any static value."""
     if isinstance(part, type) or not callable(part):
         return False
     try:
         return takes(part, option) == "path and value"
-    except TypeError:  # it is no filter, which is said where it is met
+    # It fits no filter. It may be a static value; if it is used as a filter, the error is raised then.
+    except TypeError:
         return False
 
 
 def is_one_filter(spec: Any) -> bool:
-    """Tells whether part of a prefix says what to select. A node never does, even if it can be called."""
+    """Returns True for a boolean, `...`, a class or a function: what is a filter by itself, in any part of a prefix.
+
+    A node is none, even if it can be called: a module in a prefix has the filters in it.
+    """
     return spec is ... or isinstance(spec, (bool, np.bool_)) or (callable(spec) and node_type_of(spec) is None)
 
 
 def is_several(spec: Any, option: Option) -> bool:
-    """Tells whether a list or tuple can only be several filters of which one must select, as in NNX.
+    """Returns True if a list or tuple is taken for a list of filters wherever it stands, as in NNX.
 
-    If all of it are booleans and functions of a leaf, it may also be a tree of filters, as in Equinox, each for the
-    part at its place. A namedtuple names its parts, so it is a tree, as a module is.
+    That holds if one part is `...`, a tag, a class, a function of a path, or such a list again. A list of booleans and
+    functions of a leaf only may also be a tree prefix, as in Equinox, with a filter for the part at the same place.
+    A namedtuple is a tree prefix, as a module is, because it names its parts.
     """
     if type(spec) not in (list, tuple):
         return False
-    return any(
-        part is ...
-        or isinstance(part, (str, type))
-        or isinstance(typing.get_origin(part), type)
-        or is_several(part, option)
-        or (is_one_filter(part) and callable(part) and takes(part, option) == "path and value")
-        for part in typing.cast(Sequence[Any], spec)
-    )
+    for part in typing.cast(Sequence[Any], spec):
+        # A generic such as `nnx.Variable[int]` stands for its class.
+        if part is ... or isinstance(part, (str, type)) or isinstance(typing.get_origin(part), type):
+            return True
+        if is_several(part, option):
+            return True
+        if is_one_filter(part) and callable(part) and takes(part, option) == "path and value":
+            return True
+    return False
 
 
 def is_several_where_no_list_is(spec: Any, option: Option) -> bool:
-    """Tells whether a list or tuple is several filters where the tree has no list or tuple of as many.
+    """Returns True if a list or tuple is a list of filters at a place where the tree has no list of the same length.
 
-    Functions of a leaf are then, too. Booleans are not: those that do not fit are a mistake in a tree of booleans.
+    There, functions of a leaf are a list of filters, too. Booleans are not: they are a tree of booleans and do not fit,
+    so the caller raises.
     """
     if type(spec) not in (list, tuple):
         return False
@@ -195,7 +222,11 @@ def is_several_where_no_list_is(spec: Any, option: Option) -> bool:
 
 
 def one_filter(spec: Any, option: Option) -> Filter:
-    """Reads a filter that is neither several nor a prefix. Errors as for `filter_of`."""
+    """Makes a filter of a specification that is neither a list nor a prefix. None selects nothing.
+
+    Raises:
+        TypeError: if it is a function that can be called neither with one argument nor with two.
+    """
     if spec is None or isinstance(spec, (bool, np.bool_)) or spec is ...:
         return Filter(_selects_everything if spec is ... or spec else _selects_nothing)
     if isinstance(spec, str):
@@ -205,30 +236,41 @@ def one_filter(spec: Any, option: Option) -> Filter:
         return Filter(lambda place: isinstance(place.value, cls) or isinstance(place.holder, cls))
     if takes(spec, option) == "path and value":
         return Filter(lambda place: _answer(spec, place, option), asks_for_path=True)
-    if option.calls_with == "leaf":  # as in Equinox, what is true selects
+    # In Equinox, a function of a leaf may return any object; a true one selects. In NNX it has to be a boolean.
+    if option.calls_with == "leaf":
         return Filter(lambda place: bool(spec(place.leaf)))
     return Filter(lambda place: _checked(spec(place.leaf), spec, place, option))
 
 
 def any_of(spec: Sequence[Any], option: Option) -> Filter:
-    """Reads several filters, of which one must select. Errors as for `filter_of`."""
+    """Makes a filter of a list of filters. It selects a leaf if at least one of them does.
+
+    Raises:
+        TypeError: if a part is no filter.
+    """
     for part in spec:
         if not (is_one_filter(part) or part is None or isinstance(part, (str, list, tuple))):
             raise _no_filter(part, option)
-    filters = [any_of(part, option) if isinstance(part, (list, tuple)) else one_filter(part, option) for part in spec]
+    filters: list[Filter] = []
+    for part in spec:
+        if isinstance(part, (list, tuple)):
+            filters.append(any_of(part, option))
+        else:
+            filters.append(one_filter(part, option))
     asks_for_path = any(part.asks_for_path for part in filters)
     return Filter(lambda place: any(part.selects(place) for part in filters), asks_for_path)
 
 
 def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path and value"]:
-    """Tells what a function that is a filter is called with.
+    """Returns the arguments with which a function that is a filter is called.
 
     Raises:
         TypeError: if it can be called neither with a leaf nor with a path and a value.
     """
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # it has none
+    # Some functions written in C have no signature.
+    except (ValueError, TypeError):
         return option.calls_with
     takes_leaf, takes_two = _binds(signature, 1), _binds(signature, 2)
     if takes_leaf and takes_two:
@@ -244,6 +286,7 @@ def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path
 
 
 def _binds(signature: inspect.Signature, count: int) -> bool:
+    """Returns True if a function of this signature can be called with so many positional arguments."""
     try:
         signature.bind(*[None] * count)
     except TypeError:
@@ -252,10 +295,12 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
 
 
 def _answer(function: Callable[..., Any], place: Place, option: Option) -> bool:
+    """Calls a function of a path and a value, and returns its boolean."""
     return _checked(function(place.path, place.value), function, place, option)
 
 
 def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Option) -> bool:
+    """Returns what a function returned, if it is a boolean. Raises `TypeError` if not, as for a traced array."""
     if isinstance(answer, (bool, np.bool_)):
         return bool(answer)
     raise TypeError(
@@ -267,7 +312,9 @@ def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Op
 
 
 def _no_filter(spec: Any, option: Option) -> TypeError:
+    """Returns the error for a specification that is no filter."""
     advice = "For example"
+    # `grad(f, wrt=1)` is `argnums` by mistake.
     if isinstance(spec, int) and option.code.startswith("sharedtree.grad"):
         advice = (
             "Which argument is differentiated is said by\n    sharedtree.grad(f, argnums=1)\nand which of its leaves by"
@@ -279,20 +326,20 @@ def _no_filter(spec: Any, option: Option) -> TypeError:
     )
 
 
-# What to say where it selects nothing --------------------------------------------------------------------------------
+# Advice if a filter selects nothing ---------------------------------------------------------------------------------
 
 
 def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str:
-    """Lines of a message that list what a filter could have selected, and offer code that selects some of it.
+    """Returns text for an error that lists values which a filter could have selected, and code that selects one.
 
     Args:
-        candidates: at least one.
-        spec: the filter, as it was given.
-        option: where.
+        candidates: the places at which the filter was asked, at least one.
+        spec: the filter, as the user gave it.
+        option: the parameter that it was given for.
     """
     tags = strings_in(spec)
     words = {word for tag in tags for word in re.findall(r"\w+", tag)}
-    # What a string may have meant comes first.
+    # A string was perhaps meant as a name in a path, so the places with such a name come first.
     candidates = sorted(candidates, key=lambda place: _step_in(place, words) is None)
     lines = [f"    `{name_of_class(place.value)}` at {place.path!r}" for place in candidates[:MOST_CANDIDATES]]
     if len(candidates) > MOST_CANDIDATES:
@@ -308,11 +355,12 @@ def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str
 
 
 def _step_in(place: Place, words: set[str]) -> Any:
+    """Returns the last step of a path whose text is among the words. None if there is none."""
     return next((step for step in reversed(place.path) if str(step) in words), None)
 
 
 def strings_in(spec: Any) -> list[str]:
-    """The tags of NNX in a filter, as it was given."""
+    """Returns the strings in a specification, which are tags of NNX; also those in nested lists."""
     if isinstance(spec, (list, tuple)):
         return [tag for part in typing.cast(Sequence[Any], spec) for tag in strings_in(part)]
     return [spec] if isinstance(spec, str) else []

@@ -1,7 +1,7 @@
-"""What stands in a state for each kind of object, and how the object is put together again.
+"""The plain data that represents each kind of object in a state, and how the object is made from it again.
 
-A *state* is nested plain data: dicts, lists and tuples of arrays, numbers, strings and None. The form of an object says
-into which parts it comes apart, and what holds their states:
+A *state* is nested plain data: dicts, lists and tuples of arrays, numbers, strings and None. The *form* of an object
+lists its parts, and the container that holds their states:
 
     Linear(weight=w, bias=None, name="out")   a dict by field name, the static fields too
     {"b": x, "a": y}                          a dict with the same keys, in the same order
@@ -9,8 +9,8 @@ into which parts it comes apart, and what holds their states:
     [x, y]   (x, y)   deque([x, y])           a list, a tuple, a list
     nnx.Param(w)                              no container: the state of `w`
 
-The last row is how registered functions work, too: what `to_state` returns stands for the object, whatever it is. That
-idea is `flax.serialization`'s.
+Functions that a user registered work as in the last row: the state of what `to_state` returns is the state of the
+object. That idea is `flax.serialization`'s.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,17 +34,18 @@ T = TypeVar("T")
 
 
 class Functions(NamedTuple):
-    """What a class was registered with."""
+    """The two functions that a class was registered with; see `register_state`."""
 
     to_state: Callable[[Any], Any]
     from_state: Callable[[Any, Any], Any]
 
 
+# Class → its functions. `register_state` adds to them.
 _registered: dict[type, Functions] = {Dag: Functions(lambda dag: dag.tree, lambda _, tree: Dag(tree))}
 
 
 def functions_of(cls: type) -> Functions | None:
-    """The functions of the nearest class in the method resolution order that has some."""
+    """Returns the functions of a class, or of its nearest base class that has some. None if there are none."""
     return next((_registered[base] for base in cls.__mro__ if base in _registered), None)
 
 
@@ -54,19 +55,19 @@ def register_state(
     from_state: Callable[[T, Any], T],
     override: bool = False,
 ) -> None:
-    """Says what stands for the instances of a class in a state.
+    """Registers two functions, by which `state` and `load_state` convert the instances of a class.
 
-    Needed for classes that are no pytrees, which would be `()`, and useful where fields are a poor description. The
-    functions hold for subclasses that have none of their own: those of the nearest class in the method resolution order
-    are used, before anything else that is known of the class.
+    Classes that are no pytrees need them, because without them the state of an instance is `()`. They are also useful
+    for classes whose fields describe them badly. A subclass without functions of its own uses those of the nearest
+    class in its method resolution order. Registered functions win over the fields of a class.
 
     Args:
         cls: the class.
-        to_state: takes an instance and returns what stands for it, one level deep: a dict, a list, an array, any tree.
-            What is in there is converted in turn.
-        from_state: takes an instance of the model and what `to_state` returns for it, with all parts loaded, and
-            returns the new instance. It must not change the instance that it is given.
-        override: whether functions that the class has may be replaced.
+        to_state: takes an instance and returns what represents it in the state: a dict, a list, an array, any tree. It
+            need not convert what it puts in there: `state` goes on with the parts.
+        from_state: takes an instance of the model, and what `to_state` returned for it, with the loaded values in place
+            of the model's. Returns the new instance. It must not change the instance that it gets.
+        override: True to replace functions that the class has already.
 
     Raises:
         ValueError: if the class has functions, and `override` is false.
@@ -99,17 +100,18 @@ _PLAIN_LEAVES = PYTHON_NUMBERS | {str, bytes, type(None)}
 
 
 class Form(NamedTuple):
-    """How an object comes apart.
+    """The parts of an object, and the container for their states. A part is a child or a static attribute.
 
     Attributes:
-        kind: what holds the states of the parts; "whole" if the state of the only part is that of the object.
-        names: for a dict, the key of each part.
-        keys: the key entry of each part in paths.
-        parts: the parts.
-        num_static: how many of them, the last ones, are no children but static.
-        put_together: new parts → a new object.
-        is_object: whether two occurrences, if they are not static, are a tie.
-        is_mutable: whether it is a container that can be mutated.
+        kind: the container that holds the states of the parts. `"whole"`: none, because the object has one part, and
+            the state of the part is the state of the object.
+        names: for `"dict"`, the key of each part. For `"list"`, `"tuple"` and `"whole"` nobody reads them.
+        keys: the key entry of each part in paths. Empty if the path of the part is the path of the object.
+        parts: the parts, children first.
+        num_static: the number of static parts, which are the last ones.
+        put_together: makes a new object of new parts.
+        is_object: True if two occurrences of the object are a tie, unless it is in a static attribute.
+        is_mutable: True for a plain container that can be mutated, such as a dict.
     """
 
     kind: Literal["dict", "list", "tuple", "whole"]
@@ -122,7 +124,7 @@ class Form(NamedTuple):
     is_mutable: bool = False
 
     def holding(self, states: Sequence[Any]) -> Any:
-        """The state of the object, given those of its parts."""
+        """Puts the states of the parts into a new container, which is the state of the object."""
         if self.kind == "whole":
             return states[0]
         if self.kind == "dict":
@@ -131,19 +133,22 @@ class Form(NamedTuple):
 
 
 def is_state_leaf(obj: Any) -> bool:
-    """Whether an object is kept in a state as it is: an array, a number, a string or None."""
+    """Returns True for an object that stands in a state itself: an array, a number, a string, bytes or None."""
     return type(obj) in _PLAIN_LEAVES or isinstance(obj, np.generic) or carries_identity(obj)
 
 
 def form_of(obj: Any) -> Form | None:
-    """The form of an object; None of a leaf and of what is no state."""
+    """Returns the form of an object. None for an object without parts: a leaf, or an object that no state can hold.
+
+    It calls registered functions and flatten functions.
+    """
     functions = functions_of(type(obj))
     if functions is None and is_state_leaf(obj):
         return None
     node_type = node_type_of(obj)
     is_object = node_type is not None and node_type.carries_identity
     if functions is not None:
-        # A local name, so that one who registers others meanwhile changes nothing here.
+        # If the class is registered again before the object is made, the old pair of functions is used for both.
         from_state = functions.from_state
         return Form("whole", (), (), (functions.to_state(obj),), 0, lambda new: from_state(obj, new[0]), is_object)
     if node_type is None:
@@ -154,17 +159,19 @@ def form_of(obj: Any) -> Form | None:
 
 
 def _plain_form(obj: Any, node_type: NodeType) -> Form:
+    """Returns the form of a plain container: the entries of a dict, or the items of a sequence."""
     if isinstance(obj, dict):
-        found: dict[Any, Any] = obj
-        names = tuple(found)
+        mapping: dict[Any, Any] = obj
+        names = tuple(mapping)
 
-        def filled(new: Sequence[Any]) -> Any:
-            made = found.copy()  # of the same class, with the same order and the same factory
-            made.update(zip(names, new, strict=True))
-            return made
+        def fill_copy(new: Sequence[Any]) -> Any:
+            # A copy has the class, the order and the default factory of the dict.
+            filled = mapping.copy()
+            filled.update(zip(names, new, strict=True))
+            return filled
 
         keys = tuple([jtu.DictKey(name) for name in names])
-        return Form("dict", names, keys, tuple(found.values()), 0, filled, True, True)
+        return Form("dict", names, keys, tuple(mapping.values()), 0, fill_copy, True, True)
     children, aux = node_type.take_apart(obj)
     kind: Any = "dict" if is_namedtuple(node_type.cls) else "tuple" if node_type.cls is tuple else "list"
     names = tuple(getattr(node_type.cls, "_fields", ()))
@@ -172,6 +179,8 @@ def _plain_form(obj: Any, node_type: NodeType) -> Form:
 
 
 def _of_children(kind: Any, names: Any, obj: Any, node_type: NodeType, children: Sequence[Any], aux: Any) -> Form:
+    """Returns a form whose parts are the children of a node, and which keeps the auxiliary data of the node."""
+
     def put_together(new: Sequence[Any]) -> Any:
         return node_type.put_together(aux, new)
 
@@ -180,7 +189,10 @@ def _of_children(kind: Any, names: Any, obj: Any, node_type: NodeType, children:
 
 
 def _attribute_form(obj: Any, node_type: NodeType) -> Form | None:
-    """Of classes whose static attributes have names as well."""
+    """Returns the form of a module whose static attributes have names, so that they are parts, too.
+
+    Returns None if no library knows the names.
+    """
     if node_type.cls is jtu.Partial:
         children, function = node_type.take_apart(obj)
         return _named_form(
@@ -189,9 +201,11 @@ def _attribute_form(obj: Any, node_type: NodeType) -> Form | None:
             {"func": function},
             lambda new, statics: node_type.put_together(statics["func"], new),
         )
+    # The support code for each library answers for its classes.
     form = plain_form_of(obj, node_type)
     if form is None or form.kind == "dict":
         return None if form is None else _named_form(form.names, form.children, form.statics, form.make)
+    # A list, or the value of a variable of NNX. Neither has static attributes.
     make = form.make
     return Form(form.kind, (), form.keys, tuple(form.children), 0, lambda new: make(new, {}), True)
 
@@ -199,21 +213,31 @@ def _attribute_form(obj: Any, node_type: NodeType) -> Form | None:
 def _named_form(
     names: Sequence[str],
     children: Sequence[Any],
-    static: Mapping[str, Any],
+    statics: Mapping[str, Any],
     make: Callable[[Sequence[Any], Mapping[str, Any]], Any],
 ) -> Form:
-    def put_together(new: Sequence[Any]) -> Any:
-        return make(list(new[: len(names)]), dict(zip(static, new[len(names) :], strict=True)))
+    """Returns a form that is a dict by field name: first the children, then the static attributes.
 
-    every = (*names, *static)
-    keys = tuple([jtu.GetAttrKey(name) for name in every])
-    return Form("dict", every, keys, (*children, *static.values()), len(static), put_together, True)
+    Args:
+        names: the name of each child.
+        children: the children.
+        statics: the static attributes by name.
+        make: (new children, new static attributes by name) → a new object.
+    """
+
+    def put_together(new: Sequence[Any]) -> Any:
+        return make(list(new[: len(names)]), dict(zip(statics, new[len(names) :], strict=True)))
+
+    all_names = (*names, *statics)
+    keys = tuple([jtu.GetAttrKey(name) for name in all_names])
+    return Form("dict", all_names, keys, (*children, *statics.values()), len(statics), put_together, True)
 
 
 def _keyed_form(obj: Any, node_type: NodeType) -> Form:
-    """Of every other class: what its author says are its children, by their keys."""
+    """Returns the form of any other registered class: its children by their keys, or by `"0"`, `"1"` and so on."""
     children, aux = node_type.take_apart(obj)
     names = tuple([name_in(key) for key in node_type.keys_of(obj)])
+    # Two keys may have one name, and a flatten function may give too few keys.
     if len(set(names)) != len(children):
         names = tuple([str(i) for i in range(len(children))])
     form = _of_children("dict", names, obj, node_type, children, aux)

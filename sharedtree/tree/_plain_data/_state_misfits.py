@@ -1,4 +1,7 @@
-"""In what a state and a model differ, and how that is said."""
+"""The differences between a state and a model, as an error or as a `StateReport`.
+
+The *entry* of an object is what the state has for it.
+"""
 
 import collections
 import math
@@ -14,19 +17,21 @@ from ...core._printing import MOST_PATHS, printable, shown
 from ._state_forms import is_state_leaf
 
 UNEXPECTED = "the state has it, the model does not"
+"""The `why` of a misfit for a name that only the state has."""
 
 _CONTAINERS = (list, tuple, dict, collections.deque)
 
 
 class StateReport(NamedTuple):
-    """What `load_state(..., strict=False)` did.
+    """Report of `load_state(..., strict=False)`: the values that were loaded, and all differences.
 
     Attributes:
-        loaded: the paths of the leaves that came from the state, each shared one once.
-        left: path → why, of what the model has and the state has nothing for that fits. The model's is kept.
-        unexpected: the paths of what the state has and the model does not.
-        ties: pairs of paths that are one object in one of the two only. The result has the ties of the model, and where
-            it has one object, what the state has at the first of the paths.
+        loaded: the paths of the leaves that came from the state. A shared leaf has one path here.
+        left: path → reason, for objects that the model keeps although they are not the empty tuple in the state:
+            the state has nothing for them, or nothing that fits.
+        unexpected: the paths that only the state has.
+        ties: pairs of paths that are one object in only one of the two. The result has the ties of the model. If it has
+            one object at both paths, the value is that of the state at the first path.
     """
 
     loaded: tuple[str, ...]
@@ -38,19 +43,19 @@ class StateReport(NamedTuple):
         lines = [f"{len(self.loaded)} leaves loaded, {len(self.left)} places left as they were"]
         lines += [f"    `{printable(path)}`: {why}" for path, why in self.left.items()]
         lines += [f"    `{printable(path)}`: {UNEXPECTED}" for path in self.unexpected]
-        lines += [
-            f"    `{printable(a)}` and `{printable(b)}` are one object in one of the two only" for a, b in self.ties
-        ]
+        for path, other_path in self.ties:
+            text = f"`{printable(path)}` and `{printable(other_path)}` are one object in one of the two only"
+            lines.append(f"    {text}")
         return "\n".join(lines)
 
 
 class Misfit(NamedTuple):
-    """One thing in which they differ.
+    """One difference between the model and the state.
 
     Attributes:
-        at: where, a number of the paths of the comparison.
-        why: what differs. Of a tie, whose it is, the "model" or the "state".
-        first: of what is one object in one of the two only, where it is besides.
+        at: the path, as a number of the `Paths` of the comparison.
+        why: the difference in words. For a tie, the side that has it, `"model"` or `"state"`.
+        first: for a tie, its first path. None for other differences.
     """
 
     at: int
@@ -59,75 +64,103 @@ class Misfit(NamedTuple):
 
 
 def error_for(misfits: Sequence[Misfit], paths: Paths) -> StructureMismatchError | SharingMismatchError:
-    """One error for all of them, those of ties last."""
-    ties = [each for each in misfits if each.first is not None]
-    ordered = [*(each for each in misfits if each.first is None), *ties]
+    """Returns one error for all misfits, those of ties last.
+
+    It is a `SharingMismatchError` if all are misfits of ties.
+    """
+    ties = [misfit for misfit in misfits if misfit.first is not None]
+    ordered = [*(misfit for misfit in misfits if misfit.first is None), *ties]
     count, is_of_ties = len(ordered), len(ordered) == len(ties)
-    lines = lines_of([_line(each, paths) for each in ordered[:MOST_PATHS]], count, "… ")
-    where = [at for each in ordered for at in (each.first, each.at) if at is not None]
+    lines = lines_of([_line_for(misfit, paths) for misfit in ordered[:MOST_PATHS]], count, "… ")
+    where = [at for misfit in ordered for at in (misfit.first, misfit.at) if at is not None]
     head = f"The state does not fit the model in {count} {'place' if count == 1 else 'places'}:"
     message = "\n".join([head, *lines, *_fixes(ties, paths, is_of_ties=is_of_ties)])
-    return (SharingMismatchError if is_of_ties else StructureMismatchError)(message, _whole(where, paths))
+    return (SharingMismatchError if is_of_ties else StructureMismatchError)(message, _full_paths(where, paths))
 
 
-def _line(misfit: Misfit, paths: Paths) -> str:
-    at, first = (f"`{printable(paths.text(each or 0))}`" for each in (misfit.at, misfit.first))
-    of_tie = f"{first} and {at} are one object in the {misfit.why} only"
-    return f"{at}: {misfit.why}" if misfit.first is None else of_tie
+def _line_for(misfit: Misfit, paths: Paths) -> str:
+    """Returns the line of the error for one misfit, without indentation."""
+    text = f"`{printable(paths.text(misfit.at))}`"
+    if misfit.first is None:
+        return f"{text}: {misfit.why}"
+    first_text = f"`{printable(paths.text(misfit.first))}`"
+    return f"{first_text} and {text} are one object in the {misfit.why} only"
 
 
-def _whole(places: Iterable[int], paths: Paths) -> tuple[str, ...]:
+def _full_paths(places: Iterable[int], paths: Paths) -> tuple[str, ...]:
+    """Returns the texts of paths, not shortened."""
     return tuple([paths.text(at, math.inf) for at in places])
 
 
 def _fixes(ties: Sequence[Misfit], paths: Paths, *, is_of_ties: bool) -> list[str]:
-    found: list[str] = []
-    first_of = {tie.why: tie for tie in reversed(ties)}
-    if "model" in first_of and is_of_ties:
-        found.append(
+    """Returns the lines of the error with code that helps.
+
+    Args:
+        ties: the misfits that are ties.
+        paths: the paths of the misfits.
+        is_of_ties: True if there are no other misfits.
+    """
+    fixes: list[str] = []
+    # Side → its first tie that the other side lacks.
+    first_tie_of = {tie.why: tie for tie in reversed(ties)}
+    # `retie` needs two trees of one shape.
+    if "model" in first_tie_of and is_of_ties:
+        fixes.append(
             "Storage that does not know ties has a copy for each path. Give the state the ties of the model:\n"
             "    state = sharedtree.retie(state, like=sharedtree.state(model))"
         )
-    if "state" in first_of:
-        first, second = map(printable, _whole((first_of["state"].first or 0, first_of["state"].at), paths))
-        found.append(
+    if "state" in first_tie_of:
+        tie = first_tie_of["state"]
+        first, second = map(printable, _full_paths((tie.first or 0, tie.at), paths))
+        fixes.append(
             "What is one object in the state can be loaded into a model that has it as one, too:\n"
             f"    model = sharedtree.tie(model, lambda m: (m{first}, m{second}))"
         )
     return [
-        *found,
+        *fixes,
         "To load what fits, and be told the rest:\n"
         "    model, report = sharedtree.load_state(model, state, strict=False)",
     ]
 
 
 def report_of(misfits: Sequence[Misfit], loaded: Sequence[int], paths: Paths) -> StateReport:
-    """The same for programs, with the places of the leaves that were loaded."""
-    others = [each for each in misfits if each.first is None]
-    ties = [_whole((first, at), paths) for at, _, first in misfits if first is not None]
-    return StateReport(
-        _whole(loaded, paths),
-        {paths.text(at, math.inf): why for at, why, _ in others if why != UNEXPECTED},
-        _whole((each.at for each in others if each.why == UNEXPECTED), paths),
-        tuple([(first, second) for first, second in ties]),
-    )
+    """Makes the report of the misfits, and of the leaves that were loaded.
+
+    Args:
+        misfits: all differences.
+        loaded: the paths of the loaded leaves.
+        paths: the texts of the paths.
+    """
+    left: dict[str, str] = {}
+    unexpected: list[str] = []
+    ties: list[tuple[str, str]] = []
+    for at, why, first in misfits:
+        path = paths.text(at, math.inf)
+        if first is not None:
+            ties.append((paths.text(first, math.inf), path))
+        elif why == UNEXPECTED:
+            unexpected.append(path)
+        else:
+            left[path] = why
+    return StateReport(_full_paths(loaded, paths), left, tuple(unexpected), tuple(ties))
 
 
-def entries(count: int) -> str:
-    """One, or several."""
+def word_for_entries(count: int) -> str:
+    """Returns the word for so many entries, singular or plural."""
     return "entry" if count == 1 else "entries"
 
 
-def differing(obj: Any, given: Any) -> str:
-    """What the model and the state have, where that of the state cannot take the place of the other."""
-    theirs = _told(given)
-    if node_type_of(given) is not None and not isinstance(given, (*_CONTAINERS, Mapping, type(None))):
-        theirs = f"{theirs}, which is no plain data"
-    return f"the model has {_told(obj)}, the state {theirs}"
+def difference_text(obj: Any, entry: Any) -> str:
+    """Prints an object of the model and its entry, which does not fit."""
+    entry_text = _object_text(entry)
+    # A module in a state, for example.
+    if node_type_of(entry) is not None and not isinstance(entry, (*_CONTAINERS, Mapping, type(None))):
+        entry_text = f"{entry_text}, which is no plain data"
+    return f"the model has {_object_text(obj)}, the state {entry_text}"
 
 
-def _told(obj: Any) -> str:
-    """What an object of a model or a state is."""
+def _object_text(obj: Any) -> str:
+    """Prints an object of a model or a state in a few words: dtype and shape, the value, or the class."""
     if carries_identity(obj):
         text = array_text(obj)
         if isinstance(obj, jax.ShapeDtypeStruct):
@@ -137,6 +170,6 @@ def _told(obj: Any) -> str:
         return shown(obj)
     name = printable(type(obj).__qualname__)
     if isinstance(obj, _CONTAINERS):
-        found: Any = obj
-        return f"a `{name}` with {len(found)} {entries(len(found))}"
+        container: Any = obj
+        return f"a `{name}` with {len(container)} {word_for_entries(len(container))}"
     return f"a `{name}`" if node_type_of(obj) is not None else f"a `{name}`, which is no state"

@@ -1,7 +1,10 @@
-"""A model as plain nested data: `sharedtree.state`; and the objects of a tree as a state sees them.
+"""A model as plain nested data: `sharedtree.state`; and the objects of a tree with their forms.
 
-The idea is that of `Flux.state` (Flux.jl, pull request 2239): names always match, for what is no state is replaced by
-the empty tuple and never left out. It departs from it in that the state shares where the model shares.
+The idea is that of `Flux.state` (Flux.jl, pull request 2239): the state has an entry for each field of the model. An
+object that is no state, such as a function, becomes the empty tuple and is never left out. Unlike in Flux, the state
+shares where the model shares.
+
+The *form* of an object lists its parts and the container for their states; see `_state_forms`.
 """
 
 import typing
@@ -19,6 +22,14 @@ from ._state_forms import Form, form_of, is_state_leaf
 
 
 class _Frame:
+    """An object whose parts are being visited.
+
+    Attributes:
+        obj: the object.
+        form: its form.
+        done: the number of parts that were visited, which is the index of the next one.
+    """
+
     __slots__ = ("done", "form", "obj")
 
     def __init__(self, obj: Any, form: Form) -> None:
@@ -28,27 +39,33 @@ class _Frame:
 
 
 class Objects(IdentityDict[Form | None]):
-    """Every object of a tree, each once, children before parents, and their forms.
+    """A map from each object of a tree to its form, parts before the object. None for an object without parts.
 
     Raises:
         CycleError: if an object contains itself.
-        DepthError: if a class comes apart for ever.
+        DepthError: if objects are nested more than `MAX_DEPTH` deep, as are those of a flatten function that makes new
+            objects without end.
     """
 
     __slots__ = ()
 
     def __init__(self, tree: Any) -> None:
+        """Visits the objects depth first, without recursion. The frames lead from the root to the current object."""
         super().__init__()
         frames: list[_Frame] = []
-        met = IdentitySet()
+        visited = IdentitySet()
 
         def visit(obj: Any) -> None:
-            if not met.add(obj):
+            """Maps an object without parts at once. Opens a frame for any other, if it was not visited before."""
+            # `add` returns False for an object that is in the set already.
+            if not visited.add(obj):
                 if obj in self:
                     return
-                keys = [frame.form.keys[frame.done : frame.done + 1] for frame in frames]
-                above = next(i for i, frame in enumerate(frames) if frame.obj is obj)
-                raise cycle_error(obj, _text(keys[:above]), _text(keys))
+                # Visited and not finished: the object has a frame, and contains itself. A frame's step is empty if the
+                # path of the part is the path of the object.
+                steps = [frame.form.keys[frame.done : frame.done + 1] for frame in frames]
+                depth_of_first = next(i for i, frame in enumerate(frames) if frame.obj is obj)
+                raise cycle_error(obj, _path_text(steps[:depth_of_first]), _path_text(steps))
             form = form_of(obj)
             if form is None or not form.parts:
                 self[obj] = form
@@ -68,48 +85,50 @@ class Objects(IdentityDict[Form | None]):
                 continue
             part, depth = frame.form.parts[frame.done], len(frames)
             visit(part)
+            # If the part got a frame, its parent counts it when that frame is finished.
             if len(frames) == depth:
                 frame.done += 1
 
     def form(self, obj: Any) -> Form | None:
-        """The form of an object of the tree."""
+        """Returns the form of an object of the tree."""
         return self[obj]
 
 
-def _text(keys: Sequence[tuple[Any, ...]]) -> str:
-    return jtu.keystr(tuple([key for each in keys for key in each]))
+def _path_text(steps: Sequence[tuple[Any, ...]]) -> str:
+    """Prints a path. Each step is one key entry, or empty."""
+    return jtu.keystr(tuple([key for step in steps for key in step]))
 
 
 def state(tree: Any, keep: Any = None) -> Any:
-    """A model as nested dicts, lists and tuples of arrays, numbers, strings and None.
+    """Converts a model to nested dicts, lists and tuples of arrays, numbers, strings and None.
 
-    - A module is a dict of all its fields by name, the static ones too.
-    - Containers stay: a dict a dict with its own keys, in its order, whatever kind of dict it is; a list a list, a
-      tuple a tuple. A namedtuple is a dict by field name, and a `deque` a list.
-    - Arrays, JAX's and NumPy's, PRNG keys, `jax.ShapeDtypeStruct`s, numbers, NumPy scalars, strings, bytes, bools and
-      None are kept: the very same objects. Nothing is copied, however large.
-    - What is no state is the empty tuple: functions, classes, dtypes, enumerations, every other object.
-    - A registered class whose fields nobody knows is a dict by the keys that it was registered with, or else by
-      `"0"`, `"1"` and so on. What its author made auxiliary data is not in it.
-    - `jax.tree_util.Partial` is a dict of `func`, `args` and `keywords`. A variable of Flax NNX is its value, an
-      `nnx.List` a list, and a `sharedtree.Dag` its model.
-    - What `register_state` was told comes first.
+    - A module becomes a dict of all its fields by name, including the static ones.
+    - Containers keep their kind. A dict of any class becomes a dict with the same keys in the same order, a list a
+      list, a tuple a tuple. A namedtuple becomes a dict by field name, and a `deque` a list.
+    - Arrays of JAX and NumPy, PRNG keys, `jax.ShapeDtypeStruct`s, numbers, NumPy scalars, strings, bytes, bools and
+      None stay the very same objects. Nothing is copied, however large.
+    - Everything else is no state, and becomes the empty tuple: functions, classes, dtypes, enumerations, other objects.
+    - A registered class whose fields are unknown becomes a dict by the keys that it was registered with, or else by
+      `"0"`, `"1"` and so on. Its auxiliary data is not in the state.
+    - `jax.tree_util.Partial` becomes a dict of `func`, `args` and `keywords`. A variable of Flax NNX becomes its value,
+      an `nnx.List` a list, and a `sharedtree.Dag` its model.
+    - Functions of `register_state` win over all these rules.
 
     The state shares where the model shares: an object at two paths is one object in the state, at both.
 
     Args:
         tree: a module, or any container of modules and arrays.
-        keep: which leaves are kept, a filter as in `sharedtree.tree.filter`; the others are the empty tuple. For the
-            trainable part, `equinox.is_inexact_array`. A function of a leaf is asked once for each object.
+        keep: filter for the leaves to keep, as in `sharedtree.tree.filter`. All others become the empty tuple. Use
+            `equinox.is_inexact_array` for the trainable part. A function of a leaf is asked once for each object.
 
     Returns:
-        New containers, with the leaves of `tree`.
+        New containers with the leaves of `tree`.
 
     Raises:
         CycleError: if an object contains itself.
         UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
-        InconsistentSharingError: if `keep` selects what is one object at one of its paths and not at another.
-        SharingMismatchError: if `keep` is a tree that does not fit.
+        InconsistentSharingError: if `keep` selects one object at one of its paths and not at another.
+        SharingMismatchError: if `keep` is a tree prefix that does not fit the model.
         TypeError: if `keep` is no filter.
         ValueError: if `keep` looks at paths, and there are too many.
 
@@ -129,30 +148,36 @@ def state(tree: Any, keep: Any = None) -> Any:
         >>> st.state(linear, keep=lambda path, value: path == ("name",))
         {'weight': (), 'activation': (), 'name': 'linear'}
 
-    Limitations: an empty tuple of the model cannot be told from what is no state. Two keys of a dict may become one
-    where a format has only strings for keys, as JSON has.
+    Limitations: an empty tuple of the model looks like an object that is no state. In a format whose keys are strings,
+    such as JSON, two keys of a dict (`1` and `"1"`) may become one.
     """
+    # Raises for an object of an unregistered class.
     if form_of(tree) is None:
         require_registered(tree)
     objects = Objects(tree)
     keeps = _keeper(tree, objects, keep)
-    made: dict[int, Any] = {}  # id → what is made of an object with parts, which is alive in `objects`
+    # Id of an object with parts → its state. `objects` keeps the object alive.
+    states: dict[int, Any] = {}
 
     def state_of(part: Any, holder: Any, index: int) -> Any:
+        """Returns the state of the part of `holder` at this index. The whole tree is part 0 of None."""
         if objects.form(part) is not None:
-            return made[id(part)]
+            return states[id(part)]
         return part if is_state_leaf(part) and keeps(part, holder, index) else ()
 
+    # `objects` has the parts of an object before the object, so their states are there.
     for obj, form in objects.items():
         if form is not None:
-            made[id(obj)] = form.holding([state_of(part, obj, index) for index, part in enumerate(form.parts)])
+            states[id(obj)] = form.holding([state_of(part, obj, index) for index, part in enumerate(form.parts)])
     return state_of(tree, None, 0)
 
 
 def _keeper(tree: Any, objects: Objects, keep: Any) -> Callable[[Any, Any, int], bool]:
-    """Returns a function that tells of a leaf, the object that holds it and its place there whether it is kept."""
+    """Returns a function of a leaf, the object that holds it, and its index there. It returns True to keep the leaf."""
     if keep is None:
         return lambda leaf, holder, index: True
+    # A function of a leaf answers alike at all paths, so the leaf is enough. Any other filter is asked along the paths.
+    # A class can be called, too, but a filter that is a class is not called. A generic stands for its class.
     is_function = is_one_filter(keep) and callable(keep) and not isinstance(typing.get_origin(keep) or keep, type)
     if is_function and takes(keep, OF_STATE) == "leaf":
         answers: IdentityDict[bool] = IdentityDict()
@@ -163,6 +188,7 @@ def _keeper(tree: Any, objects: Objects, keep: Any) -> Callable[[Any, Any, int],
             return answers[leaf]
 
         return keeps
-    filter_of(keep, OF_STATE)  # raises if it is no filter
+    # `filter_or_prefix` accepts more, so this call is for its error.
+    filter_of(keep, OF_STATE)
     kept = KeptLeaves(tree, objects, filter_or_prefix(keep, OF_STATE))
     return lambda leaf, holder, index: kept.keeps(holder, index)
