@@ -229,8 +229,9 @@ def _split_with_changes(outermost: "_Outermost", trace: FunctionTrace, received:
     Returns:
         A group for each object that was changed; and the result, with groups in the place of its modules.
     """
-    # Find the changed objects: `rules.updated` maps each to its record. `forbidding_leaks` makes rules under which a tracer
-    # in a static leaf is an error. `lambda _: False` says that no object was donated and must come back unchanged.
+    # Find the changed objects: `rules.updated` maps each to its record. `forbidding_leaks` makes rules under which
+    # a tracer in a static leaf is an error. `lambda _: False` says that no object was donated and must come back
+    # unchanged.
     rules = rules_for_state(trace.forbidding_leaks(trace.terms.rules), received.tree, lambda _: False)
     # A convention says which leaves of an object are traced. It is that of the library of the nearest module around.
     convention_of = conventions(received.tree, rules)
