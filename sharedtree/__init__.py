@@ -29,6 +29,7 @@ from .ties import (
     Context as Context,
     Policy as Policy,
     Tie as Tie,
+    View as View,
     assert_same_sharing as assert_same_sharing,
     copy as copy,
     count_parameters as count_parameters,
@@ -37,6 +38,7 @@ from .ties import (
     tie as tie,
     ties as ties,
     untie as untie,
+    unwrap as unwrap,
 )
 from .transforms import (
     associative_scan as associative_scan,
@@ -78,7 +80,7 @@ from .transforms import (
 )
 from .tree._dag import Dag as Dag
 
-for _type in (Context, Dag, Module, Policy, Tie):
+for _type in (Context, Dag, Module, Policy, Tie, View):
     _type.__module__ = __name__  # under which they are printed, pickled and documented
 
 if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `__getattr__` has
@@ -107,7 +109,7 @@ else:
 # fmt: off
 __all__ = [
     "Context", "Dag", "Exported", "Module", "Policy", "RetraceWarning", "SharedTreeError", "StateReport", "Tie",
-    "UntiedWarning",
+    "UntiedWarning", "View",
     "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "copy",
     "count_parameters", "custom_jvp", "custom_vjp", "device_put", "draw", "errors", "eval_shape", "explain", "export",
     "filter_checkpoint", "filter_eval_shape", "filter_grad", "filter_jit", "filter_jvp", "filter_value_and_grad",
@@ -115,7 +117,7 @@ __all__ = [
     "inspect", "jacfwd", "jacrev", "jit", "jvp", "linear_transpose", "linearize", "load", "load_state", "make_jaxpr",
     "make_with_state", "map", "optimizer", "orbax", "parameter", "pmap", "preserve_identities", "register_node",
     "register_state", "register_transform", "remat", "retie", "same_sharing", "save", "scan", "shard_map", "show",
-    "state", "state_field", "summary", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie", "unwrap_shared",
-    "value_and_grad", "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
+    "state", "state_field", "summary", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie", "unwrap",
+    "unwrap_shared", "value_and_grad", "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
 ]
 # fmt: on

@@ -76,6 +76,10 @@ class StaticComparisonError(SharedTreeError, TypeError):
     """A static leaf cannot be compared with `==`, so no call could reuse what was compiled for an earlier one."""
 
 
+class ViewError(SharedTreeError, TypeError):
+    """A `View` was used as an array, or has no array to show. It is opened by `sharedtree.unwrap`."""
+
+
 class UnregisteredTypeError(SharedTreeError, TypeError):
     """A tree was expected, but neither JAX nor sharedtree can take this object apart."""
 

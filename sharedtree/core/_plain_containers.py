@@ -58,6 +58,8 @@ class NodeType(NamedTuple):
         writes_back: whether the library of the class writes changes of an instance back into the caller's. False if
             nobody would miss a change. None if no library says.
         roles: the roles of the leaves below an instance; None if no library says.
+        is_view: whether an instance stands for a function of its leaves, which are also elsewhere. A path through one
+            represents a leaf only if there is no other path.
     """
 
     cls: type
@@ -71,6 +73,7 @@ class NodeType(NamedTuple):
     names_children: bool = False
     writes_back: bool | None = None
     roles: RolesBelow | None = None
+    is_view: bool = False
 
     @property
     def carries_identity(self) -> bool:

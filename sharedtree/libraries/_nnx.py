@@ -67,6 +67,20 @@ def writes_back(cls: Any) -> bool | None:
     return True if is_own else None
 
 
+def is_variable(obj: Any) -> bool:
+    """Tells whether an object is an NNX `Variable`."""
+    return isinstance(obj, loaded("flax.nnx.variablelib", "Variable") or ())
+
+
+def register_as_data(cls: type) -> bool:
+    """Lets NNX's objects have instances of a class as attributes with data. False if NNX is not imported."""
+    register = loaded("flax.nnx", "register_data_type")
+    if register is None:
+        return False
+    register(cls)
+    return True
+
+
 _STATE = "BatchStat Cache Intermediate OptState RngState"
 
 

@@ -1,6 +1,6 @@
 """Ties by hand: make them, undo them, give one tree those of another, copy a tree with them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..core._by_identity import IdentityDict
@@ -9,6 +9,7 @@ from ..core._errors import SharingMismatchError
 from ..core._flat_dags import FlatDag
 from ..core._node_types import is_value_of_variable
 from ..core._pack_and_unpack import build
+from ..core._printing import shown
 from ..core._sharing import matching, merged
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Record, canonical
@@ -17,35 +18,43 @@ from ._interchangeable import require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
 from ._ties_that_are_missing import kind_of
+from ._views import with_view
 from ._where_functions import WhereTree, require_where
 
 T = TypeVar("T")
 
 
-def tie(tree: T, where: Callable[[T], Any]) -> T:
-    """Makes several nodes of a tree one object.
+def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | None = None) -> T:
+    """Makes several nodes of a tree one object, or one array of a tree a function of others.
 
     Args:
         tree: the tree; it is not changed.
         where: takes the tree and returns the nodes to make one, as a sequence. The first is kept, wherever the others
             were. It is called on the tree and on a stand-in whose leaves have no values, and must name the same nodes,
             so it cannot look at leaves.
+        through: a function of arrays, such as `jnp.transpose`. The last node that `where` returns becomes a
+            `sharedtree.View`, which stands for `through` of the others. A named function, or a partial of one.
 
     Returns:
         A new tree with new nodes, whose arrays are the same objects as those of `tree`.
 
     Raises:
         SharingMismatchError: if the nodes differ in class, statics, shape or dtype, if one is the array in a variable
-            of Flax NNX, or if `where` returns fewer than two, or what is not in the tree, or depends on leaves.
-        TypeError: if `where` is no function, as when the two are in the wrong order.
+            of Flax NNX, or if `where` returns fewer than two, or what is not in the tree, or depends on leaves. With
+            `through`, if it does not return the shape and dtype of the last node.
+        TypeError: if `where` is no function, as when the two are in the wrong order, or `through` is none.
 
-    Cost: two walks over the nodes. Nothing is copied.
+    Cost: two walks over the nodes. Nothing is copied. `through` is traced once for its shape, and not run.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
         >>> tied = st.tie({"a": jnp.zeros(2), "b": jnp.ones(2)}, lambda m: (m["a"], m["b"]))
         >>> tied["a"] is tied["b"], tied["b"]
         (True, Array([0., 0.], dtype=float32))
+        >>> through = st.tie({"a": jnp.zeros((2, 3)), "b": jnp.ones((3, 2))}, lambda m: (m["a"], m["b"]),
+        ...                  through=jnp.transpose)
+        >>> through["b"]
+        View(transpose, float32[2, 3])
     """
     require_where(where, tree, "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))")
     read = read_tree(tree)
@@ -58,6 +67,8 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
             f"`where` returned {'1 node' if targets else '0 nodes'}, and a tie needs two or more:\n"
             "    sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
+    if through is not None:
+        return _tied_through(read, targets, through)
     _require_no_values(read, targets)
     keep, *others = targets
     for other in others:
@@ -74,7 +85,22 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     return _built(made)
 
 
-def _with_leaves(records: Sequence[Record], numbers: dict[int, int], read: FlatDag) -> FlatDag:
+def _tied_through(read: FlatDag, targets: Sequence[int], through: Callable[..., Any]) -> Any:
+    """The tree with a view in the place of the last target."""
+    if not callable(through):
+        raise TypeError(
+            f"`through` is a function of arrays, not {shown(through)}:\n"
+            "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight), through=jnp.transpose)"
+        )
+    _require_no_values(read, targets, ", through=through")
+    *sources, target = targets
+    records, numbers = with_view(read, sources, target, through)
+    made = _with_leaves(records, numbers, read)
+    note_ties(made, [numbers[source] for source in sources])
+    return _built(made)
+
+
+def _with_leaves(records: Sequence[Record], numbers: Mapping[Any, int], read: FlatDag) -> FlatDag:
     """What was made of a tree, with its leaves; `numbers` are the new ones of its records."""
     leaves = {new: read.leaves[old] for old, new in numbers.items() if old in read.leaves}
     return FlatDag(records, len(records) - 1, leaves)
@@ -86,8 +112,8 @@ def _built(tree: FlatDag) -> Any:
     return table[-1]
 
 
-def _require_no_values(read: FlatDag, targets: Sequence[int]) -> None:
-    """Raises if one of what is to be tied is the value of a variable of NNX."""
+def _require_no_values(read: FlatDag, targets: Sequence[int], arguments: str = "") -> None:
+    """Raises if one of what is to be tied is the value of a variable of NNX. `arguments` follow in the fix."""
     records = read.records
     holders = {
         children[0]: number
@@ -102,7 +128,7 @@ def _require_no_values(read: FlatDag, targets: Sequence[int]) -> None:
     raise SharingMismatchError(
         f"{' and '.join(f'`{name}`' for name in named)} cannot be made one: to Flax NNX the array in a variable is its "
         "value, and two variables with one array are two. Tie the variables:\n"
-        f"    model = sharedtree.tie(model, lambda m: ({variables}))",
+        f"    model = sharedtree.tie(model, lambda m: ({variables}){arguments})",
         named,
     )
 
