@@ -17,6 +17,7 @@ Printing, listing, loading and saving call no function of a view.
 """
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -28,6 +29,7 @@ from ..core._by_identity import IdentityDict
 from ..core._comparison import described
 from ..core._errors import SharingMismatchError, ViewError
 from ..core._flat_dags import FlatDag
+from ..core._library_rows import LIBRARIES, Library, NamesInFiles
 from ..core._node_types import node_type_of, node_type_of_class, node_types_by_class, require_registered
 from ..core._plain_containers import PLAIN
 from ..core._printing import shown
@@ -241,7 +243,8 @@ def _refuser(operator: str) -> Callable[..., NoReturn]:
 
 # fmt: off
 _BINARY = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "lshift", "rshift", "and", "xor", "or",
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "lshift", "rshift",
+    "and", "xor", "or",
 )
 _OTHER = (
     "neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "len", "iter", "contains", "int", "float", "complex",
@@ -266,6 +269,19 @@ jtu.register_pytree_with_keys(
     lambda view: ((view.of,), view.through),
 )
 node_types_by_class[View] = node_type_of_class(View)._replace(convention=None, names_children=False, is_view=True)
+
+
+def _fault_of_function(cls: Any, through: Any) -> str | None:
+    """A function by its name, or a partial of one: what a file names is judged, and what it describes would not be."""
+    if cls is not View:
+        return None
+    while type(through) in (functools.partial, jtu.Partial):
+        through = through.func
+    is_named = callable(through) and node_type_of(through) is None and not isinstance(through, (type, types.MethodType))
+    return None if is_named else f"`{name_of(through, type(through).__name__)}` in the place of a function with a name"
+
+
+LIBRARIES.append(Library("views", fault_of_aux=_fault_of_function, names=NamesInFiles(instances="sharedtree: View")))
 
 _introductions: list[Callable[[], bool]] = [
     lambda: register_as_data(View),
@@ -319,6 +335,8 @@ def array_of(view: View, *, is_abstract: bool = False) -> Any:
     stack = [view]
     while stack:
         current = stack[-1]
+        if type(current.of) is not tuple:
+            _opened(current.of, current)
         missing = [source for source in current.of if isinstance(source, View) and source not in computed]
         if missing:
             stack.extend(missing)

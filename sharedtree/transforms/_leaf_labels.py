@@ -11,6 +11,9 @@ reached with two different outcomes; two spellings of one outcome are none, as `
     Pair(w, [w])  under  Pair(0, 1)        w has the outcomes 0 and 1, the list has (1,), the Pair has (0, (1,))
 
 Outcomes are stored as integers. As nested tuples they would be as large as the unfolded tree.
+
+An array that a view is computed from has the labels of its own places, if it has one in the same argument: the labels
+on the way to the view hold for the rest.
 """
 
 import copy
@@ -18,12 +21,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..core._by_identity import IdentityDict, IdentitySet
+from ..core._call_arguments import Arguments
 from ..core._errors import SharingMismatchError
 from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, raise_unfit
 from ..core._static_values import Static
-from ..core._structure import LEAF
+from ..core._structure import LEAF, Node
 
 NO_OUTCOME = 0
 """The outcome of an object that holds no traced leaf."""
@@ -132,6 +136,10 @@ class Outcomes:
         self._num_outcomes = 1
         self.leaf_outcomes: dict[int, Any] = {}
         self.root = Visit(tree.root, self._part_number(treatment.prefix))
+        # Visit at or below a view → the first visit of each record that has a place of its own in the same argument.
+        self._own_places: dict[Visit, dict[int, Visit]] = {}
+        if any(type(op) is Node and op.type.is_view for op, _ in tree.records):
+            self._find_own_places()
         self._visit_all_from_root()
 
     def with_objects(self, objects: Sequence[Any]) -> "Outcomes":
@@ -181,7 +189,14 @@ class Outcomes:
         """Visits of the children of a record, in order. Empty for a leaf or a static value."""
         children = self._children.get(visit)
         if children is None:
-            children = self._children[visit] = self._find_children(visit)
+            children = self._find_children(visit)
+            own_places = self._own_places.get(visit)
+            if own_places is not None:
+                for child in children:
+                    if child.record not in own_places:
+                        self._own_places.setdefault(child, own_places)
+                children = [own_places.get(child.record, child) for child in children]
+            self._children[visit] = children
         return children
 
     def group_label(self, visit: Visit) -> Any:
@@ -244,6 +259,26 @@ class Outcomes:
             if not has_same_class or (node.type.is_plain and node.aux != Static(aux)):
                 self._raise_unfit()
         return [Visit(child, self._part_number(subpart)) for child, subpart in zip(children, subparts, strict=True)]
+
+    def _find_own_places(self) -> None:
+        """Finds the visits that no view leads to, in each argument by itself."""
+        node = self.tree.node(self.tree.root)
+        is_call = node is not None and node.type.cls is Arguments
+        for root in self.children(self.root) if is_call else [self.root]:
+            first_visits: dict[int, Visit] = {}
+            visited: set[Visit] = set()
+            stack = [root]
+            while stack:
+                visit = stack.pop()
+                if visit in visited:
+                    continue
+                visited.add(visit)
+                first_visits.setdefault(visit.record, visit)
+                node = self.tree.node(visit.record)
+                if node is not None and node.type.is_view:
+                    self._own_places.setdefault(visit, first_visits)
+                else:
+                    stack.extend(reversed(self.children(visit)))
 
     def _raise_unfit(self) -> None:
         """Raises the error for a prefix that does not fit the tree. `labels` reads it again and names the path."""

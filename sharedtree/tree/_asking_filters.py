@@ -125,13 +125,23 @@ def ask(
 
 
 class _Visit(NamedTuple):
-    """A record on its path, what a filter is told of there, the filter, and whether what is below has been done."""
+    """A record on its path, what a filter is told of there, and the filter.
+
+    Attributes:
+        record: the number of the record.
+        keys: the path to it.
+        place: what a filter is told.
+        spec: the filter.
+        is_done: whether what is below has been done.
+        is_below_view: whether the path leads through a view.
+    """
 
     record: int
     keys: Path
     place: Place
     spec: AnyFilter
     is_done: bool = False
+    is_below_view: bool = False
 
 
 class _Questions:
@@ -154,12 +164,16 @@ class _Questions:
         self._left_over: list[tuple[FilterPrefix, Path]] = []
         self._visited: set[int] = set()
         self._num_repeated = 0
+        self._own_places: dict[int, _Visit] = {}
 
     def asked_from(self, above: Place) -> Answers:
         """Visits every record, on every path where the filter looks at paths."""
+        root = _Visit(self._tree.root, (), above, self._spec)
+        if any(type(op) is Node and op.type.is_view for op, _ in self._tree.records):
+            self._own_places = self._find_own_places(root)
         # The answers of what has been visited, below what waits for them.
         done: list[Any] = []
-        stack = [_Visit(self._tree.root, (), above, self._spec)]
+        stack = [root]
         while stack:
             visit = stack.pop()
             key = visit.record, id(visit.place.variable), id(visit.place.holder), id(visit.spec)  # as of `_answers`
@@ -186,6 +200,22 @@ class _Questions:
         if self._left_over:
             raise _left_over(self._left_over)
         return Answers(False if done[0] is None else done[0], self._of_leaves)
+
+    def _find_own_places(self, root: _Visit) -> dict[int, _Visit]:
+        """The first visit of each record that a path leads to which goes through no view."""
+        own_places: dict[int, _Visit] = {}
+        stack = [root]
+        while stack:
+            visit = stack.pop()
+            if visit.record in own_places:
+                continue
+            own_places[visit.record] = visit
+            op, children = self._tree.records[visit.record]
+            if children and visit.record not in self._of_leaves and not self._is_dag(visit):
+                assert type(op) is Node
+                if not op.type.is_view:
+                    stack.extend(reversed(self._below(visit)))
+        return own_places
 
     def _count(self, visit: _Visit) -> None:
         if visit.record in self._visited:
@@ -234,7 +264,11 @@ class _Questions:
         for key, child, part in zip(op.keys, children, parts, strict=True):
             # What is in a variable is, to NNX, the variable.
             step = () if place.variable is not None else (step_of_path(key),)
-            visits.append(_Visit(child, (*visit.keys, key), place._replace(path=(*place.path, *step)), part))
+            place_below = place._replace(path=(*place.path, *step))
+            is_below_view = visit.is_below_view or op.type.is_view
+            below = _Visit(child, (*visit.keys, key), place_below, part, is_below_view=is_below_view)
+            # What a view is computed from is asked about at its own place, if it has one.
+            visits.append(self._own_places.get(child, below) if is_below_view else below)
         return visits
 
 

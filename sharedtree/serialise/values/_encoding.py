@@ -14,6 +14,7 @@ from ...core._by_identity import IdentityDict
 from ...core._errors import CycleError
 from ...core._library_rows import RefusalError
 from ...core._printing import printable
+from ...ties._views import View
 from ..arrays._placing import describe, is_array
 from ..trust._buildable_classes import kind_of
 from ._all_kinds_of_nodes import (
@@ -183,6 +184,8 @@ class _Walk:
         self.left_out = left_out or LeaveOut(())
         self._leaves_out = bool(self.left_out)
         self.opened: dict[int, _Frame] | None = None  # how each node came apart, if somebody wants to know
+        self._num_open_views = 0
+        self._only_in_views: set[int] = set()  # nodes to which no path has led that goes through no view
 
     def run(self, tree: Any) -> Any:
         child = self._visit(tree)
@@ -195,6 +198,7 @@ class _Walk:
             if len(done) == len(children):
                 node = self._built(frame)
                 frames.pop()
+                self._num_open_views -= type(frame.obj) is View
                 child = self._add(frame.obj, node)
                 if self.opened is not None:
                     self.opened[child] = frame
@@ -280,6 +284,8 @@ class _Walk:
         self.nodes.append(node)
         self._memo[obj] = number
         self.alive.append(obj)
+        if self._num_open_views:
+            self._only_in_views.add(number)
         return number
 
     def _visit(self, obj: Any) -> Any:
@@ -295,7 +301,11 @@ class _Walk:
             return encode_atom(obj)
         known = self._memo.get(obj)
         if known is not None:
-            return known if known != _OPEN else self._raise_cycle(obj)
+            if known == _OPEN:
+                self._raise_cycle(obj)
+            if known in self._only_in_views and not self._num_open_views:
+                self._name_by_own_place(known)
+            return known
         try:
             apart = self._apart(obj, cls)
         except RefusalError as error:
@@ -305,6 +315,7 @@ class _Walk:
             return apart
         self._memo[obj] = _OPEN
         self._frames.append(_Frame(obj, apart))
+        self._num_open_views += cls is View
         return _PENDING
 
     def _apart(self, obj: Any, cls: Any) -> Any:
@@ -368,9 +379,29 @@ class _Walk:
         self.arrays.append(data)
         return self._add(obj, ["array", len(self.entries) - 1])
 
+    def _name_by_own_place(self, number: int) -> None:
+        """Names the tensors at and below a node anew, which was reached through a view before.
+
+        Readers of other libraries look for `embed.weight`, and not for the place of a layer that is computed from it.
+        """
+        stack = [(number, self.path())]
+        while stack:
+            below, path = stack.pop()
+            self._only_in_views.discard(below)
+            node = self.nodes[below]
+            if node[0] == "array":
+                entry = self.entries[node[1]]
+                self._tensors.discard(entry["tensor"])
+                entry["tensor"] = self._unique_name(path)
+            else:
+                parts = steps(self.written(below), node)
+                stack.extend((child, path + step) for child, step in parts if type(child) is int)
+
     def _tensor_name(self) -> str:
-        name = self.path().removeprefix(".") if len(self._frames) <= _MAX_KEYS else f"array{len(self.entries)}"
-        name = name or "value"
+        return self._unique_name(self.path() if len(self._frames) <= _MAX_KEYS else f"array{len(self.entries)}")
+
+    def _unique_name(self, path: str) -> str:
+        name = path.removeprefix(".") or "value"
         if name.startswith("sharedtree") or name == "__metadata__":
             name = "." + name
         unique, count = name, 1
