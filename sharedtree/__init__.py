@@ -29,7 +29,6 @@ from .ties import (
     Context as Context,
     Policy as Policy,
     Tie as Tie,
-    View as View,
     assert_same_sharing as assert_same_sharing,
     copy as copy,
     count_parameters as count_parameters,
@@ -38,7 +37,6 @@ from .ties import (
     tie as tie,
     ties as ties,
     untie as untie,
-    unwrap as unwrap,
 )
 from .transforms import (
     associative_scan as associative_scan,
@@ -80,7 +78,7 @@ from .transforms import (
 )
 from .tree._dag import Dag as Dag
 
-for _type in (Context, Dag, Module, Policy, Tie, View):
+for _type in (Context, Dag, Module, Policy, Tie):
     _type.__module__ = __name__  # under which they are printed, pickled and documented
 
 if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `__getattr__` has
@@ -94,6 +92,7 @@ if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `
     from .serialise.save import save as save, to_bytes as to_bytes
     from .serialise.trust._trusted_names import trust as trust
     from .show import draw as draw, summary as summary
+    from .ties._views import View as View, unwrap as unwrap
     from .transforms._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
     from .transforms.checks._explain import explain as explain
     from .tree._plain_data import (

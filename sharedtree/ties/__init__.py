@@ -12,4 +12,3 @@ from ._list_ties import (
 )
 from ._policy_and_context import Context as Context, Policy as Policy
 from ._tie_and_untie import copy as copy, retie as retie, tie as tie, untie as untie
-from ._views import View as View, unwrap as unwrap

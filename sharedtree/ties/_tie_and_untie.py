@@ -18,7 +18,6 @@ from ._interchangeable import require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
 from ._ties_that_are_missing import kind_of
-from ._views import with_view
 from ._where_functions import WhereTree, require_where
 
 T = TypeVar("T")
@@ -87,6 +86,9 @@ def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | Non
 
 def _tied_through(read: FlatDag, targets: Sequence[int], through: Callable[..., Any]) -> Any:
     """The tree with a view in the place of the last target."""
+    # Programs without views do not import them.
+    from ._views import with_view
+
     if not callable(through):
         raise TypeError(
             f"`through` is a function of arrays, not {shown(through)}:\n"

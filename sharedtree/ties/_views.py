@@ -17,6 +17,7 @@ Printing, listing, loading and saving call no function of a view.
 """
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -29,7 +30,7 @@ from ..core._by_identity import IdentityDict
 from ..core._comparison import described
 from ..core._errors import SharingMismatchError, ViewError
 from ..core._flat_dags import FlatDag
-from ..core._library_rows import LIBRARIES, Library, NamesInFiles
+from ..core._library_rows import LIBRARIES, Library
 from ..core._node_types import node_type_of, node_type_of_class, node_types_by_class, require_registered
 from ..core._plain_containers import PLAIN
 from ..core._printing import shown
@@ -260,6 +261,10 @@ def _unpickle(through: Callable[..., Any], of: tuple[Any, ...]) -> View:
     return View._unflatten(through, (of,))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
+# The public name, under which it is printed and pickled. Files look it up in the package, which imports it lazily.
+View.__module__ = __name__.partition(".")[0]
+vars(sys.modules[View.__module__])[View.__name__] = View
+
 # The tuple of sources is one child, so that JAX itself writes the paths `.of[0]`, `.of[1]`.
 _OF = jtu.GetAttrKey("of")
 jtu.register_pytree_with_keys(
@@ -281,7 +286,7 @@ def _fault_of_function(cls: Any, through: Any) -> str | None:
     return None if is_named else f"`{name_of(through, type(through).__name__)}` in the place of a function with a name"
 
 
-LIBRARIES.append(Library("views", fault_of_aux=_fault_of_function, names=NamesInFiles(instances="sharedtree: View")))
+LIBRARIES.append(Library("views", fault_of_aux=_fault_of_function))
 
 _introductions: list[Callable[[], bool]] = [
     lambda: register_as_data(View),

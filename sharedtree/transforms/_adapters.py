@@ -5,7 +5,7 @@
     not in the table  →  UnregisteredTransform
 
 `_preserve_identities` imports this file with the first transform that a program wraps. All adapters are imported with
-it, so that a program which trains imports nothing later.
+it, and views, so that a program which trains imports nothing later.
 """
 
 import functools
@@ -16,6 +16,7 @@ from typing import Any
 from ..core._node_types import is_module
 from ..core._printing import shown
 from ..libraries._equinox import name_of
+from ..ties import _views as _views
 from ..ties._policy_and_context import Policy, PolicyHere, PolicyOption, with_options
 from ._adapter_names import NAME_OF_ADAPTER
 from ._crossing import TakingOperands
