@@ -76,8 +76,8 @@ class StaticComparisonError(SharedTreeError, TypeError):
     """A static leaf cannot be compared with `==`, so no call could reuse what was compiled for an earlier one."""
 
 
-class ViewError(SharedTreeError, TypeError):
-    """A `View` was used as an array, or has no array to show. It is opened by `sharedtree.unwrap`."""
+class ViewError(SharedTreeError, TypeError, AttributeError):
+    """A `View` was used as an array, or has none to show. `sharedtree.unwrap` puts arrays in the place of views."""
 
 
 class UnregisteredTypeError(SharedTreeError, TypeError):

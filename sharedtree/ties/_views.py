@@ -33,7 +33,7 @@ from ..core._flat_dags import FlatDag
 from ..core._library_rows import LIBRARIES, Library
 from ..core._node_types import node_type_of, node_type_of_class, node_types_by_class, require_registered
 from ..core._plain_containers import PLAIN
-from ..core._printing import shown
+from ..core._printing import listed, shown
 from ..core._static_values import Static
 from ..core._structure import Node, Op, Record, canonical
 from ..core._traced_leaves_and_identity import carries_identity
@@ -167,9 +167,7 @@ class View:
 
     # --- everything else is refused ---
 
-    # JAX and NumPy look for these before they take an object for an array, and ask with `hasattr`, which passes on
-    # every error but an `AttributeError`.
-    @property
+    # Functions of `jax.numpy` and operators of arrays call this. Those of `jax.lax` do not, and raise JAX's own error.
     def __jax_array__(self) -> NoReturn:
         self._refuse("a function of JAX got it in the place of an array")
 
@@ -180,11 +178,13 @@ class View:
 
     def __getattr__(self, name: str) -> NoReturn:
         if name == "set_value":
-            self._refuse_assignment("`set_value`", _ViewAttributeError)
-        self._refuse(f"it was asked for `.{name}`", error_class=_ViewAttributeError)
+            self._refuse_assignment("its value")
+        if name in View.__slots__:  # of an instance without content, whose text would ask for it again
+            raise AttributeError(name)
+        self._refuse(f"it was asked for `.{name}`")
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
-        self._refuse_assignment(f"`.{name}`", _ViewAttributeError)
+        self._refuse_assignment(f"`.{name}`")
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         self._refuse_assignment(f"`[{'...' if index is ... else shown(index)}]`")
@@ -196,7 +196,7 @@ class View:
         return True
 
     def __eq__(self, other: object) -> Any:
-        if is_source(other) and not isinstance(other, View):
+        if isinstance(other, (int, float, complex, np.generic)) or (is_source(other) and not isinstance(other, View)):
             self._refuse("it was compared")
         return True if other is self else NotImplemented
 
@@ -206,33 +206,27 @@ class View:
     def _is_of_nnx(self) -> bool:
         return type(self.of) is tuple and any(is_variable(source) for source in self.of)
 
-    def _refuse(self, fact: str, fix: str | None = None, error_class: "type[ViewError] | None" = None) -> NoReturn:
+    def _refuse(self, fact: str, fix: str | None = None) -> NoReturn:
         if fix is None:
             fix = "    model = sharedtree.unwrap(model)"
             if self._is_of_nnx:
-                fix += (
-                    "\nor, in a layer of Flax NNX, read it as NNX's own layers read a parameter:\n    array = view[...]"
-                )
-        raise (error_class or ViewError)(
+                fix += "\nor, in a layer of Flax NNX, read it as NNX's layers read a parameter:\n    array = view[...]"
+        raise ViewError(
             f"{self!r} is no array, but {fact}.\n"
             "A view stands for an array that is computed where it is used, and JAX would take it apart into the arrays "
             "that it is computed from. Compute it first, inside the function that is differentiated:\n" + fix
         )
 
-    def _refuse_assignment(self, target: str, error_class: "type[ViewError]" = ViewError) -> NoReturn:
+    def _refuse_assignment(self, target: str) -> NoReturn:
         if self._is_of_nnx:
             fix = "    view.of[0][...] = value"
         else:
             fix = "    model = sharedtree.tree.at(model, lambda m: m.head.kernel.of[0], value)"
-        raise error_class(
-            f"{self!r} has no value of its own, but {target} of it was set.\n"
+        raise ViewError(
+            f"{self!r} has no value of its own, but {target} was to be set.\n"
             f"It is computed from {'another array' if len(self.of) == 1 else f'{len(self.of)} other arrays'}. Set what "
             f"it is computed from:\n{fix}"
         )
-
-
-class _ViewAttributeError(ViewError, AttributeError):
-    """For attributes, so that `hasattr` is False."""
 
 
 def _refuser(operator: str) -> Callable[..., NoReturn]:
@@ -242,19 +236,18 @@ def _refuser(operator: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-# fmt: off
-_BINARY = (
-    "add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "lshift", "rshift",
-    "and", "xor", "or",
-)
-_OTHER = (
-    "neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "len", "iter", "contains", "int", "float", "complex",
-    "index", "round", "trunc", "floor", "ceil",
-)
-# fmt: on
+# Name of a method, without its underscores → what calls it.
+_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
+_OPERATORS |= {"matmul": "@", "lshift": "<<", "rshift": ">>", "and": "&", "xor": "^", "or": "|", "divmod": "divmod"}
+_OTHERS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "neg": "-", "pos": "+", "invert": "~", "contains": "in"}
+_OTHERS |= {"index": "operator.index", "trunc": "math.trunc", "floor": "math.floor", "ceil": "math.ceil"}
+_OTHERS |= {name: name for name in ("abs", "len", "iter", "int", "float", "complex", "round")}
 
-for _name in (*_BINARY, *[f"r{name}" for name in _BINARY], *_OTHER):
-    setattr(View, f"__{_name}__", _refuser(f"__{_name}__"))
+for _name, _text in _OPERATORS.items():
+    setattr(View, f"__{_name}__", _refuser(_text))
+    setattr(View, f"__r{_name}__", _refuser(_text))
+for _name, _text in _OTHERS.items():
+    setattr(View, f"__{_name}__", _refuser(_text))
 
 
 def _unpickle(through: Callable[..., Any], of: tuple[Any, ...]) -> View:
@@ -540,6 +533,24 @@ def abstract_array(source: Any) -> Any:
     if isinstance(source, View):
         return array_of(source, is_abstract=True)
     return source.get_value() if is_variable(source) else source.unbox() if is_box(source) else source
+
+
+def add_note_of_views(error: Exception, tree: FlatDag) -> None:
+    """Notes the views among the arguments of a function in an error of JAX's that is about one of them.
+
+    Args:
+        error: what the function raised.
+        tree: its arguments.
+    """
+    if isinstance(error, ViewError) or not any(text in str(error) for text in ("sharedtree.View", "__jax_array__")):
+        return
+    views = [number for number, (op, _) in enumerate(tree.records) if type(op) is Node and op.type.is_view]
+    if views:
+        error.add_note(
+            f"{listed([tree.text(number) for number in views])} {'are views' if len(views) > 1 else 'is a view'}, and a "
+            "view is no array. Compute the array first, inside the function that is differentiated:\n"
+            "    model = sharedtree.unwrap(model)"
+        )
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
