@@ -1,5 +1,7 @@
 """Ties by hand: list them, make them, undo them, give one tree those of another, compare two trees."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -11,12 +13,13 @@ from ..core._errors import SharingMismatchError
 from ..core._flat_dags import FlatDag
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import require_registered
-from ..core._printing import MOST_PATHS
+from ..core._printing import MOST_PATHS, printable, shown
 from ..core._sharing import Agree, Mismatch, Rooted, SplitRecord, lost_ties
 from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op
 from ..core._traced_leaves_and_identity import carries_identity
+from ..libraries._equinox import name_of
 from ._policy_and_context import walk_exactly
 
 T = TypeVar("T")
@@ -31,6 +34,8 @@ class Tie(NamedTuple):
         shape: of an array, else None.
         dtype: of an array, else None.
         nbytes: what it holds, in bytes, each array once; PRNG keys count with the bits of their data.
+        views: for each view that is computed from it, the place and the function: `.head.kernel =
+            transpose(.embed.embedding)`.
     """
 
     paths: tuple[str, ...]
@@ -38,6 +43,12 @@ class Tie(NamedTuple):
     shape: tuple[int, ...] | None
     dtype: Any
     nbytes: int
+    views: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        # Most ties have no views, and are printed without.
+        names = self._fields if self.views else self._fields[:-1]
+        return f"Tie({', '.join([f'{name}={getattr(self, name)!r}' for name in names])})"
 
 
 def read_tree(tree: Any) -> FlatDag:
@@ -70,16 +81,52 @@ def ties(tree: Any) -> tuple[Tie, ...]:
         (Tie(paths=("['embed']", "['head']"), kind='array', shape=(2, 3), dtype=dtype('float32'), nbytes=24),)
     """
     read = read_tree(tree)
-    return tuple(_describe(read, number, tuple(paths)) for number, paths in read.all_paths.items() if len(paths) > 1)
+    views_of = _views_by_source(read)
+    return tuple(
+        _describe(read, number, tuple(paths), views_of.get(number, ()))
+        for number, paths in read.all_paths.items()
+        if len(paths) > 1
+    )
 
 
-def _describe(read: FlatDag, number: int, paths: tuple[str, ...]) -> Tie:
+def _views_by_source(read: FlatDag) -> dict[int, tuple[str, ...]]:
+    """Number of an array or variable → the views that are computed from it, each with its place and function."""
+    views_of: dict[int, tuple[str, ...]] = {}
+    for number in [number for number, (op, _) in enumerate(read.records) if type(op) is Node and op.type.is_view]:
+        text = f"{read.text(number)} = {text_of_view(read, number)}"
+        for source in dict.fromkeys(sources_of_view(read, number)):
+            views_of[source] = (*views_of.get(source, ()), text)
+    return views_of
+
+
+def sources_of_view(read: FlatDag, number: int) -> Sequence[int]:
+    """The records that a view is computed from."""
+    (of,) = read.records[number][1]
+    return read.records[of][1]
+
+
+def text_of_view(read: FlatDag, number: int) -> str:
+    """The function of a view and the first paths of what it is computed from: `transpose(.embed.embedding)`."""
+    op = read.records[number][0]
+    assert type(op) is Node
+    return f"{text_of_function(op.aux.peek())}({', '.join(map(read.text, sources_of_view(read, number)))})"
+
+
+def text_of_function(through: Any) -> str:
+    """Names the function of a view: `transpose`, `swapaxes[axis1=-1, axis2=-2]`. Calls nothing."""
+    if type(through) in (functools.partial, jtu.Partial):
+        arguments = [*map(shown, through.args), *(f"{key}={shown(value)}" for key, value in through.keywords.items())]
+        return f"{text_of_function(through.func)}[{', '.join(arguments)}]"
+    return printable(name_of(through, type(through).__name__))
+
+
+def _describe(read: FlatDag, number: int, paths: tuple[str, ...], views: tuple[str, ...]) -> Tie:
     op = read.records[number][0]
     if type(op) is Node:
         nbytes = sum(nbytes_of(read.leaves[i]) for i in read.below(number).reached if i in read.leaves)
-        return Tie(paths, "container" if op.type.is_plain else "module", None, None, nbytes)
+        return Tie(paths, "container" if op.type.is_plain else "module", None, None, nbytes, views)
     leaf = read.leaves[number]
-    return Tie(paths, "array", tuple(leaf.shape), leaf.dtype, nbytes_of(leaf))
+    return Tie(paths, "array", tuple(leaf.shape), leaf.dtype, nbytes_of(leaf), views)
 
 
 def nbytes_of(leaf: Any) -> int:

@@ -41,6 +41,7 @@ from ..libraries._equinox import name_of
 from ..libraries._flax_linen import is_box, partition_spec_of, refuse_in_flax_files, register_as_box, sharding_of
 from ..libraries._nnx import is_variable, register_as_data
 from ._leaf_notes import note_tied_values
+from ._list_ties import text_of_function
 from ._policy_and_context import walk_exactly
 
 T = TypeVar("T")
@@ -171,7 +172,8 @@ class View:
     def __jax_array__(self) -> NoReturn:
         self._refuse("a function of JAX got it in the place of an array")
 
-    __array_ufunc__ = None
+    def __array_ufunc__(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("a function of NumPy got it in the place of an array")
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         self._refuse("it was to be made an array of NumPy")
@@ -319,17 +321,18 @@ def is_source(obj: Any) -> bool:
     )
 
 
-def array_of(view: View, *, is_abstract: bool = False) -> Any:
+def array_of(view: View, computed: IdentityDict[Any] | None = None, *, is_abstract: bool = False) -> Any:
     """Computes the array that a view stands for.
 
     Args:
         view: the view. The views that it is computed from are computed first, each once.
+        computed: view → its array, as far as computed before. Extended.
         is_abstract: whether shape and dtype suffice, as a `jax.ShapeDtypeStruct`. No array is computed then.
 
     Raises:
         ViewError: if a source is no array, as in the gradient of a model in which it was not differentiated.
     """
-    computed: IdentityDict[Any] = IdentityDict()
+    computed = IdentityDict() if computed is None else computed
     stack = [view]
     while stack:
         current = stack[-1]
@@ -410,12 +413,12 @@ def unwrap(tree: T) -> T:
     if not any(type(op) is Node and op.type.is_view for op, _ in read.records):
         return tree
     replaced: dict[int, Any] = {}
+    computed: IdentityDict[Any] = IdentityDict()
     for number, (op, children) in enumerate(read.records):
         if type(op) is not Node:
             continue
         if op.type.is_view:
-            # Of a chain of views, those below are computed for this one and for their own places. XLA merges the two.
-            replaced[number] = array_of(read.objects[number])
+            replaced[number] = array_of(read.objects[number], computed)
         elif any(child in replaced for child in children):
             parts = [replaced[child] if child in replaced else read.objects[child] for child in children]
             replaced[number] = op.type.put_together(op.aux.thaw(), parts)
@@ -546,22 +549,15 @@ def add_note_of_views(error: Exception, tree: FlatDag) -> None:
         return
     views = [number for number, (op, _) in enumerate(tree.records) if type(op) is Node and op.type.is_view]
     if views:
+        paths = [tree.text(number) for number in views]
         error.add_note(
-            f"{listed([tree.text(number) for number in views])} {'are views' if len(views) > 1 else 'is a view'}, and a "
-            "view is no array. Compute the array first, inside the function that is differentiated:\n"
+            f"{listed(paths)} {'is a view' if len(views) == 1 else 'are views'}, and a view is no array. Compute the "
+            "array first, inside the function that is differentiated:\n"
             "    model = sharedtree.unwrap(model)"
         )
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
-
-
-def text_of_function(through: Any) -> str:
-    """Names the function of a view: `transpose`, `swapaxes(axis1=-1, axis2=-2)`."""
-    if type(through) in (functools.partial, jtu.Partial):
-        arguments = [*map(shown, through.args), *(f"{key}={shown(value)}" for key, value in through.keywords.items())]
-        return f"{text_of_function(through.func)}({', '.join(arguments)})"
-    return name_of(through, type(through).__name__)
 
 
 def _text_of_source(source: Any) -> str:
