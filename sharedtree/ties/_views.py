@@ -223,7 +223,7 @@ class View:
         if self._is_of_nnx:
             fix = "    view.of[0][...] = value"
         else:
-            fix = "    model = sharedtree.tree.at(model, lambda m: m.head.kernel.of[0], value)"
+            fix = "    model = sharedtree.tree.at(lambda m: m.head.kernel.of[0], model, value)"
         raise ViewError(
             f"{self!r} has no value of its own, but {target} was to be set.\n"
             f"It is computed from {'another array' if len(self.of) == 1 else f'{len(self.of)} other arrays'}. Set what "
@@ -452,7 +452,7 @@ def with_view(
         raise SharingMismatchError(
             f"`{path}` is a view already: {read.objects[target]!r}. One place has one value.\n"
             "Put an array in its place first, by its path:\n"
-            f"    model = sharedtree.tree.at(model, lambda m: m{path}, array)",
+            f"    model = sharedtree.tree.at(lambda m: m{path}, model, array)",
             (path,),
         )
     _require_no_cycle(read, sources, target)
