@@ -38,11 +38,6 @@ PIP = re.compile(
 
 # Each registers its scenarios when it is imported.
 MODULES = [fix_scenarios, view_scenarios, scenarios_of_files, scenarios_of_treex]
-    fix_scenarios,
-    view_scenarios,
-    scenarios_of_files,
-    scenarios_of_treex,
-]  # each registers its scenarios when it is imported
 
 
 def run_fixes(name, make_folder):
