@@ -94,7 +94,7 @@ scenarios(
         lambda tree: st.unwrap(tree), ViewError, lambda leaves: leaves, tree=eqx.filter(with_view(), lambda _: False)
     ),
     a_view_in_the_place_of_a_view=lambda: again(
-        lambda model: tie(model, jnp.transpose), SharingMismatchError, model=with_view(), array=W
+        lambda model: tie(model, jnp.transpose), SharingMismatchError, model=with_view(), array=W + 1
     ),
     a_module_through_a_function=lambda: of(
         lambda model: st.tie(model, lambda m: (m.embed, m.head), through=jnp.transpose),
@@ -107,6 +107,18 @@ scenarios(
     ),
     an_array_that_is_computed_from_itself=lambda: again(
         lambda model: tie(model, jnp.transpose), SharingMismatchError, model=Net(Leaf(W), Leaf(W))
+    ),
+    transposed_arrays=lambda: of(
+        lambda model: st.tie(model, lambda m: (m.embed.weight, m.head.weight)),
+        SharingMismatchError,
+        lambda model: st.unwrap(model).head.weight.shape == (3, 2) or 1 / 0,
+        model=Net(Leaf(WIDE), Leaf(WIDE.T)),
+    ),
+    transposed_variables=lambda: of(
+        lambda model: st.tie(model, lambda m: (m.a, m.b)),
+        SharingMismatchError,
+        lambda model: model.b[...].shape == (3, 2) or 1 / 0,
+        model=nnx.Dict(a=nnx.Param(WIDE), b=nnx.Param(WIDE.T)),
     ),
     a_view_of_another_dtype=lambda: again(
         tie,

@@ -110,8 +110,9 @@ def _view(manifest: Manifest, node: Node, parts: list[Part | None]) -> Part | No
     children = [child for child, step in steps(manifest, node) if step == ".of"]
     if len(children) != 1 or type(children[0]) is not int or manifest.nodes[children[0]][0] != "tuple":
         return None
-    sources = [child for child, _ in steps(manifest, manifest.nodes[children[0]])]
-    if not all(type(source) is int and parts[source] is not None for source in sources):
+    entries = [child for child, _ in steps(manifest, manifest.nodes[children[0]])]
+    sources = [child for child in entries if type(child) is int and parts[child] is not None]
+    if len(sources) != len(entries):
         return None
     places = tuple([f".of[{i}]" for i in range(len(sources))])
     through = node[2]

@@ -37,11 +37,17 @@ def require_interchangeable(read: FlatDag, keep: int, other: int) -> None:
     if alike:
         calls = [f"    model = sharedtree.tie(model, lambda m: (m{a}, m{b}))" for a, b in alike[:_MAX_ALIKE]]
         raise SharingMismatchError("\n".join([f"{fact}Tie what is alike in them:", *calls]), ends)
-    raise SharingMismatchError(
-        f"{fact}To use one array in two shapes, tie what has the same shape and reshape where it is used:\n"
-        "    logits = x @ model.embed.weight.T",
-        ends,
+    fix = (
+        "To use one array in two shapes, tie what has the same shape and reshape where it is used:\n"
+        "    logits = x @ model.embed.weight.T"
     )
+    if _are_transposed(read, one, two):
+        places = ", ".join([f"m{_place_of_parameter(read, number, path)}" for number in (keep, other)])
+        fix = (
+            "One may be the transpose of the other, which is then computed where it is used:\n"
+            f"    model = sharedtree.tie(model, lambda m: ({places}), through=jnp.transpose)"
+        )
+    raise SharingMismatchError(f"{fact}{fix}", ends)
 
 
 def _first_misfit(read: FlatDag, keep: int, other: int) -> Path | None:
@@ -60,6 +66,22 @@ def _first_misfit(read: FlatDag, keep: int, other: int) -> Path | None:
         if type(records[pair.left][0]) is Node and records[pair.left][0] != records[pair.right][0]:
             return pair.path
     return None
+
+
+def _are_transposed(read: FlatDag, one: int, two: int) -> bool:
+    """Tells whether two records are arrays that differ in nothing but the order of two axes."""
+    if read.records[one][0] is not LEAF or read.records[two][0] is not LEAF:
+        return False
+    first, second = kind_of(read.leaves[one]), kind_of(read.leaves[two])
+    is_matrix = len(first.shape) == 2 and carries_identity(read.leaves[one]) and carries_identity(read.leaves[two])
+    return is_matrix and first.dtype == second.dtype and first.shape == second.shape[::-1] != second.shape
+
+
+def _place_of_parameter(read: FlatDag, top: int, path: Path) -> str:
+    """The path to an array, or to the variable of NNX that holds it."""
+    holder = read.records[_end_of(read, top, path[:-1])][0]
+    is_in_variable = path and type(holder) is Node and holder.type.convention == "variable"
+    return read.all_paths[top][0] + jtu.keystr(path[:-1] if is_in_variable else path)
 
 
 def _end_of(read: FlatDag, number: int, path: Path) -> int:

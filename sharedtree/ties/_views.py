@@ -19,7 +19,7 @@ Printing, listing, loading and saving call no function of a view.
 import functools
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -115,7 +115,7 @@ class View:
         _introduce_to_libraries()
 
     @classmethod
-    def _unflatten(cls, through: Callable[..., Any], children: Sequence[Any]) -> "View":
+    def _unflatten(cls, through: Callable[..., Any], children: Iterable[Any]) -> "View":
         """Makes a view of whatever JAX puts in the place of its child, the tuple of sources."""
         view = object.__new__(cls)
         (of,) = children
