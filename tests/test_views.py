@@ -416,3 +416,115 @@ def test_a_tied_model_is_its_oracle(used, name, walk):
         model = MODELS[name]()
         require_tied(model, model.tied)
         USES[used](model, model.weights(model.tied))
+
+
+# --- the transforms of the libraries themselves -----------------------------------------------------------------------
+
+
+def weights_of(model):
+    return {"w": model.tokens.embedding[...], "b": model.head.bias[...]}
+
+
+def test_transforms_of_nnx():
+    model = nnx_model().tied
+    params = weights_of(model)
+    loss = lambda model: loss_of(model(TOKENS))
+    assert_close(nnx.jit(lambda model: model(TOKENS))(model), oracle(params, TOKENS))
+    expected = jax.value_and_grad(oracle_loss)(params)
+    value, gradient = nnx.value_and_grad(loss)(model)
+    leaves = sorted(jax.tree.leaves(gradient), key=jnp.ndim)
+    assert_close((value, dict(zip(("b", "w"), leaves, strict=True))), expected)
+    assert_close(nnx.remat(loss)(model), expected[0])
+    batch = jnp.stack([TOKENS, TOKENS[::-1]])
+    out = nnx.vmap(lambda model, tokens: model(tokens), in_axes=(None, 0))(model, batch)
+    assert_close(out, jax.vmap(oracle, in_axes=(None, 0))(params, batch))
+
+
+def test_an_optimizer_of_nnx():
+    model = nnx_model().tied
+    params = weights_of(model)
+    optimizer = nnx.Optimizer(model, optax.adamw(0.1, weight_decay=0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(lambda model: loss_of(model(TOKENS)))(model))
+
+    for _ in range(3):
+        step(model, optimizer)
+    assert model.head.kernel.of[0] is model.tokens.embedding
+    assert_close(weights_of(model), trained_by_oracle(params, optax.adamw(0.1, weight_decay=0.1)))
+
+
+def test_what_nnx_takes_apart_and_puts_together():
+    model = nnx_model().tied
+    definition, state = nnx.split(model)
+    assert len(jax.tree.leaves(state)) == 2
+    for again in (nnx.merge(definition, state), nnx.clone(model)):
+        assert again.head.kernel.of[0] is again.tokens.embedding
+        assert_close(again(TOKENS), model(TOKENS))
+    nnx.update(model, jax.tree.map(lambda x: 2 * x, state))
+    assert_close(model.head.kernel[...], model.tokens.embedding[...].T)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"ref": True}, {"hijax": True}])
+def test_kinds_of_variables(metadata):
+    variable = nnx.Param(jnp.arange(6.0).reshape(2, 3), **metadata)
+    view = st.View(jnp.transpose, variable)
+    np.testing.assert_array_equal(view[...], jnp.arange(6.0).reshape(2, 3).T)
+    np.testing.assert_array_equal(st.unwrap([view])[0], view[...])
+
+
+def test_a_training_state_of_linen():
+    from sharedtree.linen import TrainState
+
+    model = linen_model()
+    params = model.weights(model.tied)
+    state = TrainState.create(apply_fn=OfLinen().apply, params=model.tied, tx=optax.adamw(0.1))
+
+    @functools.partial(st.jit, policy=CONTAINERS)
+    def step(state):
+        loss = lambda params: loss_of(state.apply_fn({"params": params}, TOKENS))
+        return state.apply_gradients(grads=st.grad(loss, policy=CONTAINERS)(state.params))
+
+    for _ in range(3):
+        state = step(state)
+    require_tied(model, state.params)
+    assert_close(model.weights(state.params), trained_by_oracle(params, optax.adamw(0.1)))
+
+
+class Layers(nn.Module):
+    """Layers that are scanned, each with a kernel that is the transpose of the one before it in the same layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        def layer(block, x, _):
+            x = nn.Dense(VOCABULARY, use_bias=False, name="up", parent=block)(x)
+            return nn.Dense(WIDTH, use_bias=False, name="down", parent=block)(x), None
+
+        return nn.scan(layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)(self, x, None)[0]
+
+
+def test_stacked_layers_in_a_scan_of_linen():
+    x = jnp.arange(3.0)
+    params = Layers().init(jax.random.key(0), x)["params"]
+    tied = st.tie(params, lambda p: (p["up"]["kernel"], p["down"]["kernel"]), through=jnp.matrix_transpose)
+    w = params["up"]["kernel"]
+    loss = lambda params: jnp.sin(Layers().apply({"params": params}, x)).sum()
+    expected = jax.value_and_grad(lambda w: jnp.sin(functools.reduce(lambda x, w: x @ w @ w.T, w, x)).sum())(w)
+    value, gradient = st.value_and_grad(loss, policy=CONTAINERS)(tied)
+    assert_close((value, gradient["up"]["kernel"]), expected)
+    assert gradient["down"]["kernel"].of[0] is gradient["up"]["kernel"]
+
+
+def test_the_compiled_program_reads_the_weight_as_a_handwritten_one_does():
+    w = jnp.ones((64, 32))
+    tied = st.Dag({"w": w, "kernel": st.View(jnp.transpose, w)})
+
+    def of_view(dag, tokens):
+        params = st.unwrap(dag.tree)
+        return params["w"][tokens] @ params["kernel"]
+
+    by_view = jax.jit(of_view).lower(tied, TOKENS).compile()
+    by_hand = jax.jit(lambda w, tokens: w[tokens] @ w.T).lower(w, TOKENS).compile()
+    assert by_view.cost_analysis() == by_hand.cost_analysis()
+    assert by_view.memory_analysis().argument_size_in_bytes == by_hand.memory_analysis().argument_size_in_bytes

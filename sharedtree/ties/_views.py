@@ -451,7 +451,8 @@ def with_view(
         path = read.text(target)
         raise SharingMismatchError(
             f"`{path}` is a view already: {read.objects[target]!r}. One place has one value.\n"
-            "Put an array in its place first, by its path:\n"
+            "Put an array in its place first:\n"
+            f"    model = sharedtree.untie(model, lambda m: m{path})\n"
             f"    model = sharedtree.tree.at(lambda m: m{path}, model, array)",
             (path,),
         )
