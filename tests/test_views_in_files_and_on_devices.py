@@ -279,3 +279,29 @@ def test_named_shardings_of_nnx(mesh):
     assert again.head.kernel.of[0] is again.tokens.embedding
     assert again.tokens.embedding[...].sharding.spec == PartitionSpec("d", None)
     np.testing.assert_array_equal(again.head.kernel[...], tied.tokens.embedding[...].T)
+
+
+# --- which object of a tie is kept ------------------------------------------------------------------------------------
+
+
+def test_retie_keeps_the_array_at_its_own_place():
+    new = jnp.ones((2, 3))
+    changed = eqx.tree_at(lambda net: net.embed, model(), new)
+    tied = st.retie(changed, like=model())
+    assert tied.embed is new
+    assert tied.decoder.of[0] is new
+    variables = {"a": st.View(jnp.transpose, old := nnx.Param(W)), "b": old}
+    apart = {"a": st.View(jnp.transpose, nnx.Param(W)), "b": nnx.Param(new)}
+    tied = st.retie(apart, like=variables)
+    assert tied["a"].of[0] is tied["b"]
+    np.testing.assert_array_equal(tied["b"][...], new)
+
+
+def test_untie_leaves_the_array_at_its_own_place():
+    loose = st.untie(model())
+    assert loose.embed is W
+    assert loose.decoder.of[0] is not W
+    np.testing.assert_array_equal(loose.decoder.of[0], W)
+    loose = st.untie(model(), lambda net: net.decoder)
+    assert loose.embed is W
+    assert not st.ties(loose)

@@ -12,7 +12,7 @@ from ..core._pack_and_unpack import build
 from ..core._printing import shown
 from ..core._sharing import matching, merged
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Record, canonical
+from ..core._structure import LEAF, Node, Op, Record, canonical, edges
 from ..core._traced_leaves_and_identity import carries_identity
 from ._interchangeable import require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
@@ -198,7 +198,10 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
         if op is LEAF:
             becomes.setdefault(origin[number], set()).add(names[number])
     parted = {number for number, several in becomes.items() if len(several) > 1}
-    used: set[int] = set()
+    keepers: dict[int, Any] = {}  # leaf of the tree → the name of what keeps its array
+    for number in _in_order(twin):
+        if twin[number][0] is LEAF:
+            keepers.setdefault(origin[number], names[number])
     table: list[Any] = []
     made: dict[Any, Any] = {}
     for number, (op, children) in enumerate(twin):
@@ -206,9 +209,8 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
         if name not in made:
             if op is LEAF:
                 leaf = read.leaves[origin[number]]
-                if origin[number] in used and carries_identity(leaf):
+                if name != keepers[origin[number]] and carries_identity(leaf):
                     leaf = another(leaf)
-                used.add(origin[number])
                 made[name] = leaf
             elif type(op) is Node:
                 made[name] = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
@@ -223,6 +225,13 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     meant |= {number for number in becomes if kind_of(read.leaves[number]) in kinds}
     note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and origin[number] in meant)
     return table[-1]
+
+
+def _in_order(twin: Sequence[Record]) -> Sequence[int]:
+    """The records in the order of their paths; what is below views comes last."""
+    if not any(type(op) is Node and op.type.is_view for op, _ in twin):
+        return range(len(twin))
+    return [number for number, _ in edges(twin, [((), len(twin) - 1)])]
 
 
 def _unfolded(tree: FlatDag) -> tuple[list[Record], list[int]]:
@@ -248,6 +257,8 @@ def _unfolded(tree: FlatDag) -> tuple[list[Record], list[int]]:
 
 def retie(tree: T, like: Any) -> T:
     """Gives a tree the ties of another one, keeping for each tie the object at its first path.
+
+    Paths through views come last.
 
     The way back after `jax.tree.map`, `optax.apply_updates` or a checkpoint without ties.
 
@@ -283,6 +294,12 @@ def retie(tree: T, like: Any) -> T:
             require_interchangeable(read, group[0], number)
     records, numbers = merged(read, groups.values())
     made = _with_leaves(records, numbers, read)
+    # The lowest record of each group is left, which a view may come first to. The object to keep is another one then.
+    order = {number: place for place, number in enumerate(read.first_paths)}
+    for group in groups.values():
+        if read.records[group[0]][0] is LEAF:
+            kept = min(group, key=order.__getitem__)
+            made.leaves.update({numbers[number]: read.leaves[kept] for number in group if number in numbers})
     tied = {numbers[number] for group in groups.values() if len(group) > 1 for number in group if number in numbers}
     note_ties(made, tied)
     note_tied(made, list(made.leaves.values()))
