@@ -5,6 +5,7 @@ import json
 
 import equinox as eqx
 import flax.linen as nn
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -305,3 +306,60 @@ def test_untie_leaves_the_array_at_its_own_place():
     loose = st.untie(model(), lambda net: net.decoder)
     assert loose.embed is W
     assert not st.ties(loose)
+
+
+# --- on random DAGs ---------------------------------------------------------------------------------------------------
+
+
+@hypothesis.strategies.composite
+def dags_with_views(draw):
+    """Nested lists and modules of a few arrays and of views of them, in any order."""
+    draw_index = lambda parts: draw(hypothesis.strategies.integers(0, len(parts) - 1))
+    arrays = [jnp.full(2, float(i)) for i in range(4)]
+    sources, parts = list(arrays), list(arrays)
+    for _ in range(draw(hypothesis.strategies.integers(1, 8))):
+        kind = draw(hypothesis.strategies.sampled_from(["view", "list", "module"]))
+        if kind == "view":
+            made = st.View(jnp.add, *[sources[draw_index(sources)] for _ in range(2)])
+            sources.append(made)
+        else:
+            children = [parts[draw_index(parts)] for _ in range(2)]
+            made = children if kind == "list" else ViewFirst(*children)
+        parts.append(made)
+    return [parts[draw_index(parts)] for _ in range(4)]
+
+
+def unfolded(tree, path=()):
+    """All arrays with all of their paths, in the order of the tree, and whether a path leads through a view."""
+    if isinstance(tree, jax.Array):
+        yield tree, path
+    else:
+        children, _ = jax.tree_util.default_registry.flatten_one_level_with_keys(tree)
+        for key, child in children:
+            yield from unfolded(child, (*path, key))
+
+
+@hypothesis.given(dags_with_views())
+def test_no_path_through_a_view_represents_what_has_another(tree):
+    def is_through_view(path):
+        return any(str(key) == ".of" for key in path)
+
+    own_places, arrays = {}, {}
+    for array, path in unfolded(tree):
+        arrays[id(array)] = array
+        if not is_through_view(path):
+            own_places.setdefault(id(array), jax.tree_util.keystr(path))
+    representatives = {id(leaf): jax.tree_util.keystr(path) for path, leaf in st.tree.leaves_with_path(tree)}
+    assert representatives.keys() == arrays.keys()
+    for number, path in own_places.items():
+        assert representatives[number] == path
+    for tie in st.ties(tree):
+        if tie.kind == "array":
+            assert ".of[" not in tie.paths[0] or all(".of[" in path for path in tie.paths)
+    names = tensors(st.to_bytes(tree))
+    assert {path.removeprefix(".") for path in own_places.values()} <= set(names)
+    assert len(names) == len(arrays)
+    for opened, leaf in zip(jax.tree.leaves(st.unwrap(tree)), jax.tree.leaves(st.unwrap(st.copy(tree))), strict=True):
+        np.testing.assert_array_equal(opened, leaf)
+    loaded = st.from_bytes(st.to_bytes(tree), trusted=[ViewFirst])
+    st.assert_same_sharing(loaded, tree)
