@@ -199,6 +199,19 @@ def test_an_array_that_is_computed_from_itself_is_refused():
         tie(tie(square, "a", "b"), "b", "a")
 
 
+def test_what_was_tied_becomes_one_view_at_all_of_its_places():
+    kernel = jnp.zeros((3, 2))
+    model = tie({"a": W, "b": kernel, "c": [kernel]}, "a", "b")
+    assert model["b"] is model["c"][0]
+    assert model["b"].of[0] is W
+
+
+def test_a_view_of_a_view_is_made_by_tying_twice():
+    model = tie(tie({"a": W, "b": W.T, "c": W.T}, "a", "b"), "b", "c", through=jnp.negative)
+    assert model["c"].of[0] is model["b"]
+    np.testing.assert_array_equal(st.unwrap(model)["c"], -W.T)
+
+
 def test_one_place_has_one_value():
     model = tie({"a": W, "b": W.T}, "a", "b")
     with pytest.raises(SharingMismatchError, match="is a view already"):
@@ -274,6 +287,16 @@ def test_a_gradient_of_vanilla_transforms_is_refused_by_what_comes_next():
         tx.update(gradient, tx.init(tied()), tied())
     with pytest.raises(SharingMismatchError, match=r"`\.w` and `\.kernel\.of\[0\]`"):
         st.apply_updates(tied(), gradient)
+
+
+def test_a_tie_that_a_function_loses_is_named():
+    with pytest.warns(st.UntiedWarning, match=r"`net\.w` and `net\.kernel\.of\[0\]`"):
+        st.jit(lambda net: jax.tree.map(lambda x: x + 1, net))(tied())
+
+
+def test_an_opened_model_has_lost_no_tie():
+    opened = st.jit(lambda net: st.unwrap(net))(tied())
+    np.testing.assert_array_equal(opened.kernel, W.T)
 
 
 def test_containers_without_the_policy_are_warned_of():

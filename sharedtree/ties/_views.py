@@ -16,6 +16,7 @@ A view is no array. JAX takes it apart like any node: under `vmap` an array with
 Printing, listing, loading and saving call no function of a view.
 """
 
+import contextlib
 import functools
 import sys
 import types
@@ -294,8 +295,9 @@ _introductions: list[Callable[[], bool]] = [
 def _introduce_to_libraries() -> None:
     # Every view comes here, also one that a transform rebuilds: a library may have been imported since the last one.
     for introduce in tuple(_introductions):
-        if introduce() and introduce in _introductions:
-            _introductions.remove(introduce)
+        if introduce():
+            with contextlib.suppress(ValueError):  # another thread came first, which does no harm
+                _introductions.remove(introduce)
 
 
 def _refuse_flax_file(view: View) -> NoReturn:
@@ -566,4 +568,6 @@ def _text_of_source(source: Any) -> str:
         return repr(source)
     if is_variable(source) or is_box(source):
         return f"{type(source).__name__}"
-    return f"{source.dtype}{list(source.shape)}" if carries_identity(source) else shown(source)
+    # What stands in the place of an array while JAX or a library works on the tree is named by its class.
+    is_array = node_type_of(source) is None and carries_identity(source)
+    return f"{source.dtype}{list(source.shape)}" if is_array else type(source).__name__
