@@ -464,3 +464,25 @@ def test_listing_and_printing_call_no_function():
     st.tree.map(lambda x: x, model)
     st.copy(model)
     st.untie(model)
+
+
+def test_towers_of_views_are_printed_and_opened_in_no_time():
+    view = st.View(jnp.add, W, W)
+    for _ in range(200):
+        view = st.View(jnp.maximum, view, view)
+    model = {"w": W, "view": view}
+    assert repr(view) == "View(maximum, View(maximum, ...), View(maximum, ...))"
+    assert len(str(st.summary(model))) < 10**6
+    st.ties(model)
+    st.explain(st.jit(lambda model: 0, policy=CONTAINERS), model)
+    np.testing.assert_array_equal(st.unwrap(model)["view"], 2 * W)
+    np.testing.assert_array_equal(view[...], 2 * W)
+    assert st.from_bytes(st.to_bytes(model))["view"].of[0] is not None
+
+
+def test_many_sources_and_arguments_are_named_in_part():
+    view = st.View(functools.partial(jnp.add, *range(20)), *[W] * 20)
+    model = [W, view]
+    (text,) = st.ties(model)[0].views
+    assert text.endswith("([0], [0], [0], [0], [0], [0], [0], [0], ...)")
+    assert "7, ...]" in text

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from ..ties._list_ties import MOST_SOURCES
 from ._description import Description, Part, Size, joined
 
 _FEWEST = 3  # two layers are shown as they are
@@ -261,7 +262,12 @@ class Outline:
     def view(self, number: int) -> str:
         """The function of a view and the paths of what it is computed from. Empty for other parts."""
         part = self.description[number]
-        return f"{part.through}({', '.join(map(self.path, part.children))})" if part.through else ""
+        if not part.through:
+            return ""
+        paths = [self.path(child) for child in part.children[:MOST_SOURCES]]
+        if len(part.children) > MOST_SOURCES:
+            paths.append("...")
+        return f"{part.through}({', '.join(paths)})"
 
     def is_elsewhere(self, number: int) -> bool:
         """Tells whether a part is a view, all of whose sources are shown at places of their own."""

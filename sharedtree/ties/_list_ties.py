@@ -109,15 +109,26 @@ def text_of_view(read: FlatDag, number: int) -> str:
     """The function of a view and the first paths of what it is computed from: `transpose(.embed.embedding)`."""
     op = read.records[number][0]
     assert type(op) is Node
-    return f"{text_of_function(op.aux.peek())}({', '.join(map(read.text, sources_of_view(read, number)))})"
+    paths = list(map(read.text, sources_of_view(read, number)[:MOST_SOURCES]))
+    if len(sources_of_view(read, number)) > MOST_SOURCES:
+        paths.append("...")
+    return f"{text_of_function(op.aux.peek())}({', '.join(paths)})"
+
+
+MOST_SOURCES = 8
+"""How many of the arrays that a view is computed from are named."""
 
 
 def text_of_function(through: Any) -> str:
     """Names the function of a view: `transpose`, `swapaxes[axis1=-1, axis2=-2]`. Calls nothing."""
-    if type(through) in (functools.partial, jtu.Partial):
-        arguments = [*map(shown, through.args), *(f"{key}={shown(value)}" for key, value in through.keywords.items())]
-        return f"{text_of_function(through.func)}[{', '.join(arguments)}]"
-    return printable(name_of(through, type(through).__name__))
+    arguments: list[str] = []
+    while type(through) in (functools.partial, jtu.Partial):
+        arguments += [*map(shown, through.args), *(f"{key}={shown(value)}" for key, value in through.keywords.items())]
+        through = through.func
+    name = printable(name_of(through, type(through).__name__))
+    if len(arguments) > MOST_SOURCES:
+        arguments[MOST_SOURCES:] = ["..."]
+    return f"{name}[{', '.join(arguments)}]" if arguments else name
 
 
 def _describe(read: FlatDag, number: int, paths: tuple[str, ...], views: tuple[str, ...]) -> Tie:

@@ -564,8 +564,8 @@ def add_note_of_views(error: Exception, tree: FlatDag) -> None:
 
 
 def _text_of_source(source: Any) -> str:
-    if isinstance(source, View):
-        return repr(source)
+    if isinstance(source, View):  # of which there may be a tower, each with two of the one below
+        return f"View({text_of_function(source.through)}, ...)"
     if is_variable(source) or is_box(source):
         return f"{type(source).__name__}"
     # What stands in the place of an array while JAX or a library works on the tree is named by its class.

@@ -121,15 +121,17 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         treatments = _treatments(tree, f.grouping(policy, call.arguments).treatments(tree))
     first_texts: dict[int, str] = {}
     rows: list[LeafReport] = []
-    view_texts: list[str] = []
+    view_texts: set[str] = set()
+    is_below_view = False
     for record, path in tree.edges():
         text, node, obj = jtu.keystr(path), tree.node(record), tree.objects[record]
-        is_below_view = any(text.startswith(f"{view}.of[") for view in view_texts)
+        # What is below views comes last.
+        is_below_view = is_below_view or (bool(view_texts) and jtu.keystr(path[:-1]) in view_texts)
         if is_below_view and record in first_texts:
             continue  # the row of the view names it
         first_text = first_texts.setdefault(record, text)
         if node is not None and node.type.is_view:
-            view_texts.append(text)
+            view_texts.add(text)
             rows.append(LeafReport(text, "view", text_of_view(tree, record), "", ""))
             continue
         tied_to = first_text if first_text != text else ""
