@@ -1,8 +1,8 @@
-"""Compiles `sharedtree/core/_native.c` with the platform's C compiler; without one, the wheel is pure Python.
+"""Compiles the C files of `sharedtree/core/` with the platform's C compiler; without one, the wheel is pure Python.
 
 A wheel is built without a change of the checkout, which may be read-only. It gets what was compiled, and in any case
-`_native_source.py`, the digest of the source that its other files belong to: a wheel has no source, and a compiled file
-that is left from another version is told by the digest that it has in it.
+`_native_source.py`, the digest of the C files that its other files belong to: a wheel has no C files, and a compiled
+file that is left from another version is recognised by the digest that it contains.
 
 An editable install, and a checkout in which this is run by hand, `python hatch_build.py`, get the compiled file beside
 the source. It takes the place of the one before in one step, so that no process ever loads half of it, and only once it
@@ -31,8 +31,8 @@ except ImportError:  # run by hand, where hatchling need not be installed
     BuildHookInterface = object
 
 ROOT = pathlib.Path(__file__).parent
-SOURCE = ROOT / "sharedtree" / "core" / "_native.c"
-TARGET = ROOT / "sharedtree" / "core" / "_native.abi3.so"
+FOLDER = ROOT / "sharedtree" / "core"
+TARGET = FOLDER / "_native.abi3.so"
 
 # The same words as in `sharedtree/core/_native_or_python.py`, which is not imported without JAX.
 OFF = ("0", "false", "no", "off")
@@ -70,12 +70,15 @@ class CompileHook(BuildHookInterface):
 
 
 def digest() -> str:
-    """That of the source."""
-    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+    """SHA-256 of all C files, by name. `sharedtree/core/_native_or_python.py` computes the same."""
+    total = hashlib.sha256()
+    for file in sorted(FOLDER.glob("_native*.[ch]")):
+        total.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()
 
 
 def is_current(compiled_file: pathlib.Path) -> bool:
-    """Whether a file was compiled from the source."""
+    """Whether a file was compiled from these C files."""
     try:
         return digest().encode() in compiled_file.read_bytes()
     except OSError:
@@ -152,7 +155,7 @@ def _failure(flags: str, target: pathlib.Path) -> str | None:
         *linking,
         f'-DSHAREDTREE_BUILT_FROM="{digest()}"',
         f"-I{sysconfig.get_path('include')}",
-        str(SOURCE),
+        *(str(file) for file in sorted(FOLDER.glob("_native*.c"))),
         "-o",
         str(draft),
     ]

@@ -17,7 +17,7 @@ from typing import Any
 import equinox as eqx
 from jax import tree_util as jtu
 
-from sharedtree.core import _classes_in_native_walk, _native_walk, _node_types, _static_values, _structure, _walk
+from sharedtree.core import _classes_in_native_walk, _node_types, _pack_and_unpack, _static_values, _structure, _walk
 from sharedtree.core._call_arguments import Arguments
 from sharedtree.core._pack_and_unpack import Tags, build, pack
 from sharedtree.core._structure import Structure, intern
@@ -34,7 +34,7 @@ try:
 except ImportError:
     sys.exit(77)
 
-native: Any = _native_walk.native
+native: Any = _pack_and_unpack.native
 RULES = Rules()
 
 
@@ -196,7 +196,9 @@ def failures_of_walk(make: Callable[[], Any], before: Any, known: dict[Any, Any]
         # In spite of all, the same tags serve the same walk.
         expected.check(*pack(trees[0], tags), tags)
 
-    return each_failure(prepare, lambda tags: native.walk(trees[0], tags, _native_walk.flags_of(RULES), known), check)
+    return each_failure(
+        prepare, lambda tags: native.walk(trees[0], tags, _pack_and_unpack.flags_of(RULES), known), check
+    )
 
 
 def failures_of_build(tree: Any) -> list[list[int]]:
@@ -215,7 +217,7 @@ def failures_of_build(tree: Any) -> list[list[int]]:
             assert [id(leaf) for leaf in again[0]] == [id(leaf) for leaf in leaves]  # alive in both
             assert again[1] is structure
 
-    steps = tuple([_classes_in_native_walk._step(*record) for record in structure.records])
+    steps = tuple([tuple(_classes_in_native_walk._step(*record)) for record in structure.records])
     program = functools.partial(native.Program, steps, None, structure.root, False, False)
     return [each_failure(list, act, check), each_failure(list, lambda _: program(), lambda *_: None)]
 
@@ -245,7 +247,7 @@ def failures_of_call(tree: Any) -> list[int]:
     function = with_memory(lambda hand: LeafGroup(pack(pair, Tags())[0], LeafSelection(of_result)))
     made = {tuple(SINGLE_GROUP): function}
     form = Form(arguments.aux, None, (), None, donates=True, latest=native.Latest(), made=made)
-    way = Way(Policy(), _native_walk.flags_of(rules), {1: form}, False, True, lambda _: None)
+    way = Way(Policy(), _pack_and_unpack.flags_of(rules), {1: form}, False, True, lambda _: None)
 
     def check(_: Any, outcome: Any) -> None:
         assert outcome is not None
@@ -274,7 +276,7 @@ def main() -> None:
     for name, make in KINDS.items():
         tree = make()
         pack(tree, Tags())
-        known = _native_walk._entries
+        known = _pack_and_unpack._entries
         walks = [failures_of_walk(lambda: tree, *args) for args in (((), known), (others, known), ((), {}))]
         sys.stdout.write(f"{name}: {walks}, {failures_of_build(tree)}, {failures_of_call(tree)}\n")
 

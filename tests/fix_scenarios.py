@@ -941,7 +941,7 @@ def _takes_operands(wrong):
     transform = lambda f, x: f(x)
     provoke = lambda: st.register_transform(transform, wrong, takes_operands=True)
     after = lambda: st.preserve_identities(transform)(loss, tied())
-    return of(provoke, TypeError, after, transform=transform, adapter=lambda crossing, f, x: x)
+    return of(provoke, TypeError, after, transform=transform, adapter=lambda call, f, x: x)
 
 
 @scenario

@@ -668,6 +668,7 @@ def test_a_function_with_shardings_is_traced_once_and_as_it_is_called(explicit):
             f = f.__wrapped__
 
 
+@pytest.mark.slow
 def test_explicit_meshes(explicit):
     with jax.set_mesh(explicit):
         net = st.device_put(tied(), sharded(explicit, P("x", "y")))

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 import sharedtree as st
-from sharedtree.core import _warning_source
-from sharedtree.core._warning_source import definition_of, definition_of_caller, warn_about
+from sharedtree.core import _errors
+from sharedtree.core._errors import definition_of, definition_of_caller, warn_about
 from tests.strategies import Pair
 
 
@@ -140,8 +140,8 @@ def test_the_once_filter_and_filters_by_module_tell_functions_apart():
 
 
 def test_nothing_is_remembered_of_functions_that_are_gone():
-    before = len(_warning_source._shown)
+    before = len(_errors._shown)
     for _ in range(20):
         definition_of(run_cell())
     gc.collect()
-    assert len(_warning_source._shown) <= before + 1
+    assert len(_errors._shown) <= before + 1

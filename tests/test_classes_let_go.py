@@ -13,6 +13,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import sharedtree as st
 from tests.garbage import collect_all
@@ -61,6 +62,7 @@ def use(cls):
         st.jit(lambda values: values)(made)
 
 
+@pytest.mark.slow
 def test_classes_are_let_go():
     references = []
     for name, make in CLASSES.items():

@@ -109,12 +109,12 @@ def test_modules_in_containers_pass_through_and_containers_in_modules_are_shared
         assert out["own"] is shared  # it is part of what passed through
 
 
-@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     ("name", "place"),
     # To Equinox's filters a bare deque is static, and cannot be hashed; we compare it by what is in it.
     [*[(name, "containers") for name in TRIED], *[(name, "deque") for name in TRIED if not name.startswith("eqx.")]],
 )
+@pytest.mark.slow
 def test_without_sharing_nothing_differs(name, place):
     transform = TRIED[name]
     function = of_one(transform, place)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import native
 from sharedtree.ties import _policy_and_context
 from sharedtree.ties._policy_and_context import DEFAULT, current_policy
 from tests.strategies import Pair

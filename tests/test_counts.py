@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import native
 from tests.garbage import collect_all, no_collection
 from tests.strategies import Pair
 
@@ -151,6 +151,60 @@ def test_python_calls_are_the_same_for_all_models():
         first, *others = [warm_calls(model, function) for model in models]
         assert all(each == first for each in others)
         assert len(first) <= MOST_CALLS
+
+
+class Watching(type(st.jit(add_one))):
+    """Overrides both steps that C may do, with nothing of its own."""
+
+    def called(self, args, kwargs, policy):
+        return super().called(args, kwargs, policy)
+
+    def leave(self, result, call, policy, used=None):
+        return super().leave(result, call, policy, used)
+
+
+class Stated(Watching):
+    calls_natively = True
+    finishes_natively = True
+
+
+class Inheriting(Stated):
+    """Overrides nothing, so what its base states holds."""
+
+
+class OverridingAgain(Stated):
+    def leave(self, result, call, policy, used=None):
+        return super().leave(result, call, policy, used)
+
+
+class Mixin:
+    def leave(self, result, call, policy, used=None):
+        return super().leave(result, call, policy, used)
+
+
+class ByMixin(Mixin, Stated):
+    """Overrides by its base, which comes before the one that states something."""
+
+
+@pytest.mark.parametrize(
+    ("adapter", "calls", "finishes"),
+    [
+        (type(st.jit(add_one)), True, True),
+        (Watching, False, False),
+        (Stated, True, True),
+        (Inheriting, True, True),
+        (OverridingAgain, True, False),
+        (ByMixin, True, False),
+    ],
+)
+def test_an_adapter_says_whether_c_may_do_its_calls(adapter, calls, finishes):
+    assert (adapter.calls_natively, adapter.finishes_natively) == (calls, finishes)
+    f = adapter(jax.jit, lambda model: add_one(model), None, {})
+    for _ in range(3):
+        f(linear())
+    names = calls_of(f, linear())
+    if native is not None:
+        assert ("called" in names, "leave" in names) == (not calls, not (calls and finishes))
 
 
 @jax.tree_util.register_pytree_node_class

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as hst
 
 import sharedtree as st
 from sharedtree.core import _classes_in_native_walk
-from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries._dataclasses import fields_of
 from tests.strategies import is_array, nodes, pools

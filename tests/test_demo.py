@@ -193,6 +193,7 @@ def test_windows():
     assert found == {b"abc", b"bcd", b"cde", b"def", b"efg", b"fgh"}
 
 
+@pytest.mark.slow
 def test_a_position_does_not_see_what_follows(model):
     tokens = jnp.arange(10)
     one, other = jax.jit(lambda batch: jax.vmap(model)(batch))(jnp.stack([tokens, tokens.at[6:].set(200)]))
@@ -200,6 +201,7 @@ def test_a_position_does_not_see_what_follows(model):
     assert not np.allclose(one[6:], other[6:], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_rotated_vectors_know_only_how_far_apart_they_are(getkey):
     vectors = jnp.broadcast_to(jax.random.normal(getkey(), (8,)), (6, 1, 8))
     turned = rotated(vectors)[:, 0]

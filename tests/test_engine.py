@@ -14,7 +14,7 @@ from packaging import tags
 
 import sharedtree
 from sharedtree.core import _native_or_python
-from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import native
 from tests.serialise.process import run
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,14 @@ def assert_refused(checkout, reason):
 
 
 def digest_of(checkout):
-    return hashlib.sha256((checkout / CORE / "_native.c").read_bytes()).hexdigest()
+    total = hashlib.sha256()
+    for file in source_files(checkout):
+        total.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def source_files(checkout):
+    return sorted((checkout / CORE).glob("_native*.[ch]"))
 
 
 def whole_library():
@@ -114,13 +121,27 @@ def test_a_compiled_part_that_cannot_be_used(checkout, name):
 
 
 @pytest.mark.skipif(native is None, reason="there is no compiled part to copy")
+@pytest.mark.parametrize("file", source_files(ROOT.parent), ids=lambda file: file.name)
+def test_each_file_of_the_source_counts(checkout, monkeypatch, file):
+    shutil.copy(ROOT / "core" / "_native.abi3.so", checkout / CORE)
+    builder = builder_of(checkout, monkeypatch)
+    assert builder.digest() == digest_of(checkout)
+    assert builder.is_current(builder.TARGET)
+    with (checkout / CORE / file.name).open("a") as changed:
+        changed.write("/* changed */\n")
+    assert not builder.is_current(builder.TARGET)
+    assert_refused(checkout, OTHER_SOURCE)
+
+
+@pytest.mark.skipif(native is None, reason="there is no compiled part to copy")
 def test_a_package_that_lacks_its_source(checkout):
     """As an installed wheel does, which has the digest instead. It is the source that counts where there are both."""
     shutil.copy(ROOT / "core" / "_native.abi3.so", checkout / CORE)
     described, digest = checkout / CORE / "_native_source.py", digest_of(checkout)
     described.write_text("DIGEST = 'of another version'")
     assert report(checkout) == NATIVE
-    (checkout / CORE / "_native.c").unlink()
+    for file in source_files(checkout):
+        file.unlink()
     assert_refused(checkout, OTHER_SOURCE)
     described.write_text(f"DIGEST = {digest!r}")
     assert report(checkout) == NATIVE
@@ -296,7 +317,7 @@ def test_a_wheel_is_built_beside_the_checkout(checkout, tmp_path_factory, monkey
 
     installed = tmp_path_factory.mktemp("installed")
     shutil.copytree(
-        ROOT, installed / "sharedtree", ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.draft")
+        ROOT, installed / "sharedtree", ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.[ch]", "*.draft")
     )
     for file, place in data["force_include"].items():
         shutil.copy(file, installed / place)

@@ -65,6 +65,7 @@ def _execute(codes, name, names):
             exec(compile(code.removeprefix("return "), f"<the fix of {name}>", "exec"), names)
 
 
+@pytest.mark.slow
 def test_every_fix_runs_and_every_fix_in_the_sources_has_a_scenario(tmp_path_factory):
     """A message that offers code which nobody has run may raise itself. Write a scenario for it."""
     done, categories, failures, skipped = set(), set(), [], []

@@ -66,6 +66,7 @@ def test_the_norm_worked_out_by_hand(tree, expected):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
+@pytest.mark.slow
 def test_the_norm_rounds_as_that_of_optax(dtype):
     """The same dtype, bit by bit, also where half precision rounds or overflows."""
     leaves = [jnp.linspace(-3, 300, 129).astype(dtype), jnp.full(3, 0.1).astype(dtype)]

@@ -150,6 +150,7 @@ def test_a_thousand_modules_or_lists_in_a_module():
     np.testing.assert_array_equal(leaf, [2.0, 2.0])
 
 
+@pytest.mark.slow
 def test_plain_lists_outside_modules_of_any_depth():
     same = st.jit(lambda x: x)
     for inner in (jnp.ones(2), Box(jnp.ones(2))):
@@ -181,6 +182,7 @@ def test_plain_lists_never_cost_a_thread_its_recursion_limit():
     assert in_a_thread(call) == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_never_ends_is_an_error():
     class Endless:
         pass
@@ -249,6 +251,7 @@ def is_freed_by_vanilla_jax():
     return ref() is None
 
 
+@pytest.mark.slow
 def test_structures_of_jitted_calls_are_freed_with_the_function_and_the_caches_of_jax():
     model = Box((jnp.ones(2), "jitted only here"))
     f = st.jit(lambda m: st.tree.map(lambda x: x + 1, m))

@@ -451,6 +451,7 @@ def statics(obj):
 
 
 @given(tree=dags(max_nodes=6), data=hst.data())
+@pytest.mark.slow
 def test_random_dags_mutated_between_calls_of_one_function(tree, data):
     f = st.jit(add_one)
     tree = copy_dag(tree)

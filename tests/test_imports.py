@@ -118,6 +118,7 @@ print(*[name for name in sys.modules if name.startswith("sharedtree.compat")])
     assert (is_loaded, compat) == ("True", ""), "what is for treex and treeo is imported for everyone"
 
 
+@pytest.mark.slow
 def test_what_is_imported_later_can_be_used_first_in_a_trace_while_python_ends(tmp_path):
     code = """
 import atexit, sys

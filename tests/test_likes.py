@@ -57,6 +57,7 @@ def test_jacobians_are_modules_with_the_blocks_summed_over_the_paths():
                 assert (jacobian.first.x.weight is jacobian.second.left.weight) == shared_weight
 
 
+@pytest.mark.slow
 def test_argnums():
     a, b = Pair(jnp.ones(2), jnp.ones(2) * 2), Pair(jnp.ones(2) * 3, jnp.ones(2) * 4)
 
@@ -79,6 +80,7 @@ def test_argnums():
 
 
 @pytest.mark.parametrize("transform", [st.jacfwd, st.jacrev])
+@pytest.mark.slow
 def test_a_module_that_is_all_of_an_earlier_argument(transform):
     a, b, c = jnp.array([1.0, 2.0]), jnp.array([3.0, -1.0]), jnp.array([0.5, 4.0])
     m = Pair(a, b)
@@ -162,7 +164,7 @@ def test_no_auxiliary_data(result):
 
 
 @pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev", "filter_hessian"])
-@pytest.mark.sampled(every=2)
+@pytest.mark.slow
 def test_equinox_jacobians(name):
     transform = getattr(eqx, name)
     linear, x = eqx.nn.Linear(2, "scalar", key=jax.random.key(0)), jnp.ones(2)

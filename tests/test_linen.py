@@ -323,6 +323,7 @@ def test_states_of_one_transformation_have_one_treedef():
     assert_identical(doubled.params, jax.tree.map(lambda x: 2 * x, one.params))
 
 
+@pytest.mark.slow
 def test_states_are_made_under_transforms():
     tx = optax.adam(0.1)
 
@@ -373,6 +374,7 @@ def loss_that_overwrites(params, x):
     return loss(params["params"], x) + (scales["scale"] ** 2).sum() + (scales["history"] * jnp.arange(3.0)).sum()
 
 
+@pytest.mark.slow
 def test_what_gradients_overwrite_is_overwritten_as_in_flax():
     tx = optax.adam(0.1)
     gradients = {
@@ -554,12 +556,14 @@ def test_what_is_no_transformation_is_refused(tx):
 @pytest.mark.parametrize(
     "params", [{}, [jnp.ones(2)], {"a": 1.0}, {"a": np.ones(3, np.float32)}, {"a": jnp.ones(3, jnp.bfloat16)}], ids=str
 )
+@pytest.mark.slow
 def test_other_parameters_without_ties_are_as_in_flax(params):
     grads = jax.tree.map(lambda leaf: jnp.ones_like(leaf) / 3, params)
     new, want = (create(c, params, optax.adam(0.1)).apply_gradients(grads=grads) for c in (TrainState, FLAX))
     assert_identical(contents(new), contents(want))
 
 
+@pytest.mark.slow
 def test_a_parameter_that_is_an_array_of_the_optimizers_state():
     """Entries of an optimizer's state do not count as ties: each is what it is without."""
     tx = optax.sgd(0.1, momentum=0.9)
@@ -617,6 +621,7 @@ def twin_of_modules(arrays, x):
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, lambda m: {"net": m}, lambda m: [m]], ids=["alone", "dict", "list"])
+@pytest.mark.slow
 def test_parameters_that_are_modules_of_equinox(wrap):
     model = equinox_model()
     of = lambda params: (
@@ -651,6 +656,7 @@ class Net(nnx.Module):
         return self.head(self.norm(jnp.tanh(self.embed(x)), use_running_average=True))
 
 
+@pytest.mark.slow
 def test_parameters_that_are_a_module_of_nnx():
     """State of the library's is left alone, as by `st.optimizer`; weight decay would change it."""
     model = Net()
@@ -698,6 +704,7 @@ def test_a_bare_array_is_a_parameter():
     np.testing.assert_array_equal(state.params, jnp.full(3, 0.5))
 
 
+@pytest.mark.slow
 def test_two_models_in_a_lookahead():
     tx = optax.lookahead(optax.sgd(0.1), 2, 0.5)
 
@@ -745,6 +752,7 @@ def test_a_state_is_saved_and_loaded_with_its_ties(cls, tmp_path):
         assert_close(contents(trained(st.jit(step_with_ties), again, BATCHES[2:])), contents(want))
 
 
+@pytest.mark.slow
 def test_loading_a_state_does_not_import_flax(tmp_path):
     path = tmp_path / "state.safetensors"
     st.save(path, create(TrainState, tied_params(), optax.sgd(0.1)).replace(tx=None))
@@ -761,6 +769,7 @@ def test_loading_a_state_does_not_import_flax(tmp_path):
     assert run(code, path).split() == ["TrainState"]
 
 
+@pytest.mark.slow
 def test_a_program_without_flax_is_told_what_is_missing():
     code = """
         import pydoc, sys
@@ -778,6 +787,7 @@ def test_a_program_without_flax_is_told_what_is_missing():
     assert run(code) == f"flax {lines}\n" * 3
 
 
+@pytest.mark.slow
 def test_what_flax_itself_lacks_is_said_by_flax():
     code = """
         import sys

@@ -124,6 +124,7 @@ def test_dqn_of_cleanrl():
     assert_close(runs[0][1].params, runs[1][1].params)
 
 
+@pytest.mark.slow
 def test_dqn_with_a_tied_layer():
     """`again` is tied to `hidden`, beside a network that has one layer for both."""
     params = params_of(QNetwork(2), jnp.ones((1, 3)))
@@ -325,6 +326,7 @@ def test_a_gpt_with_a_tied_embedding():
     assert tied["head"].is_deleted()
 
 
+@pytest.mark.slow
 def test_a_gpt_whose_embedding_attends_needs_no_ties():
     """Linen's own way has one weight, so nothing but the import changes."""
     once = params_of(AttendingGPT(), TOKENS)

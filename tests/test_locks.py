@@ -37,7 +37,7 @@ SCRIPT = """
     taken, done = threading.Event(), threading.Event()
 
     def hold():
-        with under_way.keeping_limit():
+        with under_way.restoring_limit():
             assert under_way.make_room(900)
             for lock in list(_locks._all_locks):
                 lock.__enter__()
@@ -61,7 +61,7 @@ SCRIPT = """
             with lock:
                 pass
         assert sys.getrecursionlimit() == found
-        with under_way.keeping_limit():
+        with under_way.restoring_limit():
             assert under_way.make_room(500)
         os._exit(0 if sys.getrecursionlimit() == found else 2)
     print(os.waitpid(child, 0)[1])
@@ -70,6 +70,7 @@ SCRIPT = """
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="the system does not fork")
+@pytest.mark.slow
 def test_a_child_of_a_fork_finds_no_lock_taken_and_no_room_of_other_threads():
     assert run(SCRIPT).split() == ["0"]
 
@@ -156,6 +157,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
+@pytest.mark.slow
 def test_no_lock_is_held_while_static_values_are_compared(name, num_held):
     make = VALUES[name]
     for _ in range(2):

@@ -61,6 +61,7 @@ def test_partition_of_a_carry(name, dag):
 
 
 @given(dag=dags())
+@pytest.mark.slow
 def test_partition_of_what_is_scanned(dag):
     assume(not python_numbers([dag]))
     stacked = copy_dag(dag, lambda x: jnp.stack([x, x, x]))
@@ -143,6 +144,7 @@ def test_a_static_number_that_changes_becomes_a_leaf(loop):
     assert type(same.steps) is int
 
 
+@pytest.mark.slow
 def test_what_is_learned_of_loops_and_branches_goes_with_their_functions():
     def make():
         class Own(eqx.Module):
@@ -306,6 +308,7 @@ def test_associative_scan_gives_what_vanilla_gives():
 
 
 @pytest.mark.parametrize("kind", ["lax", pytest.param("checkpointed", marks=pytest.mark.slow), "bounded"])
+@pytest.mark.slow
 def test_the_loops_of_equinox(kind):
     ours_scan, ours_while = st.preserve_identities(eqxi.scan), st.preserve_identities(eqxi.while_loop)
     xs = jnp.arange(1.0, 4.0)

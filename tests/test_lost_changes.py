@@ -733,7 +733,6 @@ def mapped_layers(before, model):
     return [st.tree.map(again, layer) for layer in model.layers]
 
 
-@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("how", ["jit", "vmap"])
 @pytest.mark.parametrize(
     ("what", "loses"),
@@ -747,7 +746,7 @@ def mapped_layers(before, model):
     ],
     ids=["a gradient", "what it was", "the model", "its layers", "its layers in reverse", "all layers but one"],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.slow
 def test_what_is_looked_at_grows_with_the_model_and_not_with_its_square(monkeypatch, what, loses, how):
     """Counts how often a change is looked for in a result, in a model and in one with four times as many layers."""
     looks = []
@@ -886,6 +885,7 @@ def test_what_is_one_for_all_elements_is_said_to_be_written_in_place_as_nnx_writ
 
 
 @pytest.mark.parametrize("kind", [WithDropout, WithCount, WithMetric])
+@pytest.mark.slow
 def test_pmap_writes_what_the_first_device_has_as_nnx_does_and_says_so(kind):
     """On several devices, where their values differ, in `on_eight_devices.py`."""
 
@@ -1024,6 +1024,7 @@ def test_what_in_place_would_write_beside_is_named():
     assert "That writes `batch.count` back, too" in message
 
 
+@pytest.mark.slow
 def test_nnx_and_optax_train_with_the_fix_as_with_flax():
     """The program that says nothing in Flax: the fix makes it what `nnx.jit` makes of it."""
 

@@ -101,6 +101,7 @@ def structures_agree(one: Any, other: Any) -> None:
     st.assert_same_sharing(one, other)
 
 
+@pytest.mark.slow
 def test_what_equinox_makes_of_a_module_has_its_structure():
     for name, module in modules().items():
         for operation, made in OPERATIONS.items():

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.core import _native_walk, _walk
-from sharedtree.core._native_walk import flags_of, native
+from sharedtree.core import _pack_and_unpack, _walk
 from sharedtree.core._node_types import node_type_of
-from sharedtree.core._pack_and_unpack import Tags
+from sharedtree.core._pack_and_unpack import Tags, flags_of, native
 from sharedtree.core._static_values import Static
 from sharedtree.core._structure import Given, Node, Update
 from sharedtree.core._walk import Rules
@@ -109,7 +108,7 @@ def test_wrong_tags_are_errors():
 def test_a_structure_that_has_died():
     tree = Pair(W, [W, "dead"])
     structure = st.tree.structure(tree)
-    known = {key: entry for key, entry in _native_walk._entries.items() if entry() is structure}
+    known = {key: entry for key, entry in _pack_and_unpack._entries.items() if entry() is structure}
     assert native.walk(tree, Tags(), flags_of(Rules()), known)[1] is structure
     dead = weakref.ref(Reluctant())
     assert dead() is None

@@ -12,8 +12,7 @@ from hypothesis import given, strategies as hst
 
 import sharedtree as st
 from sharedtree.core._call_arguments import Arguments
-from sharedtree.core._native_walk import native
-from sharedtree.core._pack_and_unpack import Tags, pack
+from sharedtree.core._pack_and_unpack import Tags, native, pack
 from sharedtree.core._walk import Rules
 from sharedtree.transforms._leaf_groups import LeafSelection
 from tests.strategies import (

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given, settings, strategies as hst
 
 from sharedtree.core import _walk
-from sharedtree.core._native_walk import native
-from sharedtree.core._pack_and_unpack import Tags, build, pack
+from sharedtree.core._pack_and_unpack import Tags, build, native, pack
 from sharedtree.core._structure import intern
 from sharedtree.core._walk import Rules
 from tests.kinds import ByContent, Keyed, Noted, Unregistered, made

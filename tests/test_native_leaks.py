@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.core._native_walk import native
-from sharedtree.core._pack_and_unpack import Tags, build, pack, walk
+from sharedtree.core._pack_and_unpack import Tags, build, native, pack, walk
 from sharedtree.core._structure import Given, Update, intern
 from sharedtree.core._walk import Rules
 from tests.kinds import ENDS, KINDS, W

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _sharedtree_module, _sharedtree_module_kinds
 from tests.kinds import Free

@@ -17,8 +17,7 @@ from hypothesis import example, given, strategies as hst
 
 import sharedtree as st
 from sharedtree.core import _walk
-from sharedtree.core._native_walk import native
-from sharedtree.core._pack_and_unpack import Tags, pack
+from sharedtree.core._pack_and_unpack import Tags, native, pack
 from sharedtree.core._static_values import Static
 from tests.kinds import nnx
 from tests.strategies import Pair

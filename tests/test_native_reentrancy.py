@@ -21,8 +21,7 @@ import pytest
 import sharedtree as st
 from sharedtree.core import _walk
 from sharedtree.core._class_attributes import dict_descriptor
-from sharedtree.core._native_walk import flags_of, native
-from sharedtree.core._pack_and_unpack import Tags, build
+from sharedtree.core._pack_and_unpack import Tags, build, flags_of, native
 from sharedtree.core._structure import Given, Update, intern
 from sharedtree.core._walk import Rules
 from sharedtree.ties import _policy_and_context

@@ -22,10 +22,9 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree.core import _classes_in_native_walk, _native_walk, _node_types, _walk
+from sharedtree.core import _classes_in_native_walk, _node_types, _pack_and_unpack, _walk
 from sharedtree.core._class_attributes import dict_descriptor
-from sharedtree.core._native_walk import native
-from sharedtree.core._pack_and_unpack import Tags, build, pack, walk, walk as walk_natively
+from sharedtree.core._pack_and_unpack import Tags, build, native, pack, walk, walk as walk_natively
 from sharedtree.core._static_values import Static
 from sharedtree.core._structure import Given, Node, Update, intern
 from sharedtree.core._walk import Rules
@@ -95,7 +94,7 @@ def with_records(records):
 
 def knows(tree, rules=_walk.DEFAULT_RULES):
     """Whether the native walk knows a tree again, so that no test passes because everything is left to Python."""
-    return native.walk(tree, Tags(), _native_walk.flags_of(rules), _native_walk._entries) is not None
+    return native.walk(tree, Tags(), _pack_and_unpack.flags_of(rules), _pack_and_unpack._entries) is not None
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
@@ -517,20 +516,20 @@ def test_a_static_value_that_leads_to_its_own_structure_goes_with_it():
         return [weakref.ref(structure) for structure in held]
 
     collect_all()
-    before = len(_native_walk._entries), len(_classes_in_native_walk._tokens.alive)
+    before = len(_pack_and_unpack._entries), len(_classes_in_native_walk._tokens.alive)
     references = make()
     gc.collect()
     assert not any(reference() for reference in references)
-    assert (len(_native_walk._entries), len(_classes_in_native_walk._tokens.alive)) == before
+    assert (len(_pack_and_unpack._entries), len(_classes_in_native_walk._tokens.alive)) == before
 
 
 def test_keys_that_are_given_up_keep_nothing(monkeypatch):
-    monkeypatch.setattr(_native_walk, "MAX_KEYS", len(_native_walk._entries) + 3)
+    monkeypatch.setattr(_pack_and_unpack, "MAX_KEYS", len(_pack_and_unpack._entries) + 3)
     structures = []
     for _ in range(8):
         function = types.FunctionType((lambda: None).__code__, {})
         structures.append((st.tree.structure(Odd(W, function)), weakref.ref(function)))
-        assert len(_native_walk._entries) <= _native_walk.MAX_KEYS
+        assert len(_pack_and_unpack._entries) <= _pack_and_unpack.MAX_KEYS
     for structure, function in structures:
         assert function() is not None  # which the structure holds by itself
         assert st.tree.structure(Odd(W, function())) is structure
@@ -563,7 +562,7 @@ def test_values_that_are_made_anew_are_known_again_and_keep_nothing(make, walked
 
 
 def test_structures_met_by_many_threads_while_keys_are_given_up(monkeypatch):
-    monkeypatch.setattr(_native_walk, "MAX_KEYS", 8)
+    monkeypatch.setattr(_pack_and_unpack, "MAX_KEYS", 8)
 
     def work(seed):
         for i in range(300):

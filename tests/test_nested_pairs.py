@@ -248,8 +248,8 @@ def require_same_values(found, expected):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
 
 
-@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(("outer", "inner"), [*itertools.product(NAMES, NAMES)])
+@pytest.mark.slow
 def test_pairs(outer, inner):
     theirs = traced(VANILLA[outer](VANILLA[inner](on_dictionary)))
     expected = evaluated(theirs) if is_run(outer, inner) else None

@@ -144,8 +144,8 @@ each_layer = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.sampled(every=3)
 @each_layer
+@pytest.mark.slow
 def test_differentiated_under_jit_in_place(name):
     make, inputs, _ = LAYERS[name]
     mine, reference, loss = make(), make(), loss_of(name)
@@ -162,8 +162,8 @@ def test_differentiated_under_jit_in_place(name):
         assert_equal(mine, reference)
 
 
-@pytest.mark.sampled(every=3)
 @each_layer
+@pytest.mark.slow
 def test_under_vmap_in_place(name):
     """A stack of two layers, each on an input of its own; against the two, one after the other."""
     make, inputs, _ = LAYERS[name]

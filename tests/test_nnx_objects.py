@@ -12,7 +12,7 @@ from hypothesis import given
 
 import sharedtree as st
 from sharedtree.core import _classes_in_native_walk
-from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _nnx_layouts
 from tests.serialise.process import run
@@ -412,7 +412,7 @@ model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
 leaves, structure = st.tree.flatten(model)
 assert st.tree.structure(st.tree.unflatten(structure, leaves)) is structure
 from sharedtree.core import _classes_in_native_walk, _native_or_python
-assert (nnx.Linear in _classes_in_native_walk._layouts_in_use) is (_native_or_python.native is not None)
+assert (nnx.Linear in _classes_in_native_walk._layouts_in_use) is (_native_or_python.native_module is not None)
 """
 
 

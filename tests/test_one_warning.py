@@ -169,8 +169,8 @@ def steps(make, jit=st.jit):
     return step, record
 
 
-@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.slow
 def test_a_training_loop_is_told_once_where_it_loses_ties_and_what_keeps_them(name):
     make, function, fix = RECIPES[name]
     step, record = steps(make)

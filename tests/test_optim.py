@@ -203,6 +203,7 @@ def test_what_is_no_parameter_is_left_as_it_is(mode):
     assert static == [jax.nn.relu, 0.5, None]
 
 
+@pytest.mark.slow
 def test_depth_one_thousand():
     model = chain(1000, jnp.array(1.0), jnp.array(2.0))
     tx = st.optimizer(optax.sgd(0.1, momentum=0.0))

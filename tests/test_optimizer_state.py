@@ -84,6 +84,7 @@ TRANSFORMATIONS = {
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 @pytest.mark.parametrize("kind", PARAMETERS)
+@pytest.mark.sampled(every=4)
 def test_the_steps_are_optax_steps_on_the_parameters_alone(kind, name):
     make, trained = PARAMETERS[kind]
     model, before = make(), make()

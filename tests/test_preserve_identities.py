@@ -149,3 +149,24 @@ def test_results_that_eager_jax_returns_as_one_object():
         Pair(jnp.ones(2), None)
     )[1]
     assert partition(aux) == frozenset({frozenset({()}), frozenset({("first",)}), frozenset({("second",)})})
+
+
+def named_loss(net):
+    return net.first.sum()
+
+
+def test_compiled_programs_have_the_name_of_the_wrapped_function():
+    gradient = st.filter_grad(named_loss)
+    gradient.__name__ = "gradient_of_loss"
+    for function, name in ((double, "double"), (gradient, "gradient_of_loss")):
+        assert f"jit_{name}" in st.filter_jit(function).lower(tied()).as_text()
+
+
+def test_explaining_a_call_without_arguments_runs_the_function_no_more_often_than_calling_it():
+    calls = []
+    f = st.vmap(lambda: calls.append(None), axis_size=2)
+    f()
+    num_calls = len(calls)
+    calls.clear()
+    st.explain(f)
+    assert len(calls) <= num_calls

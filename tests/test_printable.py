@@ -204,6 +204,7 @@ COMMANDS = [
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.sampled(every=4)
 def test_no_entry_point_and_no_command_passes_them_on(forgery, tmp_path, capsys):
     draft = hostile(EVERYTHING)
     FORGERIES[forgery](draft, EVERYTHING)

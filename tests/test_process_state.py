@@ -226,11 +226,10 @@ TREES = {
     "modules": lambda: chain(600),
     "lists": lambda: lists(600, W),
 }
-DAILY = ("both",)
 
 
-@pytest.mark.sampled(every=7)
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in DAILY)) for k in TREES])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TREES)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_process_is_as_it_was(name, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

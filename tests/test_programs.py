@@ -14,8 +14,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.core._classes_in_native_walk import _compile
-from sharedtree.core._native_walk import native
-from sharedtree.core._pack_and_unpack import build, unpack
+from sharedtree.core._pack_and_unpack import build, native, unpack
 from sharedtree.core._structure import Structure
 from tests.strategies import Mutable, Pair
 from tests.test_native_walk import Odd

@@ -116,6 +116,7 @@ def gram():
 B = jnp.array([1.0, 2.0, -1.0])
 
 
+@pytest.mark.slow
 def test_a_linear_solve():
     lx = pytest.importorskip("lineax")
 

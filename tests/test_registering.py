@@ -28,14 +28,14 @@ def integrate(f, y0, ts, *, order=1):
 given = []
 
 
-def adapter(crossing, f, y0, ts, **options):
-    given.append((crossing.policy, options))
-    y0, ts = crossing.enter(f, {"y0": y0, "ts": ts}, {"y0": "integrated", "ts": "a time"})
-    return crossing.leave(crossing.apply(crossing.function(f, packed_slope), y0, ts))
+def adapter(call, f, y0, ts, **options):
+    given.append((call.policy, options))
+    y0, ts = call.enter(f, {"y0": y0, "ts": ts}, {"y0": "integrated", "ts": "a time"})
+    return call.leave(call.apply(call.function(f, packed_slope), y0, ts))
 
 
-def packed_slope(inside, y, t):
-    return inside.like(y, inside.call(y, t))
+def packed_slope(trace, y, t):
+    return trace.like(y, trace.call(y, t))
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +71,7 @@ def test_a_transform_with_operands():
     np.testing.assert_allclose(ys.first, expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_under_other_transforms():
     solve = st.preserve_identities(integrate)
 
@@ -167,8 +168,8 @@ def test_what_is_refused_is_refused_without_an_adapter(transform):
         assert str(caught.value) == str(of_preserving.value)
 
 
-def test_the_adapter_in_the_docstring_of_the_crossing():
-    doc = st.transforms._crossing.__doc__
+def test_the_adapter_in_the_docstring_of_calls_with_operands():
+    doc = st.transforms._calls_with_operands.__doc__
     names = {}
     exec(textwrap.dedent(doc[doc.index("    def ") :]), names)
     scale = lambda f, xs: jax.lax.map(f, xs)

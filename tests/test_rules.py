@@ -125,8 +125,8 @@ def made_by(kind, change=lambda f: f):
     return change(MAKERS[kind]())
 
 
-@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.slow
 def test_under_our_transforms(kind):
     f, net = made_by(kind), tied()
     want, other = (sum_by_hand(net, x) for x in (X, 2 * X))

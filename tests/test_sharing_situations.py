@@ -593,6 +593,7 @@ def test_a_new_variable_is_carried(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_state_goes_up_through_all_that_write_it(kind):
     situation = Situation(KINDS[kind])
     layer = situation.module(v=situation.variable(), calls=situation.variable())

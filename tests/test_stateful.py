@@ -73,6 +73,7 @@ def indexes(model):
     return [x for x in jax.tree.leaves(model, is_leaf=is_index) if is_index(x)]
 
 
+@pytest.mark.slow
 def test_equals_that_of_equinox_where_nothing_is_shared_and_a_shared_layer_has_one_state():
     for kind in LAYERS:
         ours, theirs = st.make_with_state(Net)(kind, False), eqx.nn.make_with_state(Net)(kind, False)
@@ -201,8 +202,8 @@ DIFFERENTIATED = {
 }
 
 
-@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("how", "kind"), [*[(how, "ema") for how in DIFFERENTIATED], ("grad", "index")])
+@pytest.mark.slow
 def test_of_the_arrays_with_which_a_state_begins_no_gradient_is_missed(how, kind):
     """`equinox.nn.State` leaves them in the model, where nobody reads them. The oracle is a state of copies."""
     model, xs = Net(kind, is_shared=True), jnp.arange(6.0).reshape(2, 3)

@@ -102,8 +102,8 @@ CALLS = {
 }
 
 
-@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.slow
 def test_a_cold_function_called_at_once(kind):
     flags = (None,) if kind == "static" else ()
 
@@ -157,8 +157,8 @@ def test_first_calls_of_each_transform(name):
         assert all(map(np.array_equal, values, leaves))
 
 
-@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.slow
 def test_first_calls_in_place(name):
     """Each thread has a model of its own, and writes into that one only."""
 
@@ -191,6 +191,7 @@ def test_a_dag_has_one_tree_in_all_threads(tree):
 
 
 @pytest.mark.parametrize("wrap", [st.jit, st.checkpoint, st.preserve_identities(eqx.filter_jit)])
+@pytest.mark.slow
 def test_a_function_wrapped_and_cleared_by_many(wrap):
     model = model_of(1)
 

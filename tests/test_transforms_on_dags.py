@@ -342,7 +342,7 @@ def test_an_adapter_of_ones_own_is_used():
     def solver(*args, **options):
         return jax.lax.custom_root(*args, **options)
 
-    def adapter(crossing, args, **options):
+    def adapter(call, args, **options):
         return "own"
 
     st.register_transform(solver, adapter, takes_operands=True)

@@ -33,6 +33,7 @@ CALLS = {
 
 
 @given(model=dags(), call=hst.sampled_from(sorted(CALLS)))
+@pytest.mark.slow
 def test_one_model_used_twice_is_cut_and_said_once(model, call):
     assume(floats(model) and not python_numbers([model]))
     with pytest.warns(st.UntiedWarning) as caught:
@@ -71,6 +72,7 @@ def error_of(q, target):
     return ((q(X) - 0.9 * target(X) - 1.0) ** 2).sum()
 
 
+@pytest.mark.slow
 def test_hard_updates_at_some_step_train_as_two_models_do():
     """Right after an update `q` and `target` are one object, then the step has made another `q`."""
 
@@ -97,6 +99,7 @@ def test_hard_updates_at_some_step_train_as_two_models_do():
             target = q
 
 
+@pytest.mark.slow
 def test_of_modules_that_share_a_part_the_part_is_cut():
     q = q_network(0)
     target = q_network(1, body=q.body)

@@ -19,8 +19,7 @@ import jax
 
 from ..core._by_identity import IdentitySet
 from ..core._errors import CycleError
-from ..core._node_types import node_type_of
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._node_types import carries_identity, node_type_of
 from ..ties._list_ties import ties
 
 Objects = tuple[Any, ...]

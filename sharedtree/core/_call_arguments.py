@@ -9,7 +9,7 @@ A static argument has no path, since it is no child. It stays in `args` or `kwar
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._native_or_python import native
+from ._native_or_python import native_module
 
 Position = int | str
 """A positional argument by its index, or a keyword argument by its name."""
@@ -57,7 +57,7 @@ class _Arguments:
     kwargs: dict[str, Any]
 
 
-class Arguments(_Arguments if TYPE_CHECKING else getattr(native, "Arguments", _Arguments)):
+class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Arguments", _Arguments)):
     """The arguments of a call. Its children are the traced ones: positional in order, then keywords sorted by name.
 
     Args:
@@ -83,8 +83,8 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native, "Arguments", _A
     @property
     def names(self) -> tuple[str | None, ...]:
         """The names of the positional arguments; None for a static one."""
-        positional, _, _ = self.aux
-        return positional
+        positional_names, _, _ = self.aux
+        return positional_names
 
     @property
     def static(self) -> tuple[str, ...]:
@@ -94,40 +94,41 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native, "Arguments", _A
 
     def parts(self) -> tuple[list[Any], ArgumentNames]:
         """Returns the children and the auxiliary data."""
-        positional, keywords, _ = self.aux
-        traced = [arg for name, arg in zip(positional, self.args, strict=True) if name is not None]
-        return [*traced, *[self.kwargs[name] for name in keywords]], self.aux
+        positional_names, traced_keywords, _ = self.aux
+        traced = [arg for name, arg in zip(positional_names, self.args, strict=True) if name is not None]
+        return [*traced, *[self.kwargs[name] for name in traced_keywords]], self.aux
 
     def keys(self) -> tuple[LeafPath, ...]:
         """Returns one key per child: its name."""
-        positional, keywords, _ = self.aux
-        return tuple([LeafPath(name) for name in (*positional, *keywords) if name is not None])
+        positional_names, traced_keywords, _ = self.aux
+        return tuple([LeafPath(name) for name in (*positional_names, *traced_keywords) if name is not None])
 
     @property
     def statics(self) -> tuple[Any, ...]:
         """The static arguments, positional ones first."""
-        positional, _, static = self.aux
-        values = [arg for name, arg in zip(positional, self.args, strict=True) if name is None]
-        return (*values, *[self.kwargs[name] for name in static])
+        positional_names, _, static_keywords = self.aux
+        values = [arg for name, arg in zip(positional_names, self.args, strict=True) if name is None]
+        return (*values, *[self.kwargs[name] for name in static_keywords])
 
     def with_statics(self, statics: Sequence[Any]) -> "Arguments":
         """Replaces the static arguments by the given values, in the order of `statics`."""
         if not statics:
             return self
-        positional, _, static = self.aux
+        positional_names, _, static_keywords = self.aux
         values = iter(statics)
-        args = [next(values) if name is None else arg for name, arg in zip(positional, self.args, strict=True)]
-        kwargs = self.kwargs | {name: next(values) for name in static}
-        return Arguments(positional, args, kwargs, static)
+        args = [next(values) if name is None else arg for name, arg in zip(positional_names, self.args, strict=True)]
+        kwargs = self.kwargs | {name: next(values) for name in static_keywords}
+        return Arguments(positional_names, args, kwargs, static_keywords)
 
     @classmethod
     def of_parts(cls, names: ArgumentNames, children: Sequence[Any]) -> "Arguments":
         """Rebuilds arguments from their auxiliary data and children. Static arguments become None."""
-        positional, keywords, static = names
+        positional_names, traced_keywords, static_keywords = names
+        # The children are in one sequence, positional ones first, so one iterator serves both.
         values = iter(children)
-        args = [None if name is None else next(values) for name in positional]
-        kwargs = {name: next(values) for name in keywords} | dict.fromkeys(static)
-        return cls(positional, args, kwargs, static)
+        args = [None if name is None else next(values) for name in positional_names]
+        kwargs = {name: next(values) for name in traced_keywords} | dict.fromkeys(static_keywords)
+        return cls(positional_names, args, kwargs, static_keywords)
 
 
 def positions_of(names: ArgumentNames) -> list[Position]:
@@ -135,5 +136,5 @@ def positions_of(names: ArgumentNames) -> list[Position]:
 
     For example, `(("net", None, "x"), ("rate",), ())` gives `[0, 2, "rate"]`.
     """
-    positional, keywords, _ = names
-    return [*[i for i, name in enumerate(positional) if name is not None], *keywords]
+    positional_names, traced_keywords, _ = names
+    return [*[i for i, name in enumerate(positional_names) if name is not None], *traced_keywords]

@@ -14,28 +14,54 @@ import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import tree_util as jtu
 from jax.core import Tracer
 
-from ._by_identity import IdentityDict, WeakIdentityDict
+from ._by_identity import IdentityDict, Interned, WeakIdentityDict
 from ._call_arguments import Arguments
-from ._interned_objects import Interned
 from ._jax_internals import REGISTRY, ConcreteArray
-from ._library_rows import NativeLayout, markers, native_layout_of
-from ._native_or_python import native
-from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, registration_callbacks
-from ._plain_containers import Inherited, NodeType, is_namedtuple
-from ._static_kinds import IdentityKey, Stability, cannot_change, is_known_by_address, objects_with_identity
-from ._static_values import Static, StaticMemo, key_of, new_static_memo
+from ._native_or_python import native_module as native
+from ._node_types import (
+    NUMPY_NUMBERS,
+    TRACED_NUMBERS,
+    Inherited,
+    NativeLayout,
+    NodeType,
+    carries_identity,
+    is_namedtuple,
+    is_registered,
+    is_traced,
+    is_value_of_variable,
+    markers,
+    native_layout_of,
+    node_type_of,
+    node_type_of_class,
+    registration_callbacks,
+)
+from ._static_values import (
+    IdentityKey,
+    Stability,
+    Static,
+    StaticMemo,
+    cannot_change,
+    is_known_by_address,
+    key_of,
+    new_static_memo,
+    objects_with_identity,
+)
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
-from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_identity, is_traced
 
 Description = tuple[Any, ...]
-"""The arguments of `new_kind` in `_native.c`."""
+"""The arguments of `new_kind` in `_native_walk.c`, in order.
+
+They are: the class; its *shape*, the native walk's number for the way to take instances apart; whether it is plain,
+mutable and known to JAX; the number of its convention; whether all this is a guess; its node type; the function that
+takes an instance apart; and the directions for reading attributes (`NativeLayout.native_arguments`).
+"""
 
 _NO_FIELDS = NativeLayout("").native_arguments
 
@@ -58,6 +84,9 @@ def _describe_object(obj: Any, number: int) -> Description | int:
     Args:
         obj: the object.
         number: the number of the convention, in the lower eight bits. Above them, whether only arrays are traced.
+
+    Returns:
+        A description for the class; or, for this object alone, `_IS_STATIC`, `_IS_VALUE` or `_IS_OBJECT`.
     """
     convention, filtered = _CONVENTIONS[number & 0xFF], bool(number >> 8)
     # These come for each leaf of each trace, so they are first. A tracer's class gets no description, because it does
@@ -92,8 +121,11 @@ def _kind_of_leaf(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
 
 
 def _describe_leaf(cls: type, shape: int, *, is_guess: bool = False) -> Description:
-    """Describes a class of leaves."""
-    return (cls, shape, False, False, False, native.INHERITED, is_guess, None, None, *_NO_FIELDS)
+    """Describes a class of leaves. A guess is given up once somebody registers the class as a node."""
+    is_plain = is_mutable = is_known_to_jax = False
+    facts = is_plain, is_mutable, is_known_to_jax, native.INHERITED
+    node_type = take_apart = None
+    return (cls, shape, *facts, is_guess, node_type, take_apart, *_NO_FIELDS)
 
 
 def _describe(node_type: NodeType) -> Description:
@@ -101,6 +133,7 @@ def _describe(node_type: NodeType) -> Description:
     cls, is_in_registry = node_type.cls, is_registered(node_type)
     convention = native.INHERITED if node_type.convention is None else NUMBERS[node_type.convention]
     shape, fields = _shape_of(node_type), _NO_FIELDS
+    # A library may let C read the attributes itself, without a call of the flatten function.
     answer = native_layout_of(cls) if is_in_registry or node_type.fields else None
     if answer is not None:
         library, layout = answer
@@ -112,13 +145,14 @@ def _describe(node_type: NodeType) -> Description:
             _layouts_in_use[cls] = layout
     take_apart = jtu.default_registry.flatten_one_level if is_in_registry else node_type.take_apart
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention
+    is_guess = False
     # The description must not keep a namedtuple's class alive, as its node type would.
     kept_type = None if shape == native.NAMEDTUPLE else node_type
-    return (cls, shape, *facts, False, kept_type, take_apart, *fields)
+    return (cls, shape, *facts, is_guess, kept_type, take_apart, *fields)
 
 
 def _shape_of(node_type: NodeType) -> int:
-    """The native walk's number for a kind of class, if no library has a layout for it."""
+    """Finds the native walk's number for the way to take instances of a class apart, if no library has a layout."""
     cls = node_type.cls
     if cls in _SHAPES:
         return _SHAPES[cls]
@@ -130,7 +164,7 @@ def _shape_of(node_type: NodeType) -> int:
 
 
 _SHAPES: dict[type, int] = {}
-"""Plain containers whose shape follows from the class alone."""
+"""Class of plain containers → its shape. Filled by `start`."""
 
 
 def drop_changed_layouts(records: Sequence[Record]) -> None:
@@ -140,7 +174,8 @@ def drop_changed_layouts(records: Sequence[Record]) -> None:
         if layout_in_use is None:
             continue
         answer = native_layout_of(cls)
-        if answer is None or answer[1] != layout_in_use:
+        _, layout = (None, None) if answer is None else answer
+        if layout != layout_in_use:
             native.unlearn(cls)
             _layouts_in_use.pop(cls, None)
 
@@ -181,15 +216,16 @@ _latest_exact: _LatestTokens = WeakIdentityDict()
 
 
 def _tokens_for(values: list[Any], is_exact: bool) -> list[Any]:
-    """Finds what represents static values in the key of a walk.
+    """Finds what represents static values in the key of a walk: the address of the object, or a token.
 
     Args:
-        values: the static values that the walk did not write out.
-        is_exact: whether the walk is exact (see `Rules.is_exact`).
+        values: the static values that the walk did not write out, as it does numbers and texts.
+        is_exact: whether the structure keeps the user's own static objects and not copies. Then an equal object
+            may not take the place of a list or a config, for example.
 
     Returns:
-        One answer for each value. (its class,) if the key has the addresses of all instances of that class;
-        (token, None) if the value stays the same for ever; otherwise the token alone.
+        One answer for each value. (its class,) if instances of that class are represented by their addresses;
+        (token, None) if the value stays the same for ever, so that C may store the token; otherwise the token alone.
     """
     memo = new_static_memo()
     stability: IdentityDict[Stability] = IdentityDict()
@@ -208,12 +244,14 @@ def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability],
         value: the value.
         memo: what this walk knows about static values. Extended.
         stability: what this walk knows about values that cannot change. Extended.
-        is_exact: whether the walk is exact.
+        is_exact: as for `_tokens_for`.
     """
     cls = type(value)
     key, is_mutable, may_have_objects = key_of(value, memo)
+    # A function or a class: the key has the address of the object itself.
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
+    # The objects in the value that an equal object cannot replace in an exact walk.
     objects = tuple(map(IdentityKey, objects_with_identity(value) if may_have_objects else ()))
     if cannot_change(value, stability):
         # An exact walk takes the token if any equal value is as good, and otherwise the address.
@@ -234,13 +272,44 @@ def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability],
 
 # --- programs ---------------------------------------------------------------------------------------------------------
 
-Step = tuple[int, type | None, Record | None, tuple[int | None, ...], tuple[Any, ...], Any, int | None]
-"""One object to build: (shape, class, record, numbers, names, values, target).
 
-The class and the record are those of a node. `numbers` are those of the children; of attributes in order, None for one
-that is static. `names` are those of the attributes or items. `values` are the static ones of them, or the function to
-call, or the value itself. `target` is the number of the caller's object that gets the content, None if there is none.
-"""
+class Step(NamedTuple):
+    """One object to build. C gets it as a plain tuple of the fields in this order (`read_step` in `_native_build.c`).
+
+    Attributes:
+        shape: the native walk's number for the way to build it.
+        cls: the class of a node. None for any other object.
+        record: the record of a node. None for any other object.
+        numbers: the numbers of the children. For a class with attributes: one entry for each attribute in order, None
+            for a static one.
+        names: the names of the attributes or items.
+        values: the static attributes in order, with None for each child; or the function to call; or the value itself.
+        target: the number of the caller's object into which the content is written. None if there is none.
+    """
+
+    shape: int
+    cls: type | None = None
+    record: Record | None = None
+    numbers: tuple[int | None, ...] = ()
+    names: tuple[Any, ...] = ()
+    values: Any = None
+    target: int | None = None
+
+
+class Recipe(NamedTuple):
+    """Answer of `native.recipe`: how the native walk builds instances of one class.
+
+    Attributes:
+        shape: its number for the way to build them.
+        names: the names of the declared attributes, in order. Empty for a class that declares none.
+        are_static: a byte for each attribute, 1 if it is static.
+        places: a byte for each attribute, its place among the children or among the static attributes.
+    """
+
+    shape: int
+    names: tuple[Any, ...]
+    are_static: bytes
+    places: bytes
 
 
 def _compile(structure: Structure) -> Any:
@@ -250,7 +319,7 @@ def _compile(structure: Structure) -> Any:
         Pair(w, 3)        with an Equinox module `Pair`: records   leaf   static 3   Pair(0, 1)
     the steps are   LEAF    STATIC with the value 3    FIELDS with the numbers 0, 1 and the names "first", "second".
     """
-    steps = tuple([_step(op, numbers) for op, numbers in structure.records])
+    steps = tuple([tuple(_step(op, numbers)) for op, numbers in structure.records])
     is_for_python = structure.is_noted or _has_update_for_python(structure)
     program = native.Program(steps, structure.given or None, structure.root, is_for_python, structure.updates)
     structure.program = program
@@ -267,8 +336,10 @@ def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> boo
     Such an object must stay the caller's own. C leaves it alone if it stays in its attribute. Python also finds the
     ones that moved, or that are in a place without a name, by their content.
     """
+    # Exact static objects are the caller's own already, so C may write them.
     if type(op) is not Update or op.node.aux.objects:
         return False
+    # A static leaf has no attribute of its own that C could leave alone.
     for number in numbers:
         child = structure.records[number][0]
         if type(child) is Static and child.has_objects:
@@ -279,86 +350,96 @@ def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> boo
 def _step(op: Op, numbers: tuple[int, ...]) -> Step:
     """Compiles one record: an operation and the numbers of the children."""
     if op is LEAF:
-        return native.LEAF, None, None, (), (), None, None
+        return Step(native.LEAF)
     if type(op) is Given:
-        return native.GIVEN, None, None, (), (), op.number, None
+        return Step(native.GIVEN, values=op.number)
     if type(op) is Static:
         # A value that can be mutated is copied for each tree that is built.
         if op.is_copied:
             return _step_calling(lambda _: op.thaw(), ())
-        return native.STATIC, None, None, (), (), op.peek(), None
+        return Step(native.STATIC, values=op.peek())
     if type(op) is Update:
         return _step_updating(op, numbers)
     assert type(op) is Node
-    recipe = None if op.aux.is_copied else native.recipe(op.type, op.aux.peek(), len(numbers))
-    if recipe is None or (recipe[0] == native.OTHER and not is_registered(op.type)):
+    recipe = None if op.aux.is_copied else _recipe_for(op, numbers)
+    if recipe is None or (recipe.shape == native.OTHER and not is_registered(op.type)):
         # The same as `_walk.build` does: it works for any function, and with auxiliary data that has to be copied.
         return _step_calling(lambda children: op.type.put_together(op.aux.thaw(), list(children)), numbers)
-    shape, *declared = recipe
-    return shape, op.type.cls, (op, numbers), *_content(shape, declared, op, numbers), None
+    return _step_by_recipe(recipe, op, numbers)
+
+
+def _recipe_for(node: Node, numbers: tuple[int, ...]) -> Recipe | None:
+    """Asks how the native walk builds a node. None if only a call of a Python function can."""
+    recipe = native.recipe(node.type, node.aux.peek(), len(numbers))
+    return None if recipe is None else Recipe(*recipe)
+
+
+def _step_by_recipe(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> Step:
+    """Makes a step that C runs without calling Python."""
+    return Step(recipe.shape, node.type.cls, (node, numbers), *_content(recipe, node, numbers))
 
 
 def _step_calling(make: Callable[[tuple[Any, ...]], Any], numbers: tuple[int, ...]) -> Step:
-    """A step that calls a function with the children."""
-    return native.OTHER, None, None, numbers, (), make, None
+    """Makes a step that calls a function with the children."""
+    return Step(native.OTHER, numbers=numbers, values=make)
 
 
 def _step_updating(op: Update, numbers: tuple[int, ...]) -> Step:
-    """A step that builds a node and writes its content into an object of the caller."""
+    """Makes a step that builds a node and writes its content into an object of the caller."""
+    # Exact static objects are the caller's own already, so writing them changes nothing.
     keeping = None if op.node.aux.objects else _step_keeping(op, numbers)
-    return (*_step(op.node, numbers)[:-1], op.number) if keeping is None else keeping
+    return _step(op.node, numbers)._replace(target=op.number) if keeping is None else keeping
 
 
 def _step_keeping(op: Update, numbers: tuple[int, ...]) -> Step | None:
-    """The same, with `KEPT` in place of each static object that stays in its attribute, so that C does not write it.
+    """Makes the same step with `KEPT` in place of each static object that stays in its attribute. C does not write it.
 
-    None if another static object would have to be written, or if the class is not built attribute by attribute.
+    Returns:
+        None if another static object would have to be written, or if the class is not built attribute by attribute.
     """
     step = _attributes_step(op.node, numbers)
     received = None if op.received_aux is None else Node(op.node.type, op.received_aux, op.node.keys)
     received_step = None if received is None else _attributes_step(received, numbers)
     if step is None or received_step is None:
         return None
-    shape, cls, record, places, names, values, _ = step
-    _, _, _, _, received_names, received_values, _ = received_step
-    received_value = dict(zip(received_names, received_values, strict=False))
-    # There may be more values than names. The last ones are the library's bookkeeping.
+    # There may be more values than names, hence `strict=False`. The last ones are the library's bookkeeping.
+    received_value = dict(zip(received_step.names, received_step.values, strict=False))
     written: list[Any] = []
-    for name, value in zip(names, values, strict=False):
+    for name, value in zip(step.names, step.values, strict=False):
         if not objects_with_identity(value):
             written.append(value)
         elif name in received_value and Static(value) == Static(received_value[name]):
             written.append(native.KEPT)
         else:
             return None
-    return shape, cls, record, places, names, (*written, *values[len(names) :]), op.number
+    return step._replace(values=(*written, *step.values[len(step.names) :]), target=op.number)
 
 
 def _attributes_step(node: Node, numbers: tuple[int, ...]) -> Step | None:
-    """The step that builds a node attribute by attribute. None if its class is built otherwise."""
-    recipe = native.recipe(node.type, node.aux.peek(), len(numbers))
-    if recipe is None or recipe[0] not in _SHAPES_WITH_NAMES:
+    """Makes the step that builds a node attribute by attribute. None if its class is built otherwise."""
+    recipe = _recipe_for(node, numbers)
+    if recipe is None or recipe.shape not in _SHAPES_WITH_NAMES:
         return None
-    shape, *declared = recipe
-    return shape, node.type.cls, (node, numbers), *_content(shape, declared, node, numbers), None
+    return _step_by_recipe(recipe, node, numbers)
 
 
 _SHAPES_WITH_NAMES: set[int] = set()
 """Shapes of classes whose static attributes are written by name."""
 
 
-def _content(shape: int, declared: Sequence[Any], node: Node, numbers: tuple[int, ...]) -> Any:
-    """The numbers, names and values of a step that C builds itself.
+def _content(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> Any:
+    """Finds the numbers, names and values of a step that C runs itself. `Step` has the meaning of each.
 
     Args:
-        shape: the shape of the class.
-        declared: (names in order, which of them are static, their places), for the shapes that declare fields.
+        recipe: the answer of `native.recipe` for the node.
         node: the node.
         numbers: the numbers of its children.
     """
-    aux = node.aux.peek()
+    shape, aux = recipe.shape, node.aux.peek()
+    # Built by a call of one function, kept as the value.
     if shape in (native.OTHER, native.NAMEDTUPLE):
         return numbers, (), node.unflatten
+    # Dictionaries, whose auxiliary data has the keys.
     if shape in (native.DICT, native.ORDERED_DICT):
         return numbers, aux, None
     if shape == native.DEFAULT_DICT:
@@ -366,25 +447,35 @@ def _content(shape: int, declared: Sequence[Any], node: Node, numbers: tuple[int
         return numbers, names, factory
     if shape == native.NNX_VARIABLE:
         return numbers, (), dict(aux)
+    # Children first, then static attributes. The names are in the auxiliary data, since instances may differ in them.
     if shape in (native.FIELDS, native.NNX_OBJECT):
-        traced, names, values = aux if shape == native.NNX_OBJECT else (aux[0], dict(aux[1]), dict(aux[1]).values())
+        if shape == native.NNX_OBJECT:
+            traced, names, values = aux
+        else:
+            traced, pairs = aux
+            names, values = dict(pairs), dict(pairs).values()
         texts = tuple([name if type(name) is str else str(name) for name in (*traced, *names)])
         return (*numbers, *[None] * len(names)), texts, (*[None] * len(traced), *values)
+    # Children and static attributes mixed, as the auxiliary data of `sharedtree.Module` says.
     if shape == native.MODULE:
         kinds, statics = aux
         places = _places_by_sort(kinds.are_static)
         numbers_in_order, values = _in_order(kinds.are_static, places, numbers, statics)
         return numbers_in_order, kinds.names, (*values, kinds)
+    # Children and static attributes mixed, as the class declares.
     if shape in (native.DATACLASS, native.SLOTS, native.NNX_STATE):
-        order, are_static, places = declared
-        numbers_in_order, values = _in_order(are_static, places, numbers, aux)
-        return numbers_in_order, order, values
+        numbers_in_order, values = _in_order(recipe.are_static, recipe.places, numbers, aux)
+        return numbers_in_order, recipe.names, values
+    # Containers without names, such as lists.
     return numbers, (), aux
 
 
 def _places_by_sort(are_static: Sequence[int]) -> list[int]:
-    """Counts attributes: the place of each one among the traced or among the static ones."""
-    counters = itertools.count(), itertools.count()
+    """Counts attributes: the place of each one among the traced or among the static ones.
+
+    For example, `(0, 1, 0)` gives `[0, 0, 1]`.
+    """
+    counters = itertools.count(), itertools.count()  # of the traced ones, of the static ones
     return [next(counters[is_static]) for is_static in are_static]
 
 
@@ -436,6 +527,7 @@ def start(entries: dict[bytes, Any]) -> bool:
     _SHAPES_WITH_NAMES.update(
         {native.FIELDS, native.NNX_OBJECT, native.MODULE, native.DATACLASS, native.SLOTS, native.NNX_STATE}
     )
+    # `take_over` stores the functions of this file for C to call, and the tables for C to read.
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
     (marker,) = markers() or [None]
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}

@@ -18,9 +18,9 @@ through as often.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from ._node_types import carries_identity
 from ._printing import printable, shown
 from ._sharing import UnionFind
-from ._traced_leaves_and_identity import carries_identity
 
 MAX_PATH_CHARACTERS = 400
 """How much of a path is printed."""
@@ -48,20 +48,21 @@ class Pair(NamedTuple):
     inherited: Any = None
 
 
-def differences_from(root: Pair, meet: Callable[[Pair], Iterable[Pair | D]]) -> Iterator[D]:
+def differences_from(root: Pair, compare: Callable[[Pair], Iterable[Pair | D]]) -> Iterator[D]:
     """Compares two trees depth first, without recursion.
 
     Args:
         root: the two roots.
-        meet: compares one pair. Yields its differences, and the pairs below it to compare next.
+        compare: compares one pair. Yields its differences, and the pairs below it to compare next.
 
     Yields:
         The differences.
     """
     stack = [root]
     while stack:
+        # Pairs below are pushed in reverse, so that they come off the stack in the order of `compare`.
         pairs_below: list[Pair] = []
-        for item in meet(stack.pop()):
+        for item in compare(stack.pop()):
             if isinstance(item, Pair):
                 pairs_below.append(item)
             else:
@@ -125,6 +126,7 @@ class Matching:
             num_left: how many children the left node has.
             num_right: how many children the right node has.
         """
+        # A larger node is compared in full only once, so that a list at many paths is gone through only once.
         was_left_compared, was_right_compared = left in self._compared_left, right in self._compared_right
         self._compared_left.add(left)
         self._compared_right.add(right)
@@ -186,11 +188,12 @@ class Ties:
             at: the path.
             is_object: whether the right one is an object. A value has no ties.
         """
-        first_right, left_place = self._left.setdefault(left, (right, at))
-        first_left, right_place = self._right.setdefault(right, (left, at)) if is_object else (left, at)
+        first_right, left_path = self._left.setdefault(left, (right, at))
+        first_left, right_path = self._right.setdefault(right, (left, at)) if is_object else (left, at)
+        # The left object stood beside another right one before. So it is one on the left and two on the right.
         if first_right != right:
-            return SplitTie(left_place, is_on_left=True)
-        return SplitTie(right_place, is_on_left=False) if first_left != left else None
+            return SplitTie(left_path, is_on_left=True)
+        return SplitTie(right_path, is_on_left=False) if first_left != left else None
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

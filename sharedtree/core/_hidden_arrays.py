@@ -75,6 +75,7 @@ def require_all_seen_in(records: Sequence[Record], root: int, base: int = 0) -> 
         op, children = records[number - base]
         if type(op) is Static and holds_array(op.peek()):
             _raise_hidden(op.peek(), jtu.keystr(path))
+        # Below a module, an unregistered object is a static value, as the module's library says.
         if type(op) is Node and op.type.is_plain:
             steps = list(zip(op.keys, children, strict=True))
             stack.extend([(child, (*path, key)) for key, child in reversed(steps)])
@@ -88,6 +89,7 @@ def holds_array(obj: Any) -> bool:
     # A function wrapped by `jax.jit` or a decorator has caches for attributes.
     if _is_opaque(obj) or "__wrapped__" in (_attributes_of(obj) or {}):
         return False
+    # Each object is queued once, so a cycle ends, and the search is bounded even in a graph of a whole program.
     queue = deque([obj])
     queued = IdentitySet([obj])
     num_searched = 0
@@ -143,6 +145,7 @@ def _slot_values(obj: Any) -> list[Any]:
 def _raise_hidden(obj: Any, path: str) -> None:
     """Raises the error for an object that holds arrays, with the fix for its kind."""
     place = f" at `{path}`" if path else ""
+    # A partial: JAX has one that is a node.
     if isinstance(obj, functools.partial):
         raise UnregisteredTypeError(
             f"A `functools.partial`{place} holds arrays, but it is no pytree node, so they cannot be seen.\n"
@@ -150,6 +153,7 @@ def _raise_hidden(obj: Any, path: str) -> None:
             "    jax.tree_util.Partial(partial.func, *partial.args, **partial.keywords)",
             (path,),
         )
+    # A method of a node: the node is what should be passed.
     owner = obj.__self__ if isinstance(obj, types.MethodType) else obj
     if owner is not obj and node_type_of(owner) is not None:
         raise UnregisteredTypeError(
@@ -159,6 +163,7 @@ def _raise_hidden(obj: Any, path: str) -> None:
             "    jax.tree_util.Partial(method.__func__, method.__self__)",
             (path,),
         )
+    # Any other object, or a method of one: its class should be registered.
     name = type(owner).__name__
     raise UnregisteredTypeError(
         f"`{name}`{place} holds arrays, but it is not a registered pytree node, so they cannot be seen.\n"

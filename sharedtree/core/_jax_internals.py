@@ -149,7 +149,7 @@ def operands_of(operation: Any) -> Sequence[Any]:
 
 
 def transform_calls(operation: Any) -> tuple[Any, ...]:
-    """An object for each call of `jax.vmap`, `jax.grad` and the like in which an operation was made, outermost first.
+    """Returns an object for each call of `jax.vmap`, `jax.grad` etc. in which an operation was made, outermost first.
 
     JAX makes a new object for each call, so two operations with the same objects were made in the same calls. Compare
     them by identity, as the objects of two calls are equal.
@@ -171,23 +171,25 @@ class InnerProgram(NamedTuple):
 
 
 def programs_in(operation: Any) -> list[InnerProgram]:
-    """The programs whose outputs are the outputs of an operation; none where JAX does not say."""
+    """Lists the programs whose outputs are the outputs of an operation; none if JAX does not say."""
+    # `scan` and `jit` have their program in `jaxpr`, `while` in `body_jaxpr`, `cond` a tuple of them in `branches`. The
+    # program of a `while`'s condition is left out, because its output is another one.
     params = getattr(operation, "params", {})
-    # A `while` has the program of its condition, too, whose output is another one.
     closed = [params[name] for name in ("jaxpr", "body_jaxpr") if name in params] or [*params.get("branches", ())]
-    jaxprs = [getattr(program, "jaxpr", program) for program in closed]
     operands = operands_of(operation)
     outvars = getattr(operation, "outvars", ())
-    # What the operation itself needs, such as the index of a branch, comes before the inputs of the program.
-    return [
-        InnerProgram(operands[len(operands) - len(jaxpr.invars) :], jaxpr)
-        for jaxpr in jaxprs
-        if len(jaxpr.invars) <= len(operands) and len(jaxpr.outvars) == len(outvars)
-    ]
+    programs: list[InnerProgram] = []
+    for program in closed:
+        jaxpr = getattr(program, "jaxpr", program)
+        if len(jaxpr.invars) <= len(operands) and len(jaxpr.outvars) == len(outvars):
+            # Operands of the operation itself, such as the index of a branch, precede the inputs of the program.
+            inputs = operands[len(operands) - len(jaxpr.invars) :]
+            programs.append(InnerProgram(inputs, jaxpr))
+    return programs
 
 
 def output_number(tracer: Any) -> int | None:
-    """Which output of its operation a tracer is; None where JAX does not say."""
+    """Returns the index of a tracer among the outputs of its operation; None if JAX does not say."""
     outvars = getattr(operation_of(tracer), "outvars", ())
     variables = [variable() if isinstance(variable, weakref.ref) else variable for variable in outvars]
     return next((number for number, variable in enumerate(variables) if variable is tracer.val), None)
@@ -213,9 +215,11 @@ def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
 def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...]], Any]:
     """Returns the unflatten function that JAX's registry holds for `cls`, as a function of the children alone."""
     _, unflatten = registered_functions(cls)
-    # A partial is three times faster than a `PyTreeDef`.
+    # A partial is three times faster than a `PyTreeDef`. Not for `register_dataclass`, whose function is written in C++
+    # and reads past the end of too few children.
     if isinstance(unflatten, (types.FunctionType, types.MethodType)) and registered_fields(cls) is None:
         return functools.partial(unflatten, aux)
+    # `unflatten` of the structure of one node, whose children are all leaves.
     registry = jtu.default_registry
     return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
 
@@ -234,6 +238,7 @@ def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | No
     _, unflatten = registered_functions(cls)
     if getattr(unflatten, "__module__", None) != _tree_util.__name__:
         return None
+    # `register_dataclass` keeps the names in the closure of its unflatten function alone.
     variables = inspect.getclosurevars(unflatten).nonlocals
     if not {"data_fields", "meta_fields"} <= variables.keys():
         return None
@@ -257,6 +262,7 @@ def weakly_typed(array: Any) -> Any:
         from jax._src.lax.lax import _convert_element_type  # noqa: PLC0415
 
         return _convert_element_type(array, weak_type=True)
+    # `ArrayImpl` takes the buffers of the shards, so no data is copied.
     shards = [shard.data for shard in array.addressable_shards]
     aval = array.aval.update(weak_type=True)
     return ArrayImpl(aval, array.sharding, shards, committed=array.committed)

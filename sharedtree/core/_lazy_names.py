@@ -76,14 +76,14 @@ def later_in(package: str, file_of: Mapping[str, str]) -> Callable[[str], Any]:
         file_of: name → the file in the room that has it.
     """
 
-    def later_here(name: str) -> Any:
+    def attribute_of_room(name: str) -> Any:
         if name not in file_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
-        found = getattr(importlib.import_module(f"{package}.{file_of[name]}"), name)
-        setattr(sys.modules[package], name, found)
-        return found
+        obj = getattr(importlib.import_module(f"{package}.{file_of[name]}"), name)
+        setattr(sys.modules[package], name, obj)
+        return obj
 
-    return later_here
+    return attribute_of_room
 
 
 def names() -> list[str]:

@@ -3,9 +3,9 @@
 The native one is used if it was compiled, unless `SHAREDTREE_NATIVE=0` is set or the interpreter has no lock.
 
 A native module is not used, with a warning, if it was compiled from another source than the other files belong to, or
-for another interpreter. Its source lies beside these files; where a wheel was installed, the digest of the source is in
-`_native_source.py` instead. The compiled file contains the digest of its own source, so that a wrong one is recognised
-without being loaded.
+for another interpreter. Its source, several C files, lies beside these files; where a wheel was installed, the digest
+of the source is in `_native_source.py` instead. The compiled file contains the digest of the source that it was
+compiled from, so that a wrong one is recognised without being loaded.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ def _load() -> tuple[Any, str]:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None, "free-threaded Python"
     try:
-        native, fault = _matching_module()
+        module, fault = _matching_module()
     except Exception as error:  # noqa: BLE001 -- a file of that name may do anything when it is loaded
-        native, fault = None, f"{type(error).__name__}: {error}"
+        module, fault = None, f"{type(error).__name__}: {error}"
     if fault is not None:
         return None, _warn_of(fault)
-    return native, "not compiled" if native is None else "native"
+    return module, "not compiled" if module is None else "native"
 
 
 def _matching_module() -> tuple[Any, str | None]:
@@ -47,27 +47,29 @@ def _matching_module() -> tuple[Any, str | None]:
     Returns:
         (the module, None), (None, what is wrong with it), or (None, None) if there is none.
     """
+    # Find the compiled file, without loading it.
     spec = importlib.util.find_spec(_NAME)
     if spec is None or spec.origin is None:
         return None, _failure_of_build()
     library = pathlib.Path(spec.origin).read_bytes()
     if not _is_whole(library):
         return None, "the end of its file is missing"
+    # Compare the digest of the source with the one in the compiled file.
     digest = _digest_of_source()
     if digest is None:
         return None, "neither its source nor `_native_source.py` is there to tell whether it fits"
     # The search in the bytes keeps a wrong module from being loaded. The attribute is the proof.
     if digest.encode() in library:
-        native: Any = importlib.import_module(_NAME)
-        if native.built_from == digest:
-            return native, None
+        module: Any = importlib.import_module(_NAME)
+        if module.built_from == digest:
+            return module, None
     return None, "it was compiled from another version of its source"
 
 
 def _failure_of_build() -> str | None:
     """The compiler's error, if a wheel has no native module although there was a compiler where it was built."""
     # In a checkout nothing was promised: the module is missing until somebody compiles it.
-    if pathlib.Path(__file__).with_name("_native.c").exists():
+    if _source_files():
         return None
     try:
         fault = importlib.import_module(f"{__package__}._native_source").FAULT
@@ -77,14 +79,25 @@ def _failure_of_build() -> str | None:
 
 
 def _digest_of_source() -> str | None:
-    """SHA-256 of the C source that belongs to the other files; None if neither it nor its digest is installed."""
-    source = pathlib.Path(__file__).with_name("_native.c")
-    if source.exists():
-        return hashlib.sha256(source.read_bytes()).hexdigest()
+    """SHA-256 of the C source that belongs to the other files; None if neither it nor its digest is installed.
+
+    It covers the names and contents of all C files. `hatch_build.py` computes the same.
+    """
+    files = _source_files()
+    if files:
+        total = hashlib.sha256()
+        for file in files:
+            total.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+        return total.hexdigest()
     try:
         return importlib.import_module(f"{__package__}._native_source").DIGEST
     except ModuleNotFoundError:
         return None
+
+
+def _source_files() -> list[pathlib.Path]:
+    """The C files and their header, sorted by name. Empty where a wheel was installed."""
+    return sorted(pathlib.Path(__file__).parent.glob("_native*.[ch]"))
 
 
 def _is_whole(library: bytes) -> bool:
@@ -109,13 +122,13 @@ def _warn_of(fault: str) -> str:
     return fault
 
 
-native: Any
-native, _reason = _load()
+native_module: Any
+native_module, _reason = _load()
 
 
 def engine() -> str:
     """Names the walk that is in use, with the reason if it is the one in Python."""
-    return "native walk" if native is not None else f"walk in Python ({_reason})"
+    return "native walk" if native_module is not None else f"walk in Python ({_reason})"
 
 
 def start(begin: Callable[[], bool]) -> None:
@@ -124,7 +137,7 @@ def start(begin: Callable[[], bool]) -> None:
     Args:
         begin: prepares it. Returns False if an earlier import of the package has done so.
     """
-    if native is None:
+    if native_module is None:
         return
     fault = None
     try:
@@ -137,5 +150,5 @@ def start(begin: Callable[[], bool]) -> None:
 
 def give_up(reason: str) -> None:
     """Goes back to the walk in Python. Only before the first tree is walked."""
-    global native, _reason  # noqa: PLW0603 -- only while the package is imported
-    native, _reason = None, reason
+    global native_module, _reason  # noqa: PLW0603 -- only while the package is imported
+    native_module, _reason = None, reason

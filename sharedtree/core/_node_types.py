@@ -1,39 +1,179 @@
-"""Finds the node type of an object: how it comes apart and is put together again, and which of its leaves are traced.
+"""Node types: how the instances of a class come apart and are put together, and which of their leaves are traced.
 
-    node_type_of([1])     the list's, from a table          node_type_of(eqx_module)     by the row of Equinox
-    node_type_of(1)       None: a leaf                      node_type_of(partial)        by JAX's registry
+    node_type_of({"b": w, "a": v})     children [v, w], auxiliary data ("a", "b"), keys DictKey("a"), DictKey("b")
+    node_type_of(eqx_module)           by the row of Equinox: field by field
+    node_type_of(partial)              by JAX's registry
+    node_type_of(1)                    None: a leaf
 
 There are four kinds: the plain containers; classes that a library's row takes apart, as Equinox modules are, field by
 field; every other class in JAX's registry, by the flatten function that its author registered; and the classes of
 `register_node`, which JAX does not know.
+
+Whether a leaf is traced depends on the module that holds it: its library says by a *convention*.
+
+    leaf            traced by Equinox    traced by JAX    carries identity
+    an array        yes                  yes              yes
+    np.float32(1)   yes                  yes              no
+    1.0             no                   yes              no
+    jax.nn.relu     no                   no               no
+
+Nothing here knows any library. Each file of `libraries/` enters a row, a `Library`, with the answers to questions about
+its classes that JAX's registry does not answer. A row returns None for the classes of all other libraries. The walk
+asks how instances come apart, `Module.parameters` which leaves train, `state` what represents an instance in plain
+data, and files how an instance is written and what a file may name. The walk asks once for each class, when the first
+instance comes. What a user may change in a class is asked again for each new structure with its instances.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
-from ._class_attributes import built_in_base
+from ._call_arguments import Arguments
+from ._class_attributes import built_in_base, dataclass_entries, dataclass_fields
 from ._errors import UnregisteredTypeError
-from ._jax_internals import rebuild_registered, unflatten_of
-from ._library_rows import (
-    convention_by_library,
-    native_layout_of,
-    node_type_by_library,
-    role_by_library,
-    writes_back_by_library,
+from ._jax_internals import TYPED_NUMBERS, rebuild_registered, unflatten_of
+
+Convention = Literal["equinox", "jax", "variable"]
+"""Which leaves of a module are traced.
+
+`"equinox"`: arrays only, as in Equinox's filter transforms. `"jax"`: whatever `jax.jit` accepts. `"variable"`: like
+`"jax"`, but an array directly in the module is a value, however many variables hold it.
+"""
+
+
+Inherited = Convention | Literal["outside", "any"]
+"""The convention at some place in a tree: that of the nearest module, or that there is none.
+
+`"outside"`: outside modules every leaf is the transform's, to trace or to refuse, and no object carries identity.
+`"any"`: the same below a mutable container that carries identity by a policy, where arrays carry identity, too.
+"""
+
+
+KeyEntries = tuple[Any, ...]
+"""One key entry of JAX for each child: `GetAttrKey`, `DictKey`, `SequenceKey`, or a class's own."""
+
+
+Role = Literal["parameter", "unsaid", "state"]
+"""How an optimizer treats a leaf, as its library says: it is trained; trained, although the library does not say; or
+left alone."""
+
+RolesBelow = Role | Callable[[Any], Sequence[Role | None] | None]
+"""The role of all leaves below an instance. Or a function of its auxiliary data that returns one role for each child:
+None for a child whose role is not known, and None in place of all roles if no child's is."""
+
+
+class NodeType(NamedTuple):
+    """Description of a class of nodes: how its instances come apart and are put together.
+
+    Attributes:
+        cls: the class.
+        is_plain: a plain container, which outside modules is a value and not an object.
+        is_mutable: a plain container that can be mutated, and so carries identity inside modules.
+        convention: which leaves it traces; None inherits that of the enclosing module.
+        take_apart: instance → (children, auxiliary data).
+        put_together: (auxiliary data, children) → a new instance.
+        keys_of: instance → one key entry a child, as in JAX's key paths.
+        fields: the names of all fields, for a class that is read field by field. Its auxiliary data is then (names of
+            the traced fields that are set, pairs of names and values of the static ones).
+        names_children: whether the keys may depend on the instance, and not on class and auxiliary data alone.
+        writes_back: whether the library of the class writes changes of an instance back into the caller's. False if
+            nobody would miss a change. None if no library says.
+        roles: the roles of the leaves below an instance; None if no library says.
+        is_view: True if an instance stands for a function of its leaves, which are also elsewhere. A path through one
+            represents a leaf only if there is no other path.
+    """
+
+    cls: type
+    is_plain: bool
+    is_mutable: bool
+    convention: Convention | None
+    take_apart: Callable[[Any], tuple[Sequence[Any], Any]]
+    put_together: Callable[[Any, Sequence[Any]], Any]
+    keys_of: Callable[[Any], KeyEntries]
+    fields: tuple[str, ...] = ()
+    names_children: bool = False
+    writes_back: bool | None = None
+    roles: RolesBelow | None = None
+    is_view: bool = False
+
+    @property
+    def carries_identity(self) -> bool:
+        """True if two occurrences of one instance inside a module are a tie."""
+        return self.is_mutable or not self.is_plain
+
+    @property
+    def is_known_to_jax(self) -> bool:
+        """True if JAX takes a plain container of this class apart, too.
+
+        The classes of `register_node` count as known: sharedtree packs their instances before JAX sees them.
+        """
+        return self.cls is not collections.deque
+
+    def inherits(self, outer: Inherited, *, containers: bool = False) -> Inherited:
+        """Computes the convention for the leaves below an instance.
+
+        Args:
+            outer: the convention around it.
+            containers: whether mutable containers carry identity outside modules.
+        """
+        if self.convention is not None:
+            return self.convention
+        # A variable's convention is only for what is directly in it. A `Partial` has no convention, and outside modules
+        # it has none to inherit.
+        if outer == "variable" or (outer in ("outside", "any") and not self.is_plain):
+            return "jax"
+        return "any" if outer == "outside" and containers and self.is_mutable else outer
+
+
+# --- which leaves are traced and which carry identity -----------------------------------------------------------------
+
+
+PYTHON_NUMBERS = frozenset({bool, int, float, complex})
+
+TRACED_NUMBERS = PYTHON_NUMBERS | TYPED_NUMBERS
+"""Classes of numbers that JAX traces: Python's, and the subclasses that JAX passes to derivative rules instead."""
+
+_NAMES_OF_DTYPES = [name for name in dir(jnp) if name.startswith(("bfloat", "float8", "int4", "uint4"))]
+
+NUMPY_NUMBERS: tuple[type, ...] = tuple(
+    {np.dtype(code).type for code in "?bhilqBHILQefdFD"}
+    | {np.dtype(getattr(jnp, name)).type for name in _NAMES_OF_DTYPES}
 )
-from ._plain_containers import (
-    PLAIN,
-    KeyEntries,
-    NodeType,
-    is_namedtuple,
-    maker_of_namedtuple,
-    namedtuple_type,
-)
-from ._traced_leaves_and_identity import TRACED_NUMBERS, carries_identity, is_traced
+"""NumPy's scalar classes whose dtypes JAX traces. For each of them there is one dtype object."""
+
+_WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
+
+
+def carries_identity(leaf: Any) -> bool:
+    """Tells whether a traced leaf is an object, two occurrences of which are a tie, and not a value."""
+    return isinstance(leaf, _WITH_IDENTITY)
+
+
+def is_traced(leaf: Any, convention: Inherited) -> bool:
+    """Tells whether a leaf becomes an input of the computation, under the convention of its module."""
+    # Outside modules the transform decides, and raises its own error for what it cannot trace.
+    if convention in ("outside", "any"):
+        return True
+    # JAX refuses NumPy arrays of texts and objects, so in its convention they are static. To Equinox all are arrays.
+    if isinstance(leaf, np.ndarray | np.generic):
+        return convention == "equinox" or _is_numeric(leaf.dtype)
+    if isinstance(leaf, _WITH_IDENTITY):
+        return True
+    return convention != "equinox" and (type(leaf) in TRACED_NUMBERS or hasattr(type(leaf), "__jax_array__"))
+
+
+def _is_numeric(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
+
+
+# --- node types of classes --------------------------------------------------------------------------------------------
 
 
 def node_type_of(obj: Any) -> NodeType | None:
@@ -42,6 +182,7 @@ def node_type_of(obj: Any) -> NodeType | None:
     plain = PLAIN.get(cls)
     if plain is not None:
         return plain
+    # Without this, each number and array would go on to JAX's registry below.
     if cls in _COMMON_LEAVES:
         return None
     node_type = node_types_by_class.get(cls)
@@ -68,6 +209,7 @@ def node_type_of_class(cls: type) -> NodeType:
         UnregisteredTypeError: if neither JAX nor sharedtree know the class.
     """
     node_type = PLAIN.get(cls) or node_types_by_class.get(cls)
+    # The class is new here, as it may be in a process that loads a pickle.
     if node_type is None:
         if is_namedtuple(cls):
             # JAX's registry answers for an instance only, so one is made of Nones.
@@ -144,13 +286,15 @@ def register_node(
         )
 
     def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
+        # A user's function may return any iterable, even one that can be read only once.
         children, aux = flatten(obj)
         return tuple(children), aux
 
     def keys_of(obj: Any) -> KeyEntries:
         if keys is not None:
             return tuple(keys(obj))
-        return tuple([jtu.SequenceKey(i) for i in range(len(take_apart(obj)[0]))])
+        children, _ = take_apart(obj)
+        return tuple([jtu.SequenceKey(i) for i in range(len(children))])
 
     node_types_by_class[cls] = NodeType(cls, False, False, convention, take_apart, unflatten, keys_of)
     for callback in registration_callbacks:
@@ -167,6 +311,7 @@ def require_registered(tree: Any) -> None:
     """
     if node_type_of(tree) is not None or is_traced(tree, "jax") or callable(tree):
         return
+    # Numbers, texts and the like have no attributes. A class as a whole has, but is no instance.
     if not hasattr(tree, "__dict__") or isinstance(tree, type):
         return
     name = type(tree).__name__
@@ -234,7 +379,8 @@ def _new_node_type(cls: type, obj: Any) -> NodeType | None:
     if flat is None:
         return None
     # For a namedtuple JAX's auxiliary data is the class, unless its author registered a flatten function for it.
-    if is_namedtuple(cls) and flat[1] is cls:
+    _, aux = flat
+    if is_namedtuple(cls) and aux is cls:
         return namedtuple_type(cls)
     return _registered_type(cls)
 
@@ -260,6 +406,7 @@ AUX_CONVERSIONS: dict[type, AuxConversion] = {}
 
 def _registered_type(cls: type) -> NodeType:
     """Makes the node type of a class in JAX's registry, by the functions that its author registered."""
+    # Nearly always None: only `sharedtree.compat` enters conversions.
     conversion = next((entry for base, entry in AUX_CONVERSIONS.items() if issubclass(cls, base)), None)
 
     def take_apart_and_convert(obj: Any) -> tuple[Sequence[Any], Any]:
@@ -274,10 +421,12 @@ def _registered_type(cls: type) -> NodeType:
         cls,
         is_plain=False,
         is_mutable=False,
+        # A `Partial` has no convention: its leaves are traced as those of the module around it.
         convention=None if issubclass(cls, jtu.Partial) else convention_by_library(cls) or "jax",
         take_apart=_take_apart_registered if conversion is None else take_apart_and_convert,
         put_together=put_together,
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
+        # A registered function may make the keys from anything. A library with a layout makes them from the fields.
         names_children=conversion is None and native_layout_of(cls) is None,
         writes_back=writes_back_by_library(cls),
         roles=role_by_library(cls),
@@ -303,3 +452,564 @@ def maker_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...
         num_children: how many children each has.
     """
     return maker_of_namedtuple(cls) if is_namedtuple(cls) else unflatten_of(cls, aux, num_children)
+
+
+# --- namedtuples ------------------------------------------------------------------------------------------------------
+
+
+def is_namedtuple(cls: type) -> bool:
+    """Tells whether a class is a namedtuple, by the test that JAX has."""
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+
+
+def namedtuple_type(cls: Any) -> NodeType:
+    """Makes the node type of a namedtuple."""
+    make = maker_of_namedtuple(cls)
+    return NodeType(
+        cls,
+        is_plain=True,
+        is_mutable=False,
+        convention=None,
+        take_apart=take_namedtuple_apart,
+        put_together=lambda _, children: make(children),
+        keys_of=lambda _: tuple(jtu.GetAttrKey(name) for name in cls._fields),
+    )
+
+
+def take_namedtuple_apart(obj: Any) -> tuple[Sequence[Any], Any]:
+    """The items of an instance of any namedtuple, and no auxiliary data. Runs none of the class's code."""
+    return tuple.__getitem__(obj, slice(None)), None
+
+
+def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
+    """Makes a function that makes a namedtuple of its items."""
+    # The `__new__` that `collections.namedtuple` writes only calls `tuple.__new__`. If the class has that one, and has
+    # neither an `__init__` nor a metaclass that would notice, `tuple.__new__` is called from C, past Python.
+    tuple_new: Any = getattr(cls.__new__, "__globals__", {}).get("_tuple_new")
+    if type(cls) is type and tuple_new is tuple.__new__ and cls.__init__ is object.__init__:
+        return functools.partial(tuple_new, cls)
+    return lambda children: cls(*children)
+
+
+# --- keys of dictionaries and other nodes -----------------------------------------------------------------------------
+
+
+def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
+    """Tells whether a node is a dictionary that JAX refuses, because its keys cannot be sorted.
+
+    Args:
+        node_type: the node type.
+        aux: its auxiliary data.
+    """
+    if node_type.cls not in (dict, collections.defaultdict):
+        return False
+    # The auxiliary data of a `defaultdict` is its factory and the names.
+    names = aux if node_type.cls is dict else aux[1]
+    # Most dictionaries have texts for keys, and are not sorted again.
+    if all(type(name) is str for name in names):
+        return False
+    try:
+        sorted(names)
+    except TypeError:
+        return True
+    return False
+
+
+def name_in(key: Any) -> Any:
+    """Reads a child's name from its key entry: an attribute name, the key of a dictionary, or an index as a text."""
+    if isinstance(key, jtu.GetAttrKey):
+        return key.name
+    if isinstance(key, jtu.DictKey):
+        return key.key
+    if isinstance(key, jtu.SequenceKey):
+        return str(key.idx)
+    return str(key.key) if isinstance(key, jtu.FlattenedIndexKey) else jtu.keystr((key,))
+
+
+def _sorted_keys(mapping: dict[Any, Any]) -> tuple[Any, ...]:
+    """Keys of a dictionary, sorted as JAX does.
+
+    Keys that cannot be sorted stay in the dictionary's order. Outside modules the walk has JAX refuse these.
+    """
+    try:
+        return tuple(sorted(mapping))
+    except TypeError:
+        return tuple(mapping)
+
+
+def _take_apart_dict(obj: dict[Any, Any]) -> tuple[Sequence[Any], Any]:
+    names = _sorted_keys(obj)
+    return [obj[name] for name in names], names
+
+
+def _sequence_keys(obj: Any) -> KeyEntries:
+    return tuple([jtu.SequenceKey(i) for i in range(len(obj))])
+
+
+def _dict_keys(obj: dict[Any, Any]) -> KeyEntries:
+    return tuple([jtu.DictKey(name) for name in _sorted_keys(obj)])
+
+
+# --- the plain containers ---------------------------------------------------------------------------------------------
+
+
+def _plain(
+    cls: type,
+    take_apart: Callable[[Any], tuple[Sequence[Any], Any]],
+    put_together: Callable[[Any, Sequence[Any]], Any],
+    keys_of: Callable[[Any], KeyEntries],
+    *,
+    is_mutable: bool,
+) -> NodeType:
+    """Makes the node type of a plain container."""
+    return NodeType(cls, True, is_mutable, None, take_apart, put_together, keys_of)
+
+
+PLAIN: dict[type, NodeType] = {
+    type(None): _plain(type(None), lambda _: ((), None), lambda *_: None, lambda _: (), is_mutable=False),
+    tuple: _plain(tuple, lambda x: (x, None), lambda _, xs: tuple(xs), _sequence_keys, is_mutable=False),
+    list: _plain(list, lambda x: (tuple(x), None), lambda _, xs: list(xs), _sequence_keys, is_mutable=True),
+    dict: _plain(
+        dict,
+        _take_apart_dict,
+        lambda names, xs: dict(zip(names, xs, strict=True)),
+        _dict_keys,
+        is_mutable=True,
+    ),
+    collections.OrderedDict: _plain(
+        collections.OrderedDict,
+        lambda x: (tuple(x.values()), tuple(x)),
+        lambda names, xs: collections.OrderedDict(zip(names, xs, strict=True)),
+        lambda x: tuple([jtu.DictKey(name) for name in x]),
+        is_mutable=True,
+    ),
+    collections.defaultdict: _plain(
+        collections.defaultdict,
+        lambda x: (_take_apart_dict(x)[0], (x.default_factory, _sorted_keys(x))),
+        lambda aux, xs: collections.defaultdict(aux[0], zip(aux[1], xs, strict=True)),
+        _dict_keys,
+        is_mutable=True,
+    ),
+    collections.deque: _plain(
+        collections.deque,
+        lambda x: (tuple(x), x.maxlen),
+        lambda maxlen, xs: collections.deque(xs, maxlen),
+        _sequence_keys,
+        is_mutable=True,
+    ),
+    Arguments: _plain(Arguments, Arguments.parts, Arguments.of_parts, Arguments.keys, is_mutable=False),
+}
+
+
+# --- what libraries say of their classes ------------------------------------------------------------------------------
+
+
+class NativeLayout(NamedTuple):
+    """Directions for the native walk to read and make instances itself, without the functions in JAX's registry.
+
+    Attributes:
+        shape: the native walk's name for classes of this kind, such as `"FIELDS"`.
+        fields: (all names in order; a byte for each, 1 if it is static; a byte for each, its place among the traced or
+            the static ones; the traced names; the static names). Those needed by the shape; the others are empty.
+        slots: the slots to write besides the instance's dictionary, by name or by descriptor.
+        facts: anything else about the class. If it changes, the layout is dropped.
+    """
+
+    shape: str
+    fields: tuple[Any, ...] = ((), b"", b"", (), ())
+    slots: tuple[Any, ...] = ()
+    facts: Any = None
+
+    @property
+    def native_arguments(self) -> tuple[Any, ...]:
+        """The last arguments of `new_kind` in `_native_walk.c`, from `order` on.
+
+        They are: all names in order; for each whether it is static; for each its place among the traced or the static
+        ones; the traced and then the static names; the number of traced ones; whether both kinds are in the order of
+        all names; the slots.
+        """
+        order, are_static, places, traced, statics = self.fields
+        traced_in_order = [name for name, is_static in zip(order, are_static, strict=True) if not is_static]
+        statics_in_order = [name for name, is_static in zip(order, are_static, strict=True) if is_static]
+        # `statics` may go on after the names in `order`, with attributes that are no fields.
+        is_in_order = traced_in_order == [*traced] and statics_in_order == [*statics[: len(statics_in_order)]]
+        return order, are_static, places, (*traced, *statics), len(traced), is_in_order, self.slots
+
+
+Trained = Literal["never", "if marked", "always", "if inexact"]
+"""The leaves below an attribute that train: none, those that an inner module marks, all, or the inexact ones."""
+
+
+class PlainForm(NamedTuple):
+    """Representation of an instance in a state: plain data.
+
+    Attributes:
+        kind: the holder of the states of the children. `"dict"`: a dictionary by name. `"list"`: a list. `"whole"`:
+            nothing, because the instance has one child, and the state of this represents it.
+        names: for a dictionary, the name of each child.
+        children: the children to put into a state.
+        statics: for a dictionary, the static attributes by name.
+        make: (new children, new static attributes) → a new instance.
+        keys: for a list or `"whole"`, the key entry of each child in paths.
+    """
+
+    kind: Literal["dict", "list", "whole"]
+    names: Sequence[str]
+    children: Sequence[Any]
+    statics: Mapping[str, Any]
+    make: Callable[[Sequence[Any], Mapping[str, Any]], Any]
+    keys: tuple[Any, ...] = ()
+
+
+# --- what libraries say of files --------------------------------------------------------------------------------------
+
+ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]
+"""How the instances of a class are written into a file.
+
+`"module"`, `"dataclass"`, `"namedtuple"`: field by field. `"attributes"`: by all attributes that they have.
+`"placeholder"`: without any content. `"enum"`: by the name of the member. `"registered"`: by the children and the
+auxiliary data that the registered flatten function returns.
+"""
+
+
+class RefusalError(Exception):
+    """Refusal to write an object into a file.
+
+    Args:
+        reason: why, for the user.
+        fix: advice, as text or code.
+    """
+
+    def __init__(self, reason: str, fix: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.fix = fix
+
+
+class Naming(NamedTuple):
+    """Questions about names in files, for the rules of a library.
+
+    Attributes:
+        why_nameless: object → the reason why no name leads back to it; None if a name does.
+        may_be_value: class → whether a file may name the class itself as a value.
+    """
+
+    why_nameless: Callable[[Any], str | None]
+    may_be_value: Callable[[Any], bool]
+
+
+class AttributeRules:
+    """Rules for writing instances attribute by attribute. The base class has the rules for dataclasses.
+
+    Attributes:
+        is_open: whether classes declare no attributes. An unknown one in a file is no mistake then.
+        own_entries: the names of the library's bookkeeping in each instance: kinds, marks, metadata. A file
+            has them among the attributes, but the authors of classes do not know them.
+        is_assigned: whether `reassign` sets the result of a migration. Otherwise it is set as values of a file are.
+    """
+
+    is_open: bool = False
+    own_entries: frozenset[str] = frozenset()
+    is_assigned: bool = False
+
+    def declared_fields(self, cls: Any) -> tuple[str, ...]:
+        """Names of the declared attributes of a class, the traced ones first, each group in JAX's order."""
+        declared = sorted(dataclass_fields(cls), key=lambda field: bool(field.metadata.get("static", False)))
+        return tuple([field.name for field in declared])
+
+    def may_have(self, cls: Any, name: str) -> bool | None:
+        """Tells whether an undeclared attribute may have this name. None leaves it to Python's own rules."""
+
+    def may_stay_unset(self, cls: Any, name: str) -> bool:
+        """Tells whether an instance may lack a field."""
+        return False
+
+    def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
+        """Finds a function to make the default of a field, for a file without it. None if the field has no default."""
+        field = dataclass_entries(cls).get(name)
+        if field is not None and field.default_factory is not dataclasses.MISSING:
+            return field.default_factory
+        if field is not None:
+            default = field.default
+        else:
+            namedtuple_defaults = cls._field_defaults if is_namedtuple(cls) else {}
+            default = namedtuple_defaults.get(name, dataclasses.MISSING)
+        return None if default is dataclasses.MISSING else lambda: default
+
+    def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+        """Converts the attributes of an instance for a file. The traced ones come first. By default, changes nothing.
+
+        Args:
+            obj: the instance.
+            attributes: all of its attributes by name.
+            naming: answers questions about names.
+
+        Raises:
+            RefusalError: if the instance cannot be written.
+        """
+        return attributes
+
+    def static_attributes(self, aux: Any) -> dict[str, Any]:
+        """Reads the static attributes by name from the auxiliary data that the flatten function returns."""
+        return dict(aux)
+
+    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        """Checks and completes an instance, right after it was loaded. By default, changes nothing.
+
+        Args:
+            obj: the instance. Its attributes are set as the file has them.
+            attributes: these attributes by name.
+            new_names: name in the file → name of the attribute now; None if a migration dropped it.
+
+        Returns:
+            The instance, or an equal one.
+
+        Raises:
+            FormatError: if the attributes do not fit together.
+        """
+        return obj
+
+    def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
+        """Replaces all attributes of an instance, as assignments would, but without running the class's code.
+
+        Only called if `is_assigned` is true.
+        """
+
+
+class NamesInFiles(NamedTuple):
+    """Allow-list of a library: the names for files, as `module:qualname`.
+
+    If a file names a function, it gets into the model, and the model will call it. So functions are listed one by one,
+    and only if they compute arrays from arrays. Classes are listed one by one, too, if other classes of the library
+    evaluate or call their contents. A name missing from the installed version does no harm.
+
+    Each text is a table: a module and a colon, then the names in it.
+
+    Attributes:
+        packages: the top-level packages of the library.
+        imported_from: the package to import for these, if it is another one.
+        kinds: the kinds of classes whose members may all be named.
+        has_methods: whether public methods of the library's modules may be named.
+        only_names: whether a user who trusts the package allows no more than the names in this list.
+        instances: classes whose instances a model or the state of a training may hold.
+        classes: classes that may be named as values. They are no nodes.
+        functions: functions that compute arrays from arrays and do nothing else, and a few objects that mark a choice.
+        tokens: objects that mark a choice, and whose classes have no name.
+        if_trusted: classes to allow if the user trusts their package.
+        state: classes of state, as opposed to parameters. Tables of files use these names, since they look up no class.
+        state_entry: the entry of an instance with the names of its attributes of state, as a dictionary of texts.
+        kept_back: modules, with all below them, and names. Their classes may not be named unless listed above.
+    """
+
+    packages: str = ""
+    imported_from: str = ""
+    kinds: tuple[ClassKind, ...] = ()
+    has_methods: bool = False
+    only_names: bool = False
+    instances: str = ""
+    classes: str = ""
+    functions: str = ""
+    tokens: str = ""
+    if_trusted: str = ""
+    state: str = ""
+    state_entry: str = ""
+    kept_back: str = ""
+
+
+# --- rows of libraries, and the questions to all of them --------------------------------------------------------------
+
+
+def _nothing(*_: Any) -> None:
+    """The answer of a row without this hook."""
+
+
+class Library(NamedTuple):
+    """Row of one library: its answers about its classes. Each function returns None for classes of other libraries.
+
+    Attributes:
+        name: the name known to users.
+        node_type_of: class → its node type, if its instances come apart otherwise than JAX's registry says.
+        convention_of: class in JAX's registry → which leaves its instances trace, if not all that JAX can.
+        native_layout_of: class → how the native walk reads its instances. None leaves it to the registered functions.
+        introduce: prepares the native walk (its argument) for the library, before the first class.
+        parts_of_frozen: immutable static value → the values in it.
+        marker: the class of the mark for an attribute without a value. At most one library has one.
+        held_anyway: classes whose instances keep nothing else alive.
+        writes_back: class in JAX's registry → whether the library writes what a function changes in an instance back
+            into the caller's. False if nobody would miss the change.
+        role_of: class → the roles of the leaves below its instances, see `RolesBelow`.
+        trained_below: (class, auxiliary data, number of children) → which leaves train below each child.
+        argument_and_filter: value of `argnums` that is a filter of the library → (position of the argument, the filter
+            as code).
+        plain_form_of: (instance, node type) → its representation in a state, if not its children by key.
+        kind_in_files: class → how its instances are written, if not by the registered functions.
+        attributes: the rules for writing instances attribute by attribute.
+        fault_of_aux: (class, auxiliary data) → the reason why no file may contain it.
+        answers_as_told: class → whether reading an attribute of an instance may return whatever a file put there.
+        compared_by_parts: classes whose `==` compares all attributes. Subclasses count if they inherit it.
+        choices: base classes whose subclasses have no instances. Each subclass is itself a value for a file to name.
+        names: the allow-list for files.
+    """
+
+    name: str
+    node_type_of: Callable[[Any], NodeType | None] = _nothing
+    convention_of: Callable[[Any], Convention | None] = _nothing
+    native_layout_of: Callable[[Any], NativeLayout | None] = _nothing
+    introduce: Callable[[Any], None] = _nothing
+    parts_of_frozen: Callable[[Any], Iterable[Any] | None] = _nothing
+    marker: type | None = None
+    held_anyway: tuple[type, ...] = ()
+    writes_back: Callable[[Any], bool | None] = _nothing
+    role_of: Callable[[Any], RolesBelow | None] = _nothing
+    trained_below: Callable[[Any, Any, int], Sequence[Trained] | None] = _nothing
+    argument_and_filter: Callable[[Any], tuple[Any, str] | None] = _nothing
+    plain_form_of: Callable[[Any, NodeType], PlainForm | None] = _nothing
+    kind_in_files: Callable[[Any], ClassKind | None] = _nothing
+    attributes: AttributeRules = AttributeRules()
+    fault_of_aux: Callable[[Any, Any], str | None] = _nothing
+    answers_as_told: Callable[[Any], bool | None] = _nothing
+    compared_by_parts: tuple[type, ...] = ()
+    choices: tuple[type, ...] = ()
+    names: NamesInFiles = NamesInFiles()
+
+
+LIBRARIES: list[Library] = []
+"""All rows, in the order in which they are asked. The first answer other than None counts."""
+
+
+def node_type_by_library(cls: Any) -> NodeType | None:
+    """Asks the libraries for the node type of a class. None leaves it to JAX's registry."""
+    for library in LIBRARIES:
+        node_type = library.node_type_of(cls)
+        if node_type is not None:
+            return node_type
+    return None
+
+
+def convention_by_library(cls: Any) -> Convention | None:
+    """Asks the libraries which leaves the instances of a class trace. None if no library says."""
+    for library in LIBRARIES:
+        convention = library.convention_of(cls)
+        if convention is not None:
+            return convention
+    return None
+
+
+def writes_back_by_library(cls: Any) -> bool | None:
+    """Asks whether changes of an instance are written back into the caller's objects. None if no library says."""
+    for library in LIBRARIES:
+        writes_back = library.writes_back(cls)
+        if writes_back is not None:
+            return writes_back
+    return None
+
+
+def role_by_library(cls: Any) -> RolesBelow | None:
+    """Asks for the roles of the leaves below the instances of a class. None if no library says."""
+    for library in LIBRARIES:
+        roles = library.role_of(cls)
+        if roles is not None:
+            return roles
+    return None
+
+
+def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
+    """Asks how the native walk reads the instances of a class. Returns the first answer, with its library."""
+    for library in LIBRARIES:
+        layout = library.native_layout_of(cls)
+        if layout is not None:
+            return library, layout
+    return None
+
+
+def trained_below(cls: Any, aux: Any, num_children: int) -> Sequence[Trained]:
+    """Asks which leaves train below each child of a module. The inexact ones, unless a library says otherwise."""
+    for library in LIBRARIES:
+        trained = library.trained_below(cls, aux, num_children)
+        if trained is not None:
+            return trained
+    return ["if inexact" for _ in range(num_children)]
+
+
+def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
+    """Asks what represents a module in a state. None for its children by key."""
+    for library in LIBRARIES:
+        plain_form = library.plain_form_of(obj, node_type)
+        if plain_form is not None:
+            return plain_form
+    return None
+
+
+def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
+    """Asks whether a value of `argnums` is a library's filter. Returns the position and the filter as code."""
+    for library in LIBRARIES:
+        answer = library.argument_and_filter(argnums)
+        if answer is not None:
+            return answer
+    return None
+
+
+def parts_of_frozen(value: Any) -> Iterable[Any] | None:
+    """Asks for the values in a static value, if a library says it is immutable."""
+    for library in LIBRARIES:
+        parts = library.parts_of_frozen(value)
+        if parts is not None:
+            return parts
+    return None
+
+
+def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
+    """Asks how the instances of a class are written. Returns the first answer, with its library."""
+    for library in LIBRARIES:
+        kind = library.kind_in_files(cls)
+        if kind is not None:
+            return library, kind
+    return None
+
+
+def fault_of_aux(cls: Any, aux: Any) -> str | None:
+    """Asks why no file may contain an instance of a class with this auxiliary data. None if a file may.
+
+    Writing asks this, too, because the file could not be read.
+    """
+    for library in LIBRARIES:
+        fault = library.fault_of_aux(cls, aux)
+        if fault is not None:
+            return fault
+    return None
+
+
+def is_choice(cls: Any) -> bool:
+    """Tells whether a class has no instances, but is itself a value for a file to name."""
+    return any(issubclass(cls, library.choices) for library in LIBRARIES)
+
+
+# --- questions for each value -----------------------------------------------------------------------------------------
+
+# These questions come for each attribute of each instance, so the answers of all rows are collected once.
+
+
+@functools.cache
+def markers() -> frozenset[type]:
+    """Classes of the marks for attributes without a value."""
+    return frozenset([library.marker for library in LIBRARIES if library.marker is not None])
+
+
+def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Drops the attributes without a value. Returns the very dictionary if all have one. Looks at each type."""
+    if markers().isdisjoint(map(type, attributes.values())):
+        return attributes
+    return {name: value for name, value in attributes.items() if type(value) not in markers()}
+
+
+def compares_by_parts(cls: Any) -> bool:
+    """Tells whether, by its library, two instances of a class are equal exactly if all of their attributes are."""
+    for base in _compared_by_parts():  # noqa: SIM110 -- a generator takes longer
+        if issubclass(cls, base) and cls.__eq__ is base.__eq__:
+            return True
+    return False
+
+
+@functools.cache
+def _compared_by_parts() -> tuple[type, ...]:
+    return tuple([cls for library in LIBRARIES for cls in library.compared_by_parts])

@@ -1,20 +1,48 @@
-"""Pack and unpack: a DAG into its unique traced leaves and its structure, and back.
+"""Pack and unpack: a DAG into its unique traced leaves and its structure, and back, in C where possible.
 
     pack([w, Pair(w, 3)])    →  leaves [w], structure of a list that holds a leaf and a `Pair` of the same leaf and 3
     unpack(structure, [v])   →  [v, Pair(v, 3)]
 
-Each function uses the native walk if it is in use and can do the job, and otherwise the one in Python, with the same
-outcome.
+Each function uses the native walk if it is in use and can do the job, and otherwise the one in Python (`_walk.py`),
+with the same outcome.
+
+    tree  →  native.walk  →  key b"..."  →  in the table: its structure               the usual case, no record is made
+                                         →  not there: the walk in Python, an entry   the first time, and for errors
+
+The native walk describes a tree by a key (see `_native_walk.c`), and the table leads from keys to structures. A tree
+without an entry is walked in Python, which makes the structure or raises the error. The key for that structure is
+written from the log of the walk in Python and not from the tree, which another thread may have changed in between.
+
+An entry lives as long as its structure, which the table holds weakly. The latest structures are kept alive until the
+next full garbage collection, so that a loop that drops its structures need not start anew each time.
 """
 
+import functools
+import gc
+import operator
+import sys
+import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _walk
-from ._flat_dags import FlatDag
-from ._native_walk import native, natively
-from ._structure import Record, Structure, intern
-from ._walk import DEFAULT_RULES, Rules as Rules
+import numpy as np
+from jax import tree_util as jtu
+
+from . import _classes_in_native_walk, _native_or_python, _walk
+from ._by_identity import IdentitySet
+from ._locks import Lock
+from ._node_types import LIBRARIES
+from ._structure import FlatDag, Path, Record, Structure, edges, intern, statics_of
+from ._walk import DEFAULT_RULES, Reading, Rules
+
+_entries: dict[bytes, weakref.ref[Structure]] = {}
+"""The table of structures: the native walk's key for a tree → its structure."""
+
+_native_or_python.start(lambda: _classes_in_native_walk.start(_entries))
+
+native: Any = _native_or_python.native_module
+"""The native module if the native walk is in use; None if trees are walked in Python."""
 
 if TYPE_CHECKING or native is None:
     from ._walk import Tags as Tags
@@ -25,7 +53,7 @@ else:
 def pack(
     tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", maker: Any = None
 ) -> tuple[list[Any], Structure]:
-    """Takes a tree apart into its traced leaves and its interned structure. Arguments and errors as for `_walk.walk`.
+    """Takes a tree apart into its traced leaves and its interned structure. Raises the errors of `_walk.walk`.
 
     Args:
         tree: any object.
@@ -38,7 +66,7 @@ def pack(
         The traced leaves not seen before, and the structure.
     """
     base = len(tags.objects)
-    packed = natively(tree, tags, rules, prefix)
+    packed = pack_natively(tree, tags, rules, prefix)
     if packed is None:
         leaves, records, root = _walk.walk(tree, tags, rules, prefix)
         return leaves, intern(records, root, base, maker)
@@ -50,9 +78,18 @@ def pack(
 
 
 def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag:
-    """Packs a tree by itself, and keeps its objects. Arguments and errors as for `_walk.walk`."""
+    """Packs a tree by itself, and keeps its objects.
+
+    Args:
+        tree: any object.
+        rules: see `Rules`.
+        prefix: a text to put before each path in errors.
+
+    Returns:
+        The records of the tree and, by number, the objects in it.
+    """
     tags = Tags()
-    packed = natively(tree, tags, rules, prefix)
+    packed = pack_natively(tree, tags, rules, prefix)
     if packed is not None:
         _, structure = packed
         return FlatDag.of(structure, tags.objects)
@@ -63,8 +100,18 @@ def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag
 def walk(
     tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = ""
 ) -> tuple[list[Any], tuple[Record, ...], int]:
-    """Packs a tree without interning its structure. Arguments, results and errors as for `_walk.walk`."""
-    packed = natively(tree, tags, rules, prefix)
+    """Packs a tree without interning its structure.
+
+    Args:
+        tree: any object.
+        tags: the objects seen by earlier walks. Records refer to them by number. Extended.
+        rules: see `Rules`.
+        prefix: a text to put before each path in errors.
+
+    Returns:
+        The traced leaves not seen before, the records added, and the number of the root.
+    """
+    packed = pack_natively(tree, tags, rules, prefix)
     if packed is None:
         return _walk.walk(tree, tags, rules, prefix)
     leaves, structure = packed
@@ -96,16 +143,232 @@ def build(
     records: Sequence[Record] | Structure,
     leaves: Sequence[Any],
     table: list[Any],
-    given: Callable[[int], Any] | None = None,
-    update: Callable[[int, Any], Any] | None = None,
+    caller_object: Callable[[int], Any] | None = None,
+    updated_object: Callable[[int, Any], Any] | None = None,
 ) -> None:
-    """Runs down the records, appending one object a record to `table`. See `_walk.build`.
+    """Runs down the records, appending one object a record to `table`.
 
     The native walk compiles a structure once and builds it many times. Bare records are built in Python.
+
+    Args:
+        records: a structure, or the records that follow those already in the table.
+        leaves: one object for each traced leaf, in order.
+        table: the objects of all earlier records. Extended.
+        caller_object: number → the caller's object, for `Given`.
+        updated_object: (number, new content) → the caller's object with this content, for `Update`.
     """
     if not isinstance(records, Structure):
-        _walk.build(records, leaves, table, given, update)
+        _walk.build(records, leaves, table, caller_object, updated_object)
     elif native is None:
-        _walk.build(records.records, leaves, table, given, update)
+        _walk.build(records.records, leaves, table, caller_object, updated_object)
     else:
-        native.build(records, leaves, table, given, update)
+        native.build(records, leaves, table, caller_object, updated_object)
+
+
+# --- packing by the native walk ---------------------------------------------------------------------------------------
+
+
+def pack_natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
+    """Packs a tree by the native walk if its structure is in the table. Otherwise walks in Python and enters it.
+
+    Arguments as for `walk`.
+
+    Returns:
+        The traced leaves not seen before, and the interned structure. None if the native walk is not in use or cannot
+        follow these rules; then `tags` is unchanged.
+    """
+    # C cannot follow these rules: they need a call of Python or a look-up for each leaf or node.
+    if native is None or rules.is_leaf is not None or not rules.are_structs_traced:
+        return None
+    if rules.given or rules.updated or rules.given_copies:
+        return None
+    if rules.on_static is not None:
+        return _walk_and_check_statics(tree, tags, rules, prefix)
+    packed = native.walk(tree, tags, flags_of(rules), _entries)
+    return _walk_in_python(tree, tags, rules, prefix) if packed is None else packed
+
+
+def flags_of(rules: Rules) -> int:
+    """Encodes the rules that the native walk can follow: one bit each, in the order that C has, and the convention."""
+    truths = rules.containers | rules.arrays << 1 | rules.values << 2 | rules.filtered << 3 | rules.is_exact << 4
+    return truths | _classes_in_native_walk.NUMBERS[rules.convention] << 8
+
+
+def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
+    """Packs a tree of a known structure, and passes each of its static values to `rules.on_static`.
+
+    Returns:
+        None if the structure is not known, or if its static values may be other objects than those of the tree. The
+        walk in Python then checks each value before any structure gets it.
+    """
+    start = len(tags.objects)
+    packed = native.walk(tree, tags, flags_of(rules), _entries)
+    if packed is None:
+        return None
+    _, structure = packed
+    statics = list(statics_of(structure))
+    # The structure may come from another tree, and then it has values that equal this one's. If they are settled, they
+    # have the same value for ever, so checking them is as good as checking this tree's.
+    if not all(static.is_settled for _, static in statics):
+        tags.forget(start)
+        return None
+    assert rules.on_static is not None
+    first_paths: dict[int, Path] = {}
+
+    def path_text(number: int) -> str:
+        # Paths cost a walk, and only an error asks for one.
+        if not first_paths:
+            for record, path in edges(structure.records, [((), structure.root)], structure.base):
+                first_paths.setdefault(record, path)
+        return prefix + jtu.keystr(first_paths[number])
+
+    for number, static in statics:
+        rules.on_static(static.peek(), functools.partial(path_text, number))
+    return packed
+
+
+def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure]:
+    """Packs a tree whose structure is not in the table, and enters it."""
+    base = len(tags.objects)
+    reading = Reading()
+    leaves, records, root = _walk.walk(tree, tags, rules, prefix, reading)
+    # The class of a node may have been changed since it was described to C. Its key would then be wrong.
+    _classes_in_native_walk.drop_changed_layouts(records)
+    structure = intern(records, root, base)
+    try:
+        key, pins, settled = native.key_of(reading.visited, flags_of(rules), base)
+    except Exception:  # noqa: BLE001 -- what has no key is walked in Python each time
+        return leaves, structure
+    # `pins` alternates between a value that the key has by address and the class that the value had in the key. A user
+    # may have assigned to `__class__` in between; a key with one class and a structure with another must not meet.
+    for value, class_in_key in zip(pins[::2], pins[1::2], strict=True):
+        class_in_structure = reading.static_memo.classes.get(id(value))  # alive in `pins`
+        if class_in_key is not _classes_in_native_walk.Token and class_in_structure is not class_in_key:
+            return leaves, structure
+    # `settled` has values that never change, each followed by its token. C knows them by address while `held` lives.
+    held = [native.hold(tuple(settled))] if settled else []
+    _enter(key, structure, (*IdentitySet(pins[::2]), *held))
+    return leaves, structure
+
+
+# --- the table of structures ------------------------------------------------------------------------------------------
+
+MAX_KEYS = 4_096
+"""Size of the table at which it is emptied. A module whose static values are new objects each time has a new key for
+each walk."""
+
+MAX_KEPT = 256
+MAX_KEPT_RECORDS = 100_000
+"""How many structures are kept alive, and how many records they have together."""
+
+MAX_KEPT_EXACT = 8
+"""How many structures are kept alive that hold static objects of a user."""
+
+_lock = Lock()
+# Tuples that are replaced as a whole, so that no thread sees half a change. The latest structure is the last.
+_kept: tuple[Structure, ...] = ()
+_kept_exact: tuple[Structure, ...] = ()
+
+
+def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
+    """Enters a structure into the table.
+
+    Args:
+        key: its key.
+        structure: the structure.
+        pins: the objects that the key has by address, which must live as long as the entry.
+    """
+    entries = _entries  # at the end of the process the names of this file go before the last structure
+    entry = weakref.ref(structure, lambda _: entries.pop(key, None))
+    dropped_pins: list[Any] = []  # dies when the lock is free, because a finaliser may run any code
+    with _lock:
+        # A full table is emptied, and the structures in it let go of what their keys have by address.
+        if len(_entries) >= MAX_KEYS:
+            structures = [reference() for reference in list(_entries.values())]
+            for dropped_structure in structures:
+                if dropped_structure is not None:
+                    dropped_pins.append(dropped_structure.pins)
+                    dropped_structure.pins = {}
+            _entries.clear()
+            native.forget_keys()  # while all that is in them by address is alive in `dropped_pins`
+        # The structure holds the pins, not the table: a pin may lead to the structure, which would then live for ever.
+        structure.pins[key] = pins
+        _entries[key] = entry
+    # Keep it alive for the next call, unless that would keep alive something that a user wants to die.
+    if len(structure.records) <= MAX_KEPT_RECORDS:
+        if structure.objects:
+            _keep_exact(structure)
+        elif all(_is_held_anyway(pin) for pin in pins):
+            _keep(structure)
+
+
+def _keep(structure: Structure) -> None:
+    """Makes a structure the latest of those that are kept alive, and drops the oldest beyond the limits."""
+    global _kept  # noqa: PLW0603 -- replaced by one assignment, which threads cannot tear
+    # Collect from the latest backwards, up to the limits.
+    kept, num_records = [structure], len(structure.records)
+    for earlier in reversed(_kept):
+        num_records += len(earlier.records)
+        if num_records > MAX_KEPT_RECORDS or len(kept) == MAX_KEPT:
+            break
+        if earlier is not structure:
+            kept.append(earlier)
+    _kept = tuple(reversed(kept))
+
+
+def _keep_exact(structure: Structure) -> None:
+    """Keeps a structure alive that holds static objects of a user.
+
+    JAX's caches hold no such structure, so without this each eager function would walk a model with a config in Python.
+    In return the static objects of the latest few models may outlive them, until the next full garbage collection.
+    """
+    global _kept_exact  # noqa: PLW0603 -- as in `_keep`
+    earlier = [kept for kept in _kept_exact if kept is not structure]
+    _kept_exact = (*earlier, structure)[-MAX_KEPT_EXACT:]
+
+
+def _drop_kept(phase: str, info: dict[str, int]) -> None:
+    """Lets go of all structures kept here. The garbage collector calls it; only a full collection counts."""
+    global _kept, _kept_exact  # noqa: PLW0603 -- as in `_keep`
+    if phase == "start" and info["generation"] == 2:
+        _kept = _kept_exact = ()
+
+
+if native is not None:
+    gc.callbacks.append(_drop_kept)
+
+
+_HELD_ANYWAY = (np.dtype, *[cls for library in LIBRARIES for cls in library.held_anyway])
+
+
+def _is_held_anyway(value: Any) -> bool:
+    """Tells whether something else keeps a value alive for ever, or it keeps nothing alive.
+
+    Such are the functions and classes that their module holds by name, functions without data, and dtypes.
+    """
+    if isinstance(value, _HELD_ANYWAY):
+        return True
+    try:
+        module = sys.modules.get(value.__module__)
+        if module is None:
+            return False
+        if type(value) is types.FunctionType and value.__globals__ is module.__dict__:
+            return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__)
+        return operator.attrgetter(value.__qualname__)(module) is value
+    except Exception:  # noqa: BLE001 -- a user's attributes may raise anything
+        return False
+
+
+# --- writing back -----------------------------------------------------------------------------------------------------
+
+
+def write_natively(pending: list[Any]) -> bool:
+    """Writes new contents into objects in C: all of them, or none.
+
+    Args:
+        pending: objects to write to, each followed by another one with its new content.
+
+    Returns:
+        False if the native walk is not in use or cannot write one of them. Nothing was written then.
+    """
+    return native is not None and native.write_back(pending)

@@ -157,6 +157,7 @@ def parts_for(part: Any, node: Node, num_children: int, name: str, path: Path) -
     """
     if type(part) is Branch:
         return part.parts
+    # A leaf that is no label fits no node.
     node_type = node_type_of(part)
     parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
     is_of_class = node_type is not None and node_type.cls is node.type.cls

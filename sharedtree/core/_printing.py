@@ -112,6 +112,7 @@ class _Printer(reprlib.Repr):
             return repr(x[:_MAX_LENGTH])
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             return self._repr_namedtuple(x, level)
+        # `reprlib` prints plain lists, tuples and dictionaries itself. Here are their subclasses, and other containers.
         if isinstance(x, _CONTAINERS) or (dataclasses.is_dataclass(x) and not isinstance(x, type)):
             return f"<{type(x).__qualname__}>"
         return super().repr_instance(x, level)

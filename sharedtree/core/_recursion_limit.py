@@ -1,6 +1,6 @@
 """Raises Python's recursion limit for deep trees, only while calls that need it are in progress.
 
-    with keeping_limit():           # one call of ours; calls may be nested
+    with restoring_limit():           # one call of ours; calls may be nested
         if not make_room(depth):    # the depth of a tree that JAX will flatten before the call ends
             raise DepthError(...)
 
@@ -57,7 +57,7 @@ _lock = Lock()
 _limit_before = _limit_set = 0
 
 
-class keeping_limit:  # noqa: N801 -- a context manager; one that is a generator costs a microsecond
+class restoring_limit:  # noqa: N801 -- a context manager; one that is a generator costs a microsecond
     """A block in which `make_room` may raise the limit. The end of the thread's outermost block restores it."""
 
     __slots__ = ("_outer_calls",)
@@ -72,17 +72,17 @@ class keeping_limit:  # noqa: N801 -- a context manager; one that is a generator
             give_back()
 
 
-def keeps_limit(function: C) -> C:
-    """Wraps a function so that each call is a `keeping_limit` block. From Python 3.12 on, returns it unchanged."""
+def restores_limit(function: C) -> C:
+    """Wraps a function so that each call is a `restoring_limit` block. From Python 3.12 on, returns it unchanged."""
     if not CAN_RAISE:
         return function
 
     @functools.wraps(function)
-    def keeping(*args: Any, **kwargs: Any) -> Any:
-        with keeping_limit():
+    def with_limit_restored(*args: Any, **kwargs: Any) -> Any:
+        with restoring_limit():
             return function(*args, **kwargs)
 
-    return keeping  # pyright: ignore[reportReturnType]
+    return with_limit_restored  # pyright: ignore[reportReturnType]
 
 
 def make_room(depth: int) -> bool:
@@ -94,6 +94,7 @@ def make_room(depth: int) -> bool:
         return True
     if depth > MAX_FLATTENED:
         return False
+    # The limit cannot be raised, or no call would restore it. So only look whether there is room already.
     if not CAN_RAISE or not active.num_calls:
         return _is_room_for(depth + _MARGIN)
     thread = threading.get_ident()

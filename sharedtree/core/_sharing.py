@@ -1,7 +1,10 @@
-"""Compares the sharing of two DAGs, and joins it.
+"""Compares the sharing of two DAGs, joins it, and repairs ties among computed leaves.
 
     left     [w, w, v]     pairs   (list, list)   at [0] (w, a)   at [1] (w, b)   at [2] (v, b)
     right    [a, b, b]     `w` is split into `a` and `b`: a tie of the left one that the right one lacks
+
+    gradients (g, g), one array by accident     distinct       →  (g, a copy of g)
+    np.sum of a tied array, a NumPy number      with_identity  →  an array without dimensions
 
 Two structures with the same *shape* (the same tree once every shared node is unfolded) can differ in sharing, which is
 a partition of the paths. Walking both at once from the roots pairs up their records: each path leads to one record on
@@ -11,17 +14,27 @@ Merging the two sides of every pair gives the ties that follow from both. Since 
 children are merged, too: this is the congruence closure of Nelson and Oppen (1980).
 
 The tree, which may be exponentially larger than the DAG, is never unfolded.
+
+Eager transforms of JAX return one array for two results where they can: the gradients of `a + b` with respect to both
+are one object. As leaves of a DAG that would be a tie that nobody made, so the second one becomes a copy. NumPy returns
+a number, which carries no identity, where it computes from arrays without dimensions. Where the leaf is tied, that
+would lose the tie, so the number becomes an array.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import tree_util as jtu
 
+from ._by_identity import IdentitySet
 from ._errors import SharingMismatchError
+from ._node_types import carries_identity
 from ._printing import MOST_PATHS, listed, shown
 from ._static_values import Static
-from ._structure import LEAF, Node, Op, Path, Record, canonical
+from ._structure import LEAF, FlatDag, Node, Op, Path, Record, Structure, canonical, with_several_edges
 
 
 class Rooted(Protocol):
@@ -137,18 +150,18 @@ def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
 
 def _text_beside(record: Record, counterpart: Record) -> str:
     """Names a record in words, with the keys in which it differs from its counterpart, if both are of one class."""
-    (op, children), (other_op, _) = record, counterpart
+    (op, children), (counterpart_op, _) = record, counterpart
     text = name_of(op, len(children))
-    if type(op) is not Node or type(other_op) is not Node:
+    if type(op) is not Node or type(counterpart_op) is not Node:
         return text
-    if op.type.cls is not other_op.type.cls or op.keys == other_op.keys:
+    if op.type.cls is not counterpart_op.type.cls or op.keys == counterpart_op.keys:
         return text
     keys = [jtu.keystr((key,)) for key in op.keys]
-    other_keys = {jtu.keystr((key,)) for key in other_op.keys}
-    missing = [f"`{key}`" for key in keys if key not in other_keys]
+    counterpart_keys = {jtu.keystr((key,)) for key in counterpart_op.keys}
+    missing = [f"`{key}`" for key in keys if key not in counterpart_keys]
     if missing:
         return f"{text} ({', '.join(missing[:MOST_PATHS])} in this one only)"
-    return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(other_op.keys) else text
+    return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(counterpart_op.keys) else text
 
 
 def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair]:
@@ -176,6 +189,7 @@ def lost_ties(
     for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
             return pair
+        # Each pair comes once. So a second pair of one left record has another record on the right.
         first = first_pairs.setdefault(pair.left, pair)
         if first.right != pair.right:
             split.append(SplitRecord(pair.left, (first.right, pair.right), (first.path, pair.path)))
@@ -193,6 +207,7 @@ def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record
     Returns:
         The records of the merged DAG, and old number → new number for each record that is left.
     """
+    # Each class gets the number of its lowest record as its key, and `canonical` numbers the classes anew.
     classes = UnionFind(len(shape.records))
     for group in groups:
         for number in group:
@@ -248,3 +263,56 @@ def name_of(op: Any, num_children: int | None = None) -> str:
         return "an object of the caller's"
     count = "" if num_children is None or op.type.cls is type(None) else f" with {num_children} children"
     return f"a `{op.type.cls.__name__}`{count}"
+
+
+# --- ties among computed leaves ---------------------------------------------------------------------------------------
+
+
+def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
+    """Copies each leaf that occurred before, so that all leaves are objects of their own.
+
+    Returns the sequence unchanged if no leaf occurs twice. Cost: one set of ids, and the copies.
+    """
+    if len(set(map(id, leaves))) == len(leaves):  # alive in `leaves`
+        return leaves
+    seen = IdentitySet()
+    distinct_leaves: list[Any] = []
+    for leaf in leaves:
+        is_first = seen.add(leaf)
+        distinct_leaves.append(leaf if is_first or not carries_identity(leaf) else another(leaf))
+    return distinct_leaves
+
+
+def with_identity(leaves: Sequence[Any], tree: FlatDag | Structure) -> Sequence[Any]:
+    """Converts NumPy's numbers to arrays at leaves that are tied.
+
+    Returns the sequence unchanged if it has no such numbers. Cost: a check of each type, and of the edges if there are.
+
+    Args:
+        leaves: the new leaves of the tree, in order.
+        tree: the tree whose leaves they become.
+    """
+    if not any(isinstance(leaf, np.generic) for leaf in leaves):
+        return leaves
+    tied = with_several_edges(tree.records, tree.root)
+    new_leaves: list[Any] = []
+    for number, leaf in zip(tree.leaf_numbers, leaves, strict=True):
+        loses_tie = number in tied and isinstance(leaf, np.generic)
+        new_leaves.append(np.asarray(leaf) if loses_tie else leaf)
+    return new_leaves
+
+
+def another(leaf: Any) -> Any:
+    """Copies a leaf that carries identity, buffer included. A reference becomes a new reference to a copy."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(
+            leaf.shape,
+            leaf.dtype,
+            sharding=leaf.sharding,
+            weak_type=leaf.weak_type,  # pyright: ignore
+        )
+    if isinstance(leaf, jax.Ref):
+        return jax.new_ref(leaf[...])
+    return jnp.copy(leaf)

@@ -1,6 +1,8 @@
-"""Structures: a DAG without its traced leaves, as a flat table.
+"""Structures and flat DAGs: a DAG as a flat table of records, without its traced leaves or with all of its objects.
 
-    [w, Pair(w, 3)]     records  0: leaf   1: static 3   2: Pair(0, 1)   3: list(0, 2)      root 3
+    Pair(w, [w, 3])     records  0: leaf   1: static 3   2: list(0, 1)   3: Pair(0, 2)      root 3
+                        objects  w         3             [w, 3]          Pair(...)
+                        paths    .a        .b[1]         .b              (the root)
 
 A DAG is packed into the list of its traced leaves, each once, and a *structure*: a flat table of records in the order
 in which a depth-first walk completes them. A record is an operation and the numbers of the records that are its
@@ -13,16 +15,21 @@ need. No structure is dropped while it is in use, because the next call would re
 
 In a `Context` several trees are packed one after the other. The record numbers of each then start where those of the
 previous tree ended, and a number below that start refers to an object in an earlier tree.
+
+A `FlatDag` has the same records and besides, by number, the objects that they stand for and their paths.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import functools
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ._interned_objects import Interned
-from ._node_types import maker_of, node_type_of_class
-from ._plain_containers import NodeType
-from ._static_kinds import IdentityKey
-from ._static_values import Static
+from jax import tree_util as jtu
+
+from ._by_identity import Interned
+from ._call_arguments import LeafPath
+from ._node_types import NodeType, Role, maker_of, node_type_of_class
+from ._static_values import IdentityKey, Static
 
 Path = tuple[Any, ...]
 """Key entries from the root down, as in JAX's key paths."""
@@ -114,7 +121,14 @@ class Update(NamedTuple):
 
     @classmethod
     def of(cls, number: int, node: Node, received: Any) -> "Update":
-        """Makes the operation for an object whose operation was `received` when it entered the function."""
+        """Makes the operation for an object of the caller.
+
+        Args:
+            number: the number of the object among the records of the arguments.
+            node: the new content.
+            received: the operation that the object had in the arguments.
+        """
+        # Exact means that the function got the caller's own static objects and not copies.
         is_exact = bool(node.aux.objects)
         if type(received) is not Node or is_exact or not received.aux.has_objects:
             return cls(number, node)
@@ -167,7 +181,7 @@ class Structure:
     #
     # No part of the content:
     #
-    # `pins` are objects that must live as long as the structure, for keys that lead to it (see `_native_walk`).
+    # `pins` are objects that must live as long as the structure, for keys that lead to it (see `_pack_and_unpack`).
     # `plans` say how transforms group its leaves; each has what the transform does for a key. `program` is the records
     # as the native `build` runs them, None until the first build.
 
@@ -254,7 +268,18 @@ def intern(
     noted: tuple[int, ...] = (),
     tied_values: tuple[int, ...] = (),
 ) -> Structure:
-    """Returns the one structure with this content, a new one if there is none yet. Cost: one hash over the records."""
+    """Returns the one structure with this content, a new one if there is none yet.
+
+    Cost: one hash over the records.
+
+    Args:
+        records: the table, children before parents.
+        root: the number of the record that is the whole tree.
+        base: the number of the first record. Lower numbers refer to earlier trees of the same `Context`.
+        maker: stands for that `Context`; None outside of one.
+        noted: in the result of a function, the traced leaves that lost their ties on purpose.
+        tied_values: in the result of a function, the traced leaves that were tied outside modules.
+    """
     structure = Structure()
     structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
     structure.noted, structure.tied_values, structure.program = noted, tied_values, None
@@ -346,6 +371,7 @@ def edges(
             below_views.clear()
         number, path = stack.pop()
         yield number, path
+        # A shared record is yielded for each edge to it, but its children only once.
         if number in entered or number < base:
             continue
         entered.add(number)
@@ -412,6 +438,7 @@ def reached_outside(records: Sequence[Record], root: int) -> dict[int, int]:
         if count == 2:
             continue
         num_paths[number] = count + 1
+        # Below a module nothing is outside.
         op, children = records[number]
         node = op.node if type(op) is Update else op
         if type(node) is Node and node.type.is_plain:
@@ -442,3 +469,248 @@ def depth_of(records: Sequence[Record]) -> int:
     for _, children in records:
         depths.append(1 + max((depths[child] for child in children), default=0))
     return max(depths, default=0)
+
+
+# --- flat DAGs --------------------------------------------------------------------------------------------------------
+
+
+class FlatDag:
+    """The records of a packed tree, and the objects that they stand for.
+
+    Everything else is computed on first use and cached. Nothing is copied: parts share the records and objects.
+
+    Args:
+        records: the table, children before parents.
+        root: the number of the record that is the whole tree.
+        objects: number → object. Those that nobody will ask for may be missing.
+    """
+
+    def __init__(self, records: Sequence[Record], root: int, objects: Sequence[Any] | Mapping[int, Any] = ()) -> None:
+        self.records = records
+        self.root = root
+        self.objects: Any = objects
+
+    @classmethod
+    def of(cls, structure: Structure, objects: Sequence[Any] | Mapping[int, Any] = ()) -> "FlatDag":
+        """Wraps a structure and the objects of its tree. The structure is not interned again."""
+        dag = cls(structure.records, structure.root, objects)
+        dag.structure = structure
+        return dag
+
+    @classmethod
+    def without_objects(cls, structure: Structure) -> "FlatDag":
+        """Wraps a structure whose objects are unknown: each object is None."""
+        return cls.of(structure, [None] * len(structure.records))
+
+    @classmethod
+    def of_leaves(cls, structure: Structure, leaves: Sequence[Any]) -> "FlatDag":
+        """Wraps a structure and its traced leaves. The objects of nodes are missing."""
+        return cls.of(structure, dict(zip(structure.leaf_numbers, leaves, strict=True)))
+
+    def below(self, root: int) -> "FlatDag":
+        """The part whose root is another record. Numbers stay the same."""
+        return FlatDag(self.records, root, self.objects)
+
+    def child(self, position: int) -> "FlatDag":
+        """The part below one child of the root."""
+        return self.below(self.records[self.root][1][position])
+
+    def edges(self, path: Path = ()) -> Iterator[tuple[int, Path]]:
+        """Yields each edge once, as the number it leads to and a path that ends with it; first paths come first.
+
+        Args:
+            path: a path to put before all of them.
+        """
+        return edges(self.records, [(path, self.root)], keys_of=self._keys_of)
+
+    def _keys_of(self, number: int, node: Node) -> Path:
+        """Keys of a node's children, from the object where that is possible.
+
+        The record has keys, too, but they are those of the first tree with this structure: equal auxiliary data need
+        not mean equal keys, since a class may take them from anywhere. So they serve only if the object is missing, or
+        if a function has changed its class or the number of its children since.
+        """
+        # The object is missing, as in a DAG made of leaves alone.
+        if not self._has_object(number):
+            return node.keys
+        obj = self.objects[number]
+        if type(obj) is not node.type.cls:
+            return node.keys
+        try:
+            keys = node.type.keys_of(obj)
+        except Exception:  # noqa: BLE001 -- a function may have left the object in any state
+            return node.keys
+        return keys if len(keys) == len(node.keys) else node.keys
+
+    def _has_object(self, number: int) -> bool:
+        objects = self.objects
+        return number in objects if isinstance(objects, Mapping) else number < len(objects)
+
+    @functools.cached_property
+    def structure(self) -> Structure:
+        """The interned structure."""
+        return intern(tuple(self.records), self.root)
+
+    @functools.cached_property
+    def leaf_numbers(self) -> list[int]:
+        """Numbers of the traced leaves, in order. Those of a part include leaves outside of it."""
+        return [number for number, (op, _) in enumerate(self.records) if op is LEAF]
+
+    @functools.cached_property
+    def reached(self) -> set[int]:
+        """Numbers of the records below the root, and the root. In a part, these are not all."""
+        return set(canonical(self.root, lambda number: self.records[number])[1])
+
+    @functools.cached_property
+    def leaves(self) -> dict[int, Any]:
+        """Number → traced leaf."""
+        return {number: self.objects[number] for number in self.leaf_numbers}
+
+    @functools.cached_property
+    def first_paths(self) -> dict[int, Path]:
+        """Number → representative path, for each record below the root."""
+        first_paths: dict[int, Path] = {}
+        for number, path in self.edges():
+            first_paths.setdefault(number, path)
+        return first_paths
+
+    @functools.cached_property
+    def all_paths(self) -> dict[int, list[str]]:
+        """Number → its paths as errors print them, one for each edge, through the first path of the parent.
+
+        Not all paths, since there may be exponentially many.
+        """
+        all_paths: dict[int, list[str]] = {}
+        for number, path in self.edges():
+            all_paths.setdefault(number, []).append(jtu.keystr(path))
+        return all_paths
+
+    @functools.cached_property
+    def holds_leaf(self) -> list[bool]:
+        """Number → whether the record is a traced leaf or has one below it."""
+        holds_leaf: list[bool] = []
+        # Children come before their parents, so their answers are there.
+        for op, children in self.records:
+            holds_leaf.append(op is LEAF or any(holds_leaf[child] for child in children))
+        return holds_leaf
+
+    @functools.cached_property
+    def outside(self) -> dict[int, int]:
+        """Number → how many paths lead to the record through plain containers alone: 1, or 2 for more. Others lack."""
+        return reached_outside(self.records, self.root)
+
+    def is_object(self, number: int, *, containers: bool = False) -> bool:
+        """Tells whether a record stands for a node that carries identity.
+
+        Args:
+            number: the number of the record.
+            containers: whether mutable containers outside modules do.
+        """
+        node = self.node(number)
+        if node is None or not node.type.carries_identity:
+            return False
+        return not node.type.is_plain or containers or number not in self.outside
+
+    def text(self, number: int) -> str:
+        """The representative path of a record, as errors print it."""
+        return jtu.keystr(self.first_paths[number])
+
+    def node(self, number: int) -> Node | None:
+        """The node of a record, also if its content is written into an object of the caller. None for leaves."""
+        op = self.records[number][0]
+        node = op.node if type(op) is Update else op
+        return node if type(node) is Node else None
+
+    def paths_to(self, chosen: Callable[[Any], bool]) -> list[str]:
+        """Representative paths of the leaves for which `chosen` returns true."""
+        return [self.text(number) for number, leaf in self.leaves.items() if chosen(leaf)]
+
+
+def leaf_paths(structure: Structure) -> list[str]:
+    """Representative path of each traced leaf of a structure, in order. Cached as long as the structure lives.
+
+    A leaf that only an earlier tree of the same `Context` leads to has no path here, and its number in place of one.
+    """
+    # JAX asks several times in each trace, and again in the next.
+    cached = _paths.get(structure)
+    if cached is not None:
+        return cached
+    first_paths: dict[int, str] = {}
+    leaf_numbers = set(structure.leaf_numbers)
+    for number, path in edges(structure.records, [((), structure.root)]):
+        if number in leaf_numbers and number not in first_paths:
+            first_paths[number] = jtu.keystr(path)
+    paths = [first_paths.get(number, f"<leaf {number}>") for number in structure.leaf_numbers]
+    return _paths.setdefault(structure, paths)
+
+
+_paths: weakref.WeakKeyDictionary[Structure, list[str]] = weakref.WeakKeyDictionary()
+
+
+def with_paths(leaves: Sequence[Any], paths: Sequence[str]) -> list[tuple[LeafPath, Any]]:
+    """Pairs leaves with their paths as key entries, as JAX wants them from a flatten function with keys."""
+    return list(zip(map(LeafPath, paths), leaves, strict=True))
+
+
+# --- parameters and state ---------------------------------------------------------------------------------------------
+
+
+class Roles(NamedTuple):
+    """Roles of the leaves of a tree.
+
+    Attributes:
+        of_leaves: number of a leaf → its role. A leaf that is missing is a parameter.
+        unsaid: the numbers of instances whose classes do not say, unless they are below state.
+    """
+
+    of_leaves: dict[int, Role]
+    unsaid: Sequence[int]
+
+    def is_state(self, number: int) -> bool:
+        """Tells whether a leaf is state, which is not trained."""
+        return self.of_leaves.get(number) == "state"
+
+
+def roles_in(tree: FlatDag) -> Roles:
+    """Finds the roles of all leaves.
+
+    Cost: a look at each record; if a class among them has roles, up to three visits of each.
+    """
+    of_leaves: dict[int, Role] = {}
+    unsaid: set[int] = set()
+    if not any(type(op) is Node and op.type.roles is not None for op, _ in tree.records):
+        return Roles(of_leaves, ())
+    # A shared record is visited once for each role that it has on some path, not once for each path.
+    visited: set[tuple[int, Role]] = set()
+    stack: list[tuple[int, Role]] = [(tree.root, "parameter")]
+    while stack:
+        number, role = stack.pop()
+        if (number, role) in visited:
+            continue
+        visited.add((number, role))
+        op, children = tree.records[number]
+        if op is LEAF:
+            # Of the roles at several paths the strongest holds: a parameter somewhere is a parameter.
+            earlier_role = of_leaves.get(number)
+            if earlier_role is None or _STRENGTH[role] > _STRENGTH[earlier_role]:
+                of_leaves[number] = role
+        elif type(op) is Node:
+            if op.type.roles == "unsaid" and role != "state":
+                unsaid.add(number)
+            for child, role_by_node in zip(children, _roles_of_children(op, len(children)), strict=True):
+                # Everything below state is state, whatever its own class says.
+                stack.append((child, role if role == "state" or role_by_node is None else role_by_node))
+    return Roles(of_leaves, sorted(unsaid))
+
+
+def _roles_of_children(node: Node, num_children: int) -> Sequence[Role | None]:
+    """The role that a node assigns to each of its children. None for a child that has the node's role."""
+    roles = node.type.roles
+    if not callable(roles):
+        return [roles for _ in range(num_children)]
+    of_children = roles(node.aux.peek())
+    return [None for _ in range(num_children)] if of_children is None else of_children
+
+
+_STRENGTH: dict[Role, int] = {"parameter": 2, "unsaid": 1, "state": 0}
+"""Of the roles that a leaf has at several paths, the strongest holds."""

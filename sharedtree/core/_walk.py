@@ -3,7 +3,7 @@
     walk([w, Pair(w, 3)])    leaves  w      records  0: leaf   1: static 3   2: Pair(0, 1)   3: list(0, 2)      root 3
 
 Both directions loop over explicit stacks and never recurse, so depth is no limit. They ask an object nothing but what
-its node type says. `_native.c` does the same in C, and leaves to this file every error and everything uncommon.
+its node type says. `_native_*.c` does the same in C, and leaves to this file every error and everything uncommon.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +14,17 @@ from jax import tree_util as jtu
 
 from ._by_identity import IdentityDict
 from ._errors import CycleError, DepthError, StaticComparisonError
-from ._node_types import is_value_of_variable, node_type_of
-from ._plain_containers import Inherited, NodeType, has_unordered_keys
-from ._static_kinds import Incomparable
-from ._static_values import Static, StaticMemo, new_static_memo, with_originals
+from ._node_types import (
+    Inherited,
+    NodeType,
+    carries_identity,
+    has_unordered_keys,
+    is_traced,
+    is_value_of_variable,
+    node_type_of,
+)
+from ._static_values import Incomparable, Static, StaticMemo, new_static_memo, with_originals
 from ._structure import LEAF, Given, Node, Op, Path, Record, Update
-from ._traced_leaves_and_identity import carries_identity, is_traced
 
 MAX_DEPTH = 100_000
 """The walk needs no limit. This one stops a class whose flatten function makes new children without end."""
@@ -65,10 +70,14 @@ class Rules(NamedTuple):
         values: tuples and all other nodes are tagged, too, so a shared one is walked only once. The structure then
             depends on the identity of tuples, and must not be compared with that of another tree.
         filtered: only arrays are traced, in and outside modules of all libraries, as under Equinox's filters.
-        convention: the convention around the root.
-        given: the numbers of the caller's own objects. They are not packed: each becomes a `Given`.
-        updated: the numbers of objects of the caller with a new content. Each becomes an `Update`.
-        received: the records for the numbers in `updated`.
+        convention: the convention around the root: which leaves are traced. `"equinox"`, `"jax"` and `"variable"` are
+            those of modules. `"outside"` is that outside of all modules, where arrays and containers are values.
+            `"any"` is that below a container outside modules that carries identity by `containers`.
+        given: objects of the tree that are the caller's own → their numbers. They are not packed: each becomes a
+            `Given`.
+        updated: objects of the tree whose content is written into an object of the caller → the number of that object.
+            Each becomes an `Update`.
+        received: the records of the arguments. The numbers in `given` and `updated` refer to them.
         is_exact: static values are taken uncopied from this very tree, for a structure that puts the same tree together
             again. Otherwise equal values of another tree may stand for them, so that one trace serves both.
         given_copies: copies of static objects, as a function received them → the caller's originals. A copy is
@@ -240,6 +249,7 @@ def walk(
 
     def open_node(obj: Any, node_type: NodeType, convention: Inherited) -> None:
         """Takes a node apart and makes it the innermost open node."""
+        # `inner` is the convention for its children.
         inner = node_type.inherits(convention, containers=rules.containers)
         is_object = node_type.carries_identity and (convention != "outside" or inner != "outside")
         # An object inside a module and the same one outside, where it is a value, are two. A cycle comes back to each.
@@ -285,7 +295,11 @@ def walk(
 
 
 def _is_value(obj: Any, node_type: NodeType | None, convention: Inherited, rules: Rules) -> bool:
-    """Tells whether an object carries no identity at this place, whatever it carries elsewhere."""
+    """Tells whether an object carries no identity at this place, whatever it carries elsewhere.
+
+    Outside modules (convention "outside"), bare leaves and plain containers are values, as in vanilla JAX. Directly in
+    an NNX `Variable` (convention "variable"), its array is one.
+    """
     if not rules.are_structs_traced and type(obj) is jax.ShapeDtypeStruct:
         return False
     # A static leaf is no value in this sense, hence the checks of `filtered`: `visit` must reach its static branch.
@@ -302,8 +316,8 @@ def build(
     records: Sequence[Record],
     leaves: Sequence[Any],
     table: list[Any],
-    given: Callable[[int], Any] | None = None,
-    update: Callable[[int, Any], Any] | None = None,
+    caller_object: Callable[[int], Any] | None = None,
+    updated_object: Callable[[int, Any], Any] | None = None,
 ) -> None:
     """Runs down the records, appending one object a record to `table`.
 
@@ -311,8 +325,8 @@ def build(
         records: the records that follow those already in the table.
         leaves: one object for each `LEAF`, in order.
         table: the objects of all earlier records.
-        given: number → object, for `Given`.
-        update: (number, new content) → object, for `Update`.
+        caller_object: number → the caller's object, for `Given`.
+        updated_object: (number, new content) → the caller's object with this content, for `Update`.
     """
     remaining_leaves = iter(leaves)
     for op, children in records:
@@ -322,14 +336,16 @@ def build(
             obj = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
         elif type(op) is Static:
             obj = op.thaw()
+        # The next two occur only in results of functions, whose builders pass both functions.
         elif type(op) is Given:
-            assert given is not None
-            obj = given(op.number)
+            assert caller_object is not None
+            obj = caller_object(op.number)
         else:
             assert type(op) is Update
-            assert update is not None
+            assert updated_object is not None
             node = op.node
-            obj = update(op.number, node.type.put_together(node.aux.thaw(), [table[child] for child in children]))
+            content = node.type.put_together(node.aux.thaw(), [table[child] for child in children])
+            obj = updated_object(op.number, content)
         table.append(obj)
 
 
@@ -348,6 +364,7 @@ def _make_static(value: Any, rules: Rules, path_text: Callable[[], str], static_
     """
     if rules.on_static is not None:
         rules.on_static(value, path_text)
+    # Reading a value recurses, and runs a user's `==` and copy functions. Both kinds of failure get the path.
     try:
         if rules.given_copies is not None:
             value = with_originals(value, rules.given_copies)

@@ -4,7 +4,7 @@ In come classes; out goes how their instances are read, made, written back, trai
 that the program has not imported, nor anything of the rooms above.
 """
 
-from ..core._library_rows import LIBRARIES
+from ..core._node_types import LIBRARIES
 from ._dataclasses import DATACLASSES
 from ._equinox import EQUINOX
 from ._nnx import NNX

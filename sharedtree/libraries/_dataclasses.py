@@ -27,8 +27,7 @@ from ..core._class_attributes import (
     is_data_descriptor,
 )
 from ..core._jax_internals import registered_fields
-from ..core._library_rows import ClassKind, Library, NativeLayout, PlainForm
-from ..core._plain_containers import NodeType
+from ..core._node_types import ClassKind, Library, NativeLayout, NodeType, PlainForm
 
 _MAX_FIELDS = 255
 """The native walk has a place in a byte."""

@@ -23,8 +23,18 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ..core._class_attributes import built_in_base, dataclass_fields, dict_descriptor
-from ..core._library_rows import ClassKind, Library, NamesInFiles, NativeLayout, PlainForm, without_missing
-from ..core._plain_containers import Convention, KeyEntries, NodeType, Role
+from ..core._node_types import (
+    ClassKind,
+    Convention,
+    KeyEntries,
+    Library,
+    NamesInFiles,
+    NativeLayout,
+    NodeType,
+    PlainForm,
+    Role,
+    without_missing,
+)
 
 
 class _Unset(eqx.Module):

@@ -24,18 +24,23 @@ from jax.core import Tracer
 from ..core._by_identity import IdentitySet
 from ..core._class_attributes import dataclass_entries, is_asked_of_all, loaded
 from ..core._errors import FormatError
-from ..core._library_rows import (
+from ..core._node_types import (
+    NUMPY_NUMBERS,
+    PYTHON_NUMBERS,
     AttributeRules,
     ClassKind,
+    Convention,
     Library,
     NamesInFiles,
     Naming,
+    NodeType,
     PlainForm,
     RefusalError,
+    Role,
     Trained,
+    is_namedtuple,
+    name_in,
 )
-from ..core._plain_containers import Convention, NodeType, Role, is_namedtuple, name_in
-from ..core._traced_leaves_and_identity import NUMPY_NUMBERS, PYTHON_NUMBERS
 from ._nnx_layouts import (
     INT_KEYS,
     MAPPING,

@@ -25,7 +25,7 @@ from jax import tree_util as jtu
 
 from ..core._class_attributes import built_in_base, dict_descriptor, inherited, is_data_descriptor
 from ..core._jax_internals import rebuild_registered, registered_functions
-from ..core._library_rows import NativeLayout
+from ..core._node_types import NativeLayout
 
 STATE_SLOTS = ("_initializing", "_is_setup", "_trace_state")
 VARIABLE_SLOTS = ("_raw_value", "_trace_state", "_var_metadata")

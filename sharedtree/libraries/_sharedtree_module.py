@@ -14,17 +14,18 @@ from typing import Any
 
 from ..core._class_attributes import dataclass_fields
 from ..core._errors import FormatError
-from ..core._library_rows import (
+from ..core._node_types import (
     AttributeRules,
     ClassKind,
     Library,
     NamesInFiles,
     Naming,
     NativeLayout,
+    NodeType,
     PlainForm,
+    Role,
     Trained,
 )
-from ..core._plain_containers import NodeType, Role
 from . import _sharedtree_module_kinds as kept
 from ._sharedtree_module_assignment import assign, forget
 from ._sharedtree_module_kinds import KINDS_SLOT, HasKinds, Kinds, is_read_by_kinds, kinds_in

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core._class_attributes import inherited
 from ..core._errors import CycleError
-from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
+from ..core._node_types import PYTHON_NUMBERS
 from ._sharedtree_module_kinds import DECLARED, attributes_of, kinds_of, note_kinds, noted_kinds, of_class
 from ._sharedtree_module_values import (
     MARKED,

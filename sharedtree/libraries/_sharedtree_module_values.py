@@ -19,9 +19,8 @@ import numpy as np
 
 from ..core._by_identity import IdentitySet
 from ..core._errors import UnregisteredTypeError
-from ..core._node_types import node_type_of
+from ..core._node_types import PYTHON_NUMBERS, carries_identity, is_traced, node_type_of
 from ..core._printing import shown
-from ..core._traced_leaves_and_identity import PYTHON_NUMBERS, carries_identity, is_traced
 
 Kind = Literal["parameter", "state", "sub-tree", "static"]
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from ..core._class_attributes import ABSENT, dataclass_entries, inherited, loaded
 from ..core._errors import FormatError
-from ..core._library_rows import AttributeRules, ClassKind, Library, NamesInFiles, Naming, RefusalError
 from ..core._locks import Lock
+from ..core._node_types import AttributeRules, ClassKind, Library, NamesInFiles, Naming, RefusalError
 
 METADATA = "_field_metadata"
 _DEFAULTS = ("_factory_fields", "_default_field_values")

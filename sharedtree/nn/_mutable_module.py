@@ -19,8 +19,7 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict, IdentitySet
-from ..core._static_kinds import copy_of
-from ..core._static_values import with_names
+from ..core._static_values import copy_of, with_names
 from ..libraries import _sharedtree_module_assignment as assigning, _sharedtree_module_kinds as kinds
 from ..libraries._sharedtree_module_values import PARAMETER, STATE, STATIC, Kind, Marked, require_markable
 from ._trainable import merged, trainable

@@ -11,10 +11,9 @@ from typing import Any
 import equinox as eqx
 
 from ..core._errors import CycleError, SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._node_types import require_registered
 from ..core._printing import shown
-from ..core._structure import Op
+from ..core._structure import FlatDag, Op
 from ..ties._policy_and_context import walk_exactly
 from ..ties._where_functions import WhereTree
 from ..tree._partition import rebuilt

@@ -1,12 +1,13 @@
-"""The trainable part of a module, and how it is put back.
+"""The trainable part of a module: taken out by `trainable`, put back by `merged`.
 
-Whether a leaf is trainable depends on the attributes on the way to it: one that `st.state_field` marks makes all below
-it untrainable, and otherwise the innermost module decides. So a walk from the root carries along what holds for leaves:
+Whether a leaf is trainable depends on the attributes on its path. An attribute with the mark of `st.state_field` makes
+all leaves below it untrainable. Otherwise the innermost module decides. So a walk from the root carries along the rule
+for leaves:
 
     Net(head=Linear(weight=parameter(w), bias=b), target=state_field(<the same Linear>))
 
-Here `.head.weight` is trainable, `.head.bias` is not, and neither is anything below `.target`. The two linears are one
-object, so the weight is trainable: it is at one of its paths.
+Here `.head.weight` is trainable. `.head.bias` is not, nor is any leaf below `.target`. The two linears are one object:
+its weight is trainable, because it is trainable at one of its paths.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +17,8 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
-from ..core._library_rows import Trained, trained_below
-from ..core._structure import LEAF, Node, Op, Path
+from ..core._node_types import Trained, trained_below
+from ..core._structure import LEAF, FlatDag, Node, Op, Path
 from ..libraries._sharedtree_module_kinds import kinds_in
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import are_one_value, how_to_tie
@@ -29,62 +29,77 @@ T = TypeVar("T")
 
 
 def trainable(module: T) -> T:
-    """What `Module.parameters` returns."""
-    walked = walk_exactly(module)
-    kept = _trainable_leaves(walked)
-    return rebuilt(walked.root, _ends(walked), lambda number: walked.objects[number] if number in kept else None)
+    """Returns the trainable part of a module, for `Module.parameters`."""
+    dag = walk_exactly(module)
+    trainable_leaves = _trainable_leaves(dag)
+    return rebuilt(
+        dag.root, _expansion(dag), lambda record: dag.objects[record] if record in trainable_leaves else None
+    )
 
 
-def _ends(tree: FlatDag) -> Callable[[int], tuple[Op, Sequence[int]]]:
-    """What the records are where each that is no node is a leaf, static values included."""
+def merged(module: T, parameters: Any) -> T:
+    """Returns a module with new values for its trainable leaves, for `Module.merge`.
 
-    def expand(number: int) -> tuple[Op, Sequence[int]]:
-        op, children = tree.records[number]
+    Args:
+        module: the module. It is not changed.
+        parameters: a module of the same shape that has the new values. Where it has None, the old value stays.
+
+    Raises:
+        SharingMismatchError: if the shapes differ, or `parameters` has two objects for one leaf of the module.
+    """
+    dag, parameter_dag = walk_exactly(module), walk_exactly(parameters)
+    trainable_leaves = _trainable_leaves(dag)
+    # Leaf of the module → record of its new value, and the first path at which it was found.
+    sources: dict[int, tuple[int, Path]] = {}
+    for record, source, path in _side_by_side(dag, parameter_dag):
+        if record not in trainable_leaves or parameter_dag.objects[source] is None:
+            continue
+        first_source, first_path = sources.setdefault(record, (source, path))
+        if first_source != source and not are_one_value(parameter_dag, first_source, source):
+            first_text, text = jtu.keystr(first_path), jtu.keystr(path)
+            raise SharingMismatchError(
+                f"`{first_text}` and `{text}` are one leaf in the module, but two objects in the parameters.\nWhich of "
+                "the two is meant cannot be known.\n"
+                f"{how_to_tie('parameters', 'module.parameters()', in_containers=False)}",
+                (first_text, text),
+            )
+    new_leaves = {record: parameter_dag.objects[source] for record, (source, _) in sources.items()}
+    hand_on([dag.objects[record] for record in new_leaves], list(new_leaves.values()))
+    return rebuilt(dag.root, _expansion(dag), lambda record: new_leaves.get(record, dag.objects[record]))
+
+
+def _expansion(tree: FlatDag) -> Callable[[int], tuple[Op, Sequence[int]]]:
+    """Returns a function from a record to its operation and children, in which static values are leaves, too."""
+
+    def expand(record: int) -> tuple[Op, Sequence[int]]:
+        op, children = tree.records[record]
         return (op, children) if type(op) is Node else (LEAF, ())
 
     return expand
 
 
-def merged(module: T, parameters: Any) -> T:
-    """What `Module.merge` returns."""
-    walked, theirs = walk_exactly(module), walk_exactly(parameters)
-    kept = _trainable_leaves(walked)
-    found: dict[int, tuple[int, Path]] = {}
-    for number, other, path in _side_by_side(walked, theirs):
-        if number not in kept or theirs.objects[other] is None:
-            continue
-        known, first = found.setdefault(number, (other, path))
-        if known != other and not are_one_value(theirs, known, other):
-            one, two = jtu.keystr(first), jtu.keystr(path)
-            raise SharingMismatchError(
-                f"`{one}` and `{two}` are one leaf in the module, but two objects in the parameters.\nWhich of the two "
-                f"is meant cannot be known.\n{how_to_tie('parameters', 'module.parameters()', in_containers=False)}",
-                (one, two),
-            )
-    new = {number: theirs.objects[other] for number, (other, _) in found.items()}
-    hand_on([walked.objects[number] for number in new], list(new.values()))
-    return rebuilt(walked.root, _ends(walked), lambda number: new.get(number, walked.objects[number]))
-
-
 def _trainable_leaves(tree: FlatDag) -> set[int]:
-    found: set[int] = set()
-    seen: set[tuple[int, Trained]] = set()
+    """Records of the leaves that are trainable at one of their paths at least."""
+    leaves: set[int] = set()
+    # A record is visited once for each rule that holds at one of its paths.
+    visited: set[tuple[int, Trained]] = set()
     stack: list[tuple[int, Trained]] = [(tree.root, "if marked")]
     while stack:
-        number, rule = stack.pop()
-        if (number, rule) in seen:
+        record, rule = stack.pop()
+        if (record, rule) in visited:
             continue
-        seen.add((number, rule))
-        op, children = tree.records[number]
+        visited.add((record, rule))
+        op, children = tree.records[record]
         if type(op) is Node:
             stack.extend(zip(children, _rules_below(op, len(children), rule), strict=True))
-        elif op is LEAF and _is_trainable(tree.objects[number], rule):
-            found.add(number)
-    return found
+        elif op is LEAF and _is_trainable(tree.objects[record], rule):
+            leaves.add(record)
+    return leaves
 
 
 def _rules_below(node: Node, num_children: int, rule: Trained) -> Sequence[Trained]:
-    """What holds for each child of a node for which a rule holds."""
+    """Returns the rule for each child of a node, from the rule for the node."""
+    # A plain container has no attributes, so it passes the rule on.
     if rule == "never" or node.type.is_plain:
         return [rule for _ in range(num_children)]
     return trained_below(node.type.cls, node.aux.peek(), num_children)
@@ -95,41 +110,50 @@ def _is_trainable(leaf: Any, rule: Trained) -> bool:
 
 
 def _side_by_side(module: FlatDag, parameters: FlatDag) -> Iterator[tuple[int, int, Path]]:
-    """The leaves and static values of a module, with what stands in the same place of another one, and a path.
+    """Walks a module and its parameters together.
 
-    Attributes of modules are found by name; those that only one of two modules has are passed over.
+    Attributes of modules are found by name. Attributes that only one of the two modules has are skipped.
+
+    Yields:
+        record of a leaf or static value of the module, record at the same place of the parameters, and a path. Each
+        pair of records comes once.
 
     Raises:
-        SharingMismatchError: if the two have another class or another number of children anywhere.
+        SharingMismatchError: if the two differ in a class or in a number of children.
     """
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     stack: list[tuple[int, int, Path]] = [(module.root, parameters.root, ())]
     while stack:
-        number, other, path = stack.pop()
-        if (number, other) in seen:
+        record, source, path = stack.pop()
+        if (record, source) in visited:
             continue
-        seen.add((number, other))
-        (op, children), (their_op, their_children) = module.records[number], parameters.records[other]
-        if type(op) is not Node or (type(their_op) is Node and their_op.type.cls is type(None)):
-            yield number, other, path
+        visited.add((record, source))
+        (op, children), (source_op, source_children) = module.records[record], parameters.records[source]
+        # A module without trainable leaves may be None in the parameters.
+        if type(op) is not Node or (type(source_op) is Node and source_op.type.cls is type(None)):
+            yield record, source, path
             continue
-        if type(their_op) is not Node or their_op.type.cls is not op.type.cls:
-            raise _of_another_shape(path, op, their_op)
+        if type(source_op) is not Node or source_op.type.cls is not op.type.cls:
+            raise _of_another_shape(path, op, source_op)
         if kinds_in(op.aux.peek()) is not None:
-            theirs = dict(zip(their_op.keys, their_children, strict=True))
-            below = [(child, theirs[key], key) for key, child in zip(op.keys, children, strict=True) if key in theirs]
-        elif op.keys != their_op.keys:
-            raise _of_another_shape(path, op, their_op)
+            child_of = dict(zip(source_op.keys, source_children, strict=True))
+            steps = [
+                (child, child_of[key], key) for key, child in zip(op.keys, children, strict=True) if key in child_of
+            ]
+        elif op.keys != source_op.keys:
+            raise _of_another_shape(path, op, source_op)
         else:
-            below = list(zip(children, their_children, op.keys, strict=True))
-        stack.extend((child, their_child, (*path, key)) for child, their_child, key in reversed(below))
+            steps = list(zip(children, source_children, op.keys, strict=True))
+        stack.extend((child, source_child, (*path, key)) for child, source_child, key in reversed(steps))
 
 
-def _of_another_shape(path: Path, op: Node, other: Op) -> SharingMismatchError:
-    where, theirs = jtu.keystr(path), other.type.cls.__name__ if type(other) is Node else "leaf"
+def _of_another_shape(path: Path, op: Node, source_op: Op) -> SharingMismatchError:
+    """Returns the error for parameters with another class, or another number of children, at a path."""
+    text, source_name = jtu.keystr(path), source_op.type.cls.__name__ if type(source_op) is Node else "leaf"
     return SharingMismatchError(
-        f"The parameters differ in shape from the module at `{where}`: there is a `{op.type.cls.__name__}` here, and a "
-        f"`{theirs}` there, or one with another number of children. Merge what `parameters` gave of the same module:\n"
+        f"The parameters differ in shape from the module at `{text}`: there is a `{op.type.cls.__name__}` here, and a "
+        f"`{source_name}` there, or one with another number of children. Merge what `parameters` gave of the same "
+        "module:\n"
         "    module = module.merge(sharedtree.tree.map(update, module.parameters()))",
-        (where,),
+        (text,),
     )

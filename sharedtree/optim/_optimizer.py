@@ -16,12 +16,12 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._by_identity import WeakIdentityDict
-from ..core._distinct_leaves import distinct
 from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import node_type_of, require_registered
 from ..core._printing import listed, shown
-from ..core._recursion_limit import keeps_limit
+from ..core._recursion_limit import restores_limit
+from ..core._sharing import distinct
 from ..core._structure import Path
 from ..libraries._optax import has_labels, with_labels
 from ..ties._list_ties import is_inexact
@@ -109,7 +109,7 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
 
 
 def is_optimizer(tx: Any) -> bool:
-    """Whether `optimizer` made a transformation."""
+    """Returns True for a transformation that `optimizer` made."""
     return bool(_made.get(getattr(tx, "update", None)))
 
 
@@ -120,13 +120,13 @@ _made: WeakIdentityDict[bool] = WeakIdentityDict()
 def optimizer_with(
     tx: Any, wrt: Any, initial_ties: InitialTies, wording: Wording
 ) -> "optax.GradientTransformationExtraArgs":
-    """The same as `optimizer`, of a transformation for which some ties have been seen already.
+    """Returns an optimizer like `optimizer`, with a memory of ties and texts for messages from the caller.
 
     Args:
         tx: an optax transformation.
-        wrt: as for `optimizer`.
-        initial_ties: what `init` has seen. It may be that of an earlier transformation made of `tx`.
-        wording: of messages.
+        wrt: filter for the leaves that are optimised; None for all but state.
+        initial_ties: memory of the ties of models at `init`. Several optimizers made of one `tx` can share it.
+        wording: texts for messages.
     """
     optax = _optax()
     tx = optax.with_extra_args_support(tx)
@@ -136,7 +136,7 @@ def optimizer_with(
     def inner(models: Models) -> Any:
         return with_labels(tx, models.translated_labels) if is_labelled else tx
 
-    @keeps_limit
+    @restores_limit
     def init(params: Any) -> Any:
         require_registered(params)
         require_all_seen(pack_alone(params)[1])
@@ -152,7 +152,7 @@ def optimizer_with(
         cut = models.cut(params, "params")
         return models.whole(_without_aliases(inner(models).init(cut), cut))
 
-    @keeps_limit
+    @restores_limit
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         model = updates if params is None else params
         missing = initial_ties.check(model, state)
@@ -169,15 +169,15 @@ def optimizer_with(
             if "None" in str(error) and (without_gradient := models.missing_in(updates)):
                 raise _no_gradient(without_gradient) from error
             raise
-        # A momentum has become None, and optax says nothing.
+        # Others turn a slot into None without an error, as a momentum becomes None if its gradient is None.
         if jtu.tree_structure(new_state) != jtu.tree_structure(cut_state):
             without_gradient = models.missing_in(updates)
             if without_gradient:
                 raise _no_gradient(without_gradient)
-        made = models.whole(new_updates), models.whole(new_state)
+        whole_updates, whole_state = models.whole(new_updates), models.whole(new_state)
         if missing:
-            note_in_state(model, made[1], missing)
-        return made
+            note_in_state(model, whole_state, missing)
+        return whole_updates, whole_state
 
     _made[update] = True
     return optax.GradientTransformationExtraArgs(init, update)
@@ -233,7 +233,10 @@ def apply_updates(tree: T, updates: Any) -> T:
 
 
 def _how_to_update(name: str, like: str, *, in_containers: bool) -> str:
-    """What makes updates with the ties of a model. They are rarely tied afterwards: their parts may be unlike."""
+    """Returns advice for updates without the ties of the model.
+
+    It does not offer to tie the updates afterwards, because the parts of a lost tie rarely have equal updates.
+    """
     where = ", for parameters in lists and dicts with the policy" if in_containers else ""
     policy = ", policy=sharedtree.Policy(containers=True)" if in_containers else ""
     return (
@@ -286,6 +289,7 @@ def incremental_update(new: T, old: Any, step_size: Any) -> T:
 
 
 def _averaged(step_size: Any, path: Path, new: Any, old: Any) -> Any:
+    """Returns the new value of one leaf for `incremental_update`, or raises if the two leaves do not fit."""
     if not is_inexact(new):
         return new
     if node_type_of(old) is not None or not _is_inexact_leaf(old):
@@ -306,9 +310,11 @@ _BEGIN = "An average of a model begins as a copy of it:\n    old = sharedtree.co
 
 
 def _is_inexact_leaf(obj: Any) -> bool:
+    """Returns True for a floating-point or complex leaf."""
     try:
         return is_inexact(obj)
-    except TypeError:  # a string, or another static value
+    # A string, or another static value, has no dtype.
+    except TypeError:
         return False
 
 
@@ -328,25 +334,33 @@ def _added(leaf: Any, update: Any) -> Any:
 
 
 def _without_aliases(state: Any, params: Any) -> Any:
-    """A state whose arrays are not those of the parameters, nor of each other.
+    """Returns a state in which each array that is also a parameter, or that occurs twice, is replaced by a copy.
 
-    Some states begin as aliases (`optax.contrib.prodigy` keeps the first parameters). Donating the one would then
-    donate the other, and the second step, on which they part, would be traced anew.
+    Some states begin as aliases (`optax.contrib.prodigy` keeps the first parameters). Donating the state would then
+    donate the parameters. Besides, the aliases end with the first step, so the second would be traced anew.
     """
-    given = jtu.tree_leaves(params)
+    parameters = jtu.tree_leaves(params)
     leaves, treedef = jtu.tree_flatten(state)
-    return jtu.tree_unflatten(treedef, distinct([*given, *leaves])[len(given) :])
+    return jtu.tree_unflatten(treedef, distinct([*parameters, *leaves])[len(parameters) :])
 
 
 def _translated(value: Any, models: Models, name: str, params: Any) -> Any:
-    """An extra argument: a model is cut, and a function of a model gets the whole model when it is called."""
+    """Translates an extra argument of `update` for optax, which works on cut trees.
+
+    Args:
+        value: the argument. In a tree, the parts that match a model are cut. A function of models is wrapped, so that
+            it gets whole models and its result is cut.
+        models: the patterns of the models.
+        name: name of the argument, for errors.
+        params: the model, whose other leaves are put into the models that a function gets. None for no such leaves.
+    """
     if node_type_of(value) is not None or not callable(value):
         return models.cut(value, name)
 
     def on_whole_models(*args: Any, **kwargs: Any) -> Any:
         def whole(arg: Any) -> Any:
             arg = models.whole(arg)
-            return arg if params is None else models.change(arg, lambda _, found: _filled(found, params))
+            return arg if params is None else models.change(arg, lambda _, model: _filled(model, params))
 
         result = value(*map(whole, args), **{key: whole(arg) for key, arg in kwargs.items()})
         return models.cut(result, name)
@@ -355,5 +369,5 @@ def _translated(value: Any, models: Models, name: str, params: Any) -> Any:
 
 
 def _filled(model: Any, params: Any) -> Any:
-    """A model of parameters with the other leaves of `params`, static ones included."""
+    """Returns a model with the leaves of `params`, static ones included, where it has None."""
     return _map(lambda leaf, parameter: leaf if parameter is None else parameter, params, model)

@@ -1,8 +1,8 @@
-"""The ties that an optimizer has seen, and the ones that its model has lost since.
+"""The ties that the model of an optimizer had at `init`, and a check for those that it has lost since.
 
-An optimizer is made for a model by `init`, so it knows what was tied in it, wherever the tie was lost: in an eager
-loop, or because an outer `jax.jit` or `equinox.filter_jit`, which sees trees, was put around a step that keeps ties.
-From the outside such a step looks right, and every update trains two weights where there was one.
+`init` gets the model, so the optimizer can remember its ties. A tie can get lost in an eager loop, or because an outer
+`jax.jit` or `equinox.filter_jit` encloses a step that keeps ties: such a transform sees trees. From the outside the
+step looks right, but every update trains two weights where there was one.
 """
 
 from collections.abc import Sequence
@@ -10,31 +10,31 @@ from typing import Any, NamedTuple
 
 from jax.core import Tracer
 
-from ..core._flat_dags import FlatDag
+from ..core._errors import definition_of_caller, report_untied
 from ..core._locks import Lock
 from ..core._printing import listed
 from ..core._sharing import Rooted
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Path, Record, Structure, intern
-from ..core._warning_source import definition_of_caller, report_untied
+from ..core._structure import LEAF, FlatDag, Node, Path, Record, Structure, intern
 from ..ties._leaf_notes import note
 from ..ties._policy_and_context import Policy, current_policy, walk_alone
 from ..ties._ties_that_are_missing import Lost, LostLeaf, at, lost_leaf_ties, maximal, named, unsettled
 from ..ties._what_loses_ties import Advice
 
-_MOST = 16  # sharings that one optimizer remembers; a program has one, or a few in turn
+# Most sharings that one optimizer remembers. A program has one, or a few in turn.
+_MOST = 16
 
 
 class Wording(NamedTuple):
-    """What the messages of an optimizer call the model, and the code that they offer: each a sentence and lines.
+    """Name of the model in an optimizer's messages, and the fixes that they offer: a sentence, and lines of code.
 
     Attributes:
-        model: the model, as its user calls it.
-        around_modules: what keeps the ties of modules in a step that is traced.
-        around_containers: what keeps those of lists and dicts there.
-        eagerly: what keeps ties where nothing is traced.
-        meant: how to say that the ties are meant to go.
-        untied_state: what to do about a state that lacks ties of the model, all in one text.
+        model: name of the model.
+        around_modules: fix that keeps the ties of modules in a traced step.
+        around_containers: fix that keeps the ties of lists and dicts in a traced step.
+        eagerly: fix that keeps ties in an eager loop.
+        meant: code that declares that the ties are meant to go.
+        untied_state: fix for a state without the ties of the model, all in one text.
     """
 
     model: str
@@ -63,14 +63,14 @@ OF_OPTIMIZERS = Wording(
     ),
     "Change states with `sharedtree.tree.map`, which keeps ties, or begin anew:\n    state = optimizer.init(model)",
 )
-"""Of `sharedtree.optimizer`, whose user has a model, a state and an optimizer."""
+"""Messages of `sharedtree.optimizer`, whose user has a model, a state and an optimizer."""
 
 
 class InitialTies:
-    """What was tied in the models that `init` of one optimizer has seen. Bounded, and it keeps no array alive.
+    """Sharings of the models with which `init` of one optimizer was called. Bounded in size, and keeps no array alive.
 
     Args:
-        wording: of what it reports.
+        wording: texts for the reports.
     """
 
     def __init__(self, wording: Wording = OF_OPTIMIZERS) -> None:
@@ -80,7 +80,7 @@ class InitialTies:
         self._lock = Lock()
 
     def remember(self, model: Any) -> None:
-        """The model is one that the optimizer is for.
+        """Adds the sharing of a model that `init` was called with.
 
         Cost: a walk over its nodes.
         """
@@ -89,14 +89,15 @@ class InitialTies:
             self._seen = _with(self._seen, shape)
 
     def check(self, model: Any, state: Any) -> list[LostLeaf]:
-        """Reports, once, what is untied in a model that was tied in one of those, or is in the optimizer's state.
+        """Reports, once, the ties that a model has lost since `init`, or that the optimizer's state has and it has not.
 
         Args:
             model: the parameters, or a gradient.
-            state: of the optimizer.
+            state: state of the optimizer.
 
         Returns:
-            What the model has lost, reported now, before, or meant; nothing where that was known and nothing is traced.
+            The lost ties, whether they are reported now, were reported before, or are meant to be lost. Empty if this
+            sharing was reported before and the model has no tracers.
 
         Raises:
             UntiedError: under `Policy(on_untie="error")`.
@@ -106,50 +107,63 @@ class InitialTies:
         policy = current_policy()
         if policy.on_untie == "ignore":
             return []
-        walked = walk_alone(model)
-        plain = _without_values(walked)
-        is_known = plain in self._reported
-        if is_known and not any(isinstance(leaf, Tracer) for leaf in walked.leaves.values()):
+        dag = walk_alone(model)
+        sharing = _without_values(dag)
+        is_reported = sharing in self._reported
+        # An eager loop comes here at each step, so a sharing that was reported costs one walk.
+        if is_reported and not any(isinstance(leaf, Tracer) for leaf in dag.leaves.values()):
             return []
-        missing, when = self._missing(plain), "when the optimizer was initialised"
+        missing, when = self._missing(sharing), "when the optimizer was initialised"
         if not missing:
-            missing, when = _tied_in_state(plain, walk_alone(state)), "in the optimizer's state"
-        if not missing or is_known:
+            missing, when = _tied_in_state(sharing, walk_alone(state)), "in the optimizer's state"
+        if not missing or is_reported:
             return missing
-        lost = unsettled(missing, walked.objects)
+        lost = unsettled(missing, dag.objects)
         if lost:
-            self._report(maximal(lost), walked, when, policy)
-            note(walked.objects[part] for tie in lost for part in tie.parts)
-        # What was meant, or was reported elsewhere, is not said of later models either.
+            self._report(maximal(lost), dag, when, policy)
+            note(dag.objects[part] for tie in lost for part in tie.parts)
+        # Losses that are meant, or that were reported elsewhere, are not reported for later models either.
         with self._lock:
-            self._reported = _with(self._reported, plain)
+            self._reported = _with(self._reported, sharing)
         return missing
 
-    def _report(self, losses: Sequence[Lost], walked: FlatDag, when: str, policy: Policy) -> None:
+    def _report(self, losses: Sequence[Lost], dag: FlatDag, when: str, policy: Policy) -> None:
+        """Warns of lost ties, or raises, as the policy says.
+
+        Args:
+            losses: the lost ties.
+            dag: the model, in which they are lost.
+            when: end of the sentence "were one object …".
+            policy: the policy.
+        """
         names = [named(self._wording.model, lost.paths) for lost in losses]
-        which = "; ".join(map(listed, names[:3])) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+        text = "; ".join(map(listed, names[:3])) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
         are = "two objects" if len(names) == 1 and len(names[0]) == 2 else "several objects"
-        what = f"{which} are {are} in the parameters of an update, but were one {when}. Each is updated by itself."
+        fact = f"{text} are {are} in the parameters of an update, but were one {when}. Each is updated by itself."
         ties = [tie for lost in losses for tie in lost.ties]
-        in_containers = all(part in walked.outside for tie in ties for part in tie.parts)
-        is_traced = any(isinstance(walked.objects[part], Tracer) for tie in ties for part in tie.parts)
+        in_containers = all(part in dag.outside for tie in ties for part in tie.parts)
+        is_traced = any(isinstance(dag.objects[part], Tracer) for tie in ties for part in tie.parts)
         wording = self._wording
         around = wording.around_containers if in_containers else wording.around_modules
         advice = Advice(None, [around, wording.meant if is_traced else wording.eagerly])
-        paths = [path for own in names for path in own]
+        paths = [path for tie_paths in names for path in tie_paths]
         report_untied(
-            policy.on_untie, definition_of_caller(), what, advice.text, paths, count=len(losses), may_wait=True
+            policy.on_untie, definition_of_caller(), fact, advice.text, paths, count=len(losses), may_wait=True
         )
 
-    def _missing(self, now: Structure) -> list[LostLeaf]:
-        """What is lost if the model's sharing is one that `init` saw minus ties, and is not itself one of these."""
+    def _missing(self, sharing: Structure) -> list[LostLeaf]:
+        """Ties that a model has lost, compared with the closest model that `init` saw.
+
+        Empty if `init` saw a model with this very sharing, or none with the same nodes and at least its ties.
+        """
         missing: list[LostLeaf] = []
-        if now in self._seen:
+        if sharing in self._seen:
             return []
-        for before in self._seen:
-            lost = _lost(before, now)
-            if lost is None or _lost(now, before):
-                continue  # another tree, or one with ties of its own
+        for initial_sharing in self._seen:
+            lost = _lost(initial_sharing, sharing)
+            # Another tree, or one with ties that the initial one has not.
+            if lost is None or _lost(sharing, initial_sharing):
+                continue
             if not lost:
                 return []
             missing = min(missing or lost, lost, key=len)
@@ -157,63 +171,75 @@ class InitialTies:
 
 
 def note_in_state(model: Any, state: Any, missing: Sequence[LostLeaf]) -> None:
-    """Notes that the slots of a state have lost their ties because the model has: that need not be said as well.
+    """Notes the slots of a state that have lost their ties because the model has, so that nothing reports them again.
 
     Args:
         model: the parameters, or a gradient.
-        state: that the update of these has made.
+        state: the new state, from the update of these parameters.
         missing: the ties that the model has lost.
     """
-    plain, walked = _without_values(walk_alone(model)), walk_alone(state)
-    numbers: dict[Any, int] = {}
-    wanted = _trees(plain.records, numbers)[plain.root]
+    sharing, state_dag = _without_values(walk_alone(model)), walk_alone(state)
+    shape_numbers: dict[Any, int] = {}
+    model_shape = _shapes(sharing.records, shape_numbers)[sharing.root]
     paths = dict.fromkeys(path for tie in missing for path in tie.paths)
-    for number, tree in enumerate(_trees(walked.records, numbers)):
-        if tree == wanted and walked.holds_leaf[number]:
-            note(walked.objects[at(walked, number, path)] for path in paths)
+    for record, shape in enumerate(_shapes(state_dag.records, shape_numbers)):
+        if shape == model_shape and state_dag.holds_leaf[record]:
+            note(state_dag.objects[at(state_dag, record, path)] for path in paths)
 
 
-def _with(shapes: tuple[Structure, ...], shape: Structure) -> tuple[Structure, ...]:
-    return (*[other for other in shapes if other is not shape], shape)[-_MOST:]
+def _with(sharings: tuple[Structure, ...], sharing: Structure) -> tuple[Structure, ...]:
+    """Moves a sharing to the end, or adds it there, and drops the oldest ones."""
+    return (*[old for old in sharings if old is not sharing], sharing)[-_MOST:]
 
 
 def _without_values(tree: FlatDag) -> Structure:
-    """A structure whose records say what is shared, and hold nothing static, which is of no matter here."""
-    records = tuple(
-        [
-            (Node(op.type, _NOTHING, op.keys) if type(op) is Node else LEAF if op is LEAF else _NOTHING, children)
-            for op, children in tree.records
-        ]
-    )
-    return intern(records, tree.root)
+    """Sharing of a tree: its structure without static values, which are of no matter here."""
+    records: list[Record] = []
+    for op, children in tree.records:
+        if type(op) is Node:
+            records.append((Node(op.type, _NO_VALUE, op.keys), children))
+        else:
+            records.append((LEAF if op is LEAF else _NO_VALUE, children))
+    return intern(tuple(records), tree.root)
 
 
-_NOTHING = Static(None)
+_NO_VALUE = Static(None)
 
 
-def _lost(left: Rooted, right: Rooted) -> list[LostLeaf] | None:
+def _lost(initial: Rooted, current: Rooted) -> list[LostLeaf] | None:
+    """Ties of leaves that one tree has and another has not. None if the trees differ in their nodes."""
     # Where one tree has a parameter, a gradient or a masked state may have nothing.
-    return lost_leaf_ties(left, right, lambda i, j: not left.records[i][1] and not right.records[j][1])
+    return lost_leaf_ties(initial, current, lambda i, j: not initial.records[i][1] and not current.records[j][1])
 
 
 def _tied_in_state(model: Structure, state: FlatDag) -> list[LostLeaf]:
-    """The ties that every tree of the model's shape in a state has, and the model has not."""
+    """Ties that the model has not, but that every tree with the model's shape in a state has."""
+    # A bare array has no shape to look for.
     if not model.records[model.root][1]:
-        return []  # a bare array
-    numbers: dict[Any, int] = {}
-    wanted = _trees(model.records, numbers)[model.root]
-    found: dict[tuple[Path, Path], LostLeaf] | None = None
-    for number, tree in enumerate(_trees(state.records, numbers)):
-        if tree == wanted and state.holds_leaf[number]:
-            here = {tie.paths: tie for tie in _lost(state.below(number), model) or ()}
-            found = here if found is None else {paths: tie for paths, tie in found.items() if paths in here}
-    return list((found or {}).values())
+        return []
+    shape_numbers: dict[Any, int] = {}
+    model_shape = _shapes(model.records, shape_numbers)[model.root]
+    common_ties: dict[tuple[Path, Path], LostLeaf] | None = None
+    for record, shape in enumerate(_shapes(state.records, shape_numbers)):
+        if shape == model_shape and state.holds_leaf[record]:
+            ties = {tie.paths: tie for tie in _lost(state.below(record), model) or ()}
+            if common_ties is None:
+                common_ties = ties
+            else:
+                common_ties = {paths: tie for paths, tie in common_ties.items() if paths in ties}
+    return list((common_ties or {}).values())
 
 
-def _trees(records: Sequence[Record], numbers: dict[Any, int]) -> list[int]:
-    """For each record a number, equal for equal trees of nodes, whatever is at their ends."""
-    trees: list[int] = []
+def _shapes(records: Sequence[Record], shape_numbers: dict[Any, int]) -> list[int]:
+    """Returns a number for the shape of each record: equal for equal trees of nodes, whatever their leaves are.
+
+    Args:
+        records: the records.
+        shape_numbers: class of a node and shapes of its children → number. New shapes are added. Numbers can be
+            compared between calls with the same dict.
+    """
+    shapes: list[int] = []
     for op, children in records:
-        key = (op.type.cls, *(trees[child] for child in children)) if type(op) is Node and children else ()
-        trees.append(numbers.setdefault(key, len(numbers)))
-    return trees
+        key = (op.type.cls, *(shapes[child] for child in children)) if type(op) is Node and children else ()
+        shapes.append(shape_numbers.setdefault(key, len(shape_numbers)))
+    return shapes

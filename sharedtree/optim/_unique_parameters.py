@@ -1,14 +1,15 @@
-"""The parameters of a model with ties, as a tree in which each of them stands once: what optax is given.
+"""Trees for optax, in which each parameter of a model with ties stands once.
 
-A model is *cut* for optax: every node and every leaf stands at its first path only, and wherever it would come again,
-like wherever there is a leaf that is not optimised, there is `NOTHING`, a node without children. So a cut tree is as
-large as the model has nodes, however many paths there are, and optax's own functions work on it:
+A model is *cut* for optax: every node and every leaf stays at its first path only. At all further paths, and in the
+place of each leaf that is not optimised, stands `NOTHING`, a node without children. So the size of a cut tree is the
+number of nodes of the model, however many paths there are, and optax's own functions work on it:
 
     Net(embed=Layer(w, b), head=w, again=<embed>)   cut:   Net(embed=Layer(w, b), head=NOTHING, again=NOTHING)
 
-It is not `None`, for some transformations (`optax.contrib.galore`) take that for a leaf. What comes back is made
-*whole*: wherever a cut tree turns up in it, the same record gets the same object, and `None` where nothing is
-optimised. Masked parameters (`optax.MaskedNode()`) are nothing, too, of which the first path decides.
+`NOTHING` is not `None`, because some transformations (`optax.contrib.galore`) take `None` for a leaf. The updates and
+states from optax are made *whole*: in each cut tree in them, the same record gets the same object at all of its paths,
+and a leaf that is not optimised becomes `None`. A masked parameter (`optax.MaskedNode()`) counts as nothing, too. The
+first path of a parameter decides whether it is masked.
 """
 
 import sys
@@ -19,16 +20,20 @@ from typing import Any, NamedTuple, TypeGuard
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
-from ..core._errors import DepthError, InconsistentSharingError, SharingMismatchError, UnsaidVariableWarning
-from ..core._flat_dags import FlatDag
+from ..core._errors import (
+    DepthError,
+    InconsistentSharingError,
+    SharingMismatchError,
+    UnsaidVariableWarning,
+    definition_of_caller,
+    warn_about,
+)
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import labels
 from ..core._printing import listed, shown
 from ..core._recursion_limit import make_room
-from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Path, depth_of
-from ..core._warning_source import definition_of_caller, warn_about
+from ..core._structure import LEAF, FlatDag, Node, Path, depth_of, roles_in
 from ..ties._list_ties import how_to_sum, is_inexact
 from ..ties._policy_and_context import walk_exactly
 from ..tree._asking_filters import selection
@@ -36,11 +41,11 @@ from ..tree._filters import AnyFilter
 from ._wrt import select_everywhere
 
 MAX_WHOLE = 100_000
-"""How many paths a tree may have that is handed to a function which walks it as a tree."""
+"""Most paths of a tree that may be passed whole to a function. The function walks it as a tree, once for each path."""
 
 
 class Nothing:
-    """Stands in a cut tree for what is not there. There is one instance, `NOTHING`."""
+    """Placeholder in a cut tree for an absent node or leaf. There is one instance, `NOTHING`."""
 
     def __repr__(self) -> str:
         return "NOTHING"
@@ -50,15 +55,29 @@ NOTHING = Nothing()
 jtu.register_pytree_node(Nothing, lambda _: ((), None), lambda *_: NOTHING)
 
 
-class Parameters(NamedTuple):
-    """The parameters of one model, as a pattern that other trees can be matched with.
+class Place(NamedTuple):
+    """An object in a tree, at the place of a leaf of the model.
 
     Attributes:
-        model: its records, without its objects.
-        is_parameter: for each record, whether it is a traced leaf that is optimised.
-        unsaid: the classes of variables that say neither that they are parameters nor that they are state, each with
-            the path of the first that is optimised.
-        state: the paths of what could be optimised, but is state.
+        record: record of the leaf in the model.
+        obj: object of the tree. It can be a node: some states hold several arrays for one parameter.
+        path: one path of it in the tree.
+    """
+
+    record: int
+    obj: Any
+    path: Path
+
+
+class Parameters(NamedTuple):
+    """Pattern of one model and its parameters, to be matched with gradients, states and masks.
+
+    Attributes:
+        model: records of the model, without its objects.
+        is_parameter: for each record, True for a traced leaf that is optimised.
+        unsaid: classes of variables that are declared neither as parameters nor as state, each with the path of the
+            first variable that is optimised.
+        state: paths of the floating-point leaves that are not optimised because they are state.
     """
 
     model: FlatDag
@@ -68,14 +87,19 @@ class Parameters(NamedTuple):
 
     @classmethod
     def of(cls, model: Any, wrt: AnyFilter | None = None) -> "Parameters":
-        """The inexact leaves of a model that are no state, or those that a filter selects.
+        """Returns the pattern of a model.
+
+        Args:
+            model: the model.
+            wrt: filter for the inexact leaves that are optimised. None for all of them that are not state.
 
         Raises:
-            InconsistentSharingError: if it selects one at one of its paths and not at another.
+            InconsistentSharingError: if the filter selects a leaf at one of its paths and not at another.
             DepthError: if optax could not flatten the model.
         """
-        walked = walk_exactly(model)
-        if not make_room(depth := depth_of(walked.records)):  # optax flattens the model as a tree
+        dag = walk_exactly(model)
+        # Optax has JAX flatten the model as a tree, which recurses in C.
+        if not make_room(depth := depth_of(dag.records)):
             raise DepthError(
                 f"The model is nested {depth - 1} deep. Optax has JAX flatten it as a tree, which would overflow the "
                 "stack. Hold its layers in a tuple, or give Optax itself its leaves in one flat node, and those of the "
@@ -83,83 +107,90 @@ class Parameters(NamedTuple):
                 "    state = optax.adam(1e-3).init(sharedtree.Dag(model))",
                 ("",),
             )
-        chosen = [op is LEAF and is_inexact(walked.objects[i]) for i, (op, _) in enumerate(walked.records)]
+        is_parameter = [op is LEAF and is_inexact(dag.objects[record]) for record, (op, _) in enumerate(dag.records)]
         unsaid: dict[type, str] = {}
         state: list[str] = []
         if wrt is None:
-            roles = roles_in(walked)
-            for number in sorted(roles.of_leaves):
-                if chosen[number] and roles.is_state(number):
-                    chosen[number] = False
-                    state.append(jtu.keystr(walked.first_paths[number]))
-            for number in roles.unsaid:
-                if any(chosen[leaf] for leaf in walked.below(number).reached):
-                    unsaid.setdefault(type(walked.objects[number]), jtu.keystr(walked.first_paths[number]))
+            roles = roles_in(dag)
+            for record in sorted(roles.of_leaves):
+                if is_parameter[record] and roles.is_state(record):
+                    is_parameter[record] = False
+                    state.append(jtu.keystr(dag.first_paths[record]))
+            for record in roles.unsaid:
+                if any(is_parameter[leaf] for leaf in dag.below(record).reached):
+                    unsaid.setdefault(type(dag.objects[record]), jtu.keystr(dag.first_paths[record]))
         else:
-            asked: dict[int, tuple[bool, Path]] = {}
+            # The filter answers once for each path. All answers for one leaf have to agree with the first.
+            first_answers: dict[int, tuple[bool, Path]] = {}
             answers = selection(model, wrt, "params")
-            for number, answer, path in labels(answers, walked, lambda part: isinstance(part, bool), "wrt"):
-                before, first = asked.setdefault(number, (answer, path))
-                if chosen[number] and answer != before:
-                    selected, other = (first, path) if before else (path, first)
-                    fix = select_everywhere([model], wrt, [walked.objects[number]])
-                    raise _selected_once(jtu.keystr(selected), jtu.keystr(other), fix)
-            chosen = [is_chosen and asked[number][0] for number, is_chosen in enumerate(chosen)]
-        return cls(FlatDag(walked.records, walked.root), chosen, unsaid, state)
+            for record, answer, path in labels(answers, dag, lambda part: isinstance(part, bool), "wrt"):
+                first_answer, first_path = first_answers.setdefault(record, (answer, path))
+                if is_parameter[record] and answer != first_answer:
+                    selected_path, omitted_path = (first_path, path) if first_answer else (path, first_path)
+                    fix = select_everywhere([model], wrt, [dag.objects[record]])
+                    raise _selected_once(jtu.keystr(selected_path), jtu.keystr(omitted_path), fix)
+            is_parameter = [is_leaf and first_answers[record][0] for record, is_leaf in enumerate(is_parameter)]
+        return cls(FlatDag(dag.records, dag.root), is_parameter, unsaid, state)
 
     @property
     def num_paths(self) -> int:
-        paths: list[int] = []
+        """Number of nodes and leaves that the model has as a tree, in which each stands at all of its paths."""
+        # Children have smaller records than their parents, so one pass is enough.
+        num_paths_below: list[int] = []
         for _, children in self.model.records:
-            paths.append(1 + sum(paths[child] for child in children))
-        return paths[self.model.root]
+            num_paths_below.append(1 + sum(num_paths_below[child] for child in children))
+        return num_paths_below[self.model.root]
 
     def matches(self, tree: Any) -> bool:
-        """Whether a tree has the nodes of the model, down to its parameters."""
+        """Returns True if a tree has the same nodes as the model, down to the parameters."""
         root = self.model.node(self.model.root)
         if root is None or _is_nothing(tree):
             return False
         # Some states hold several arrays for a parameter. But a tuple with nodes in it is the state of a chain.
         may_be_node = not issubclass(root.type.cls, tuple)
         return all(
-            place is not None and (may_be_node or not self.is_parameter[place[0]] or _is_small(place[1]))
+            place is not None and (may_be_node or not self.is_parameter[place.record] or _is_small(place.obj))
             for place in self._places(tree)
         )
 
     def cut(self, tree: Any, name: str, advice: str | None = None) -> Any:
-        """A matching tree with each parameter at its first path only.
+        """Returns a tree that matches the model, with each parameter at its first path only.
 
         Args:
-            tree: with the nodes of the model.
-            name: what messages call it.
-            advice: what to do if it lacks ties of the model; None for how gradients are summed.
+            tree: a tree that matches.
+            name: name of the tree in messages.
+            advice: fix for a tree without ties of the model, as text. None for the one that sums gradients.
 
         Raises:
-            SharingMismatchError: if what is one parameter in the model is two objects in the tree.
+            SharingMismatchError: if the tree has two objects for one parameter of the model.
         """
-        first: dict[int, tuple[Any, Path]] = {}
+        first_places: dict[int, Place] = {}
         for place in self._places(tree):
             assert place is not None
-            number, obj, path = place
-            if self.is_parameter[number] and not _is_nothing(obj):
-                before, where = first.setdefault(number, (obj, path))
-                if not _are_one(before, obj):
+            if self.is_parameter[place.record] and not _is_nothing(place.obj):
+                first_place = first_places.setdefault(place.record, place)
+                if not _are_one(first_place.obj, place.obj):
                     if advice is None:
-                        advice = how_to_sum(name, "model", in_containers=number in self.model.outside)
-                    raise _two_objects(jtu.keystr(where), jtu.keystr(path), name, advice)
-        return self._rebuilt(tree, lambda number, obj: obj if self.is_parameter[number] else NOTHING, again=False)
+                        advice = how_to_sum(name, "model", in_containers=place.record in self.model.outside)
+                    raise _two_objects(jtu.keystr(first_place.path), jtu.keystr(place.path), name, advice)
+        return self._rebuilt(tree, lambda record, obj: obj if self.is_parameter[record] else NOTHING, keeps_ties=False)
 
     def whole(self, tree: Any) -> Any:
-        """The inverse of `cut`: new nodes, shared as in the model."""
-        return self._rebuilt(tree, lambda _, obj: None if obj is NOTHING else obj, again=True)
+        """Inverts `cut`: returns a tree of new nodes with the ties of the model."""
+        return self._rebuilt(tree, lambda _, obj: None if obj is NOTHING else obj, keeps_ties=True)
 
     def missing_in(self, tree: Any) -> list[str]:
-        """The paths of the parameters for which a matching tree has nothing."""
+        """Paths of the parameters that are absent from a matching tree."""
         places = [place for place in self._places(tree) if place is not None]
-        return [jtu.keystr(path) for number, obj, path in places if self.is_parameter[number] and _is_nothing(obj)]
+        absent = [place for place in places if self.is_parameter[place.record] and _is_nothing(place.obj)]
+        return [jtu.keystr(place.path) for place in absent]
 
     def cut_labels(self, tree: Any, name: str) -> Any:
-        """A mask, or another prefix of the model with a label for each parameter, in the shape of a cut tree.
+        """Returns a mask, or another prefix of the model with a label for each parameter, as a cut tree.
+
+        Args:
+            tree: the mask or prefix. A single label is returned unchanged.
+            name: name of the transformation's parameter, for errors.
 
         Raises:
             InconsistentSharingError: if a parameter has different labels at two of its paths.
@@ -168,42 +199,49 @@ class Parameters(NamedTuple):
         if self.is_label(tree):
             return tree
         _forbid_state_of_nnx(tree, self.model, name)
-        found: dict[int, tuple[Any, Path]] = {}
-        for number, label, path in labels(tree, self.model, self.is_label, name):
-            before, first = found.setdefault(number, (label, path))
-            if self.is_parameter[number] and not _are_equal(before, label):
-                raise _two_labels(jtu.keystr(first), jtu.keystr(path), before, label, name)
-        empty: list[Any] = []
+        first_labels: dict[int, tuple[Any, Path]] = {}
+        for record, label, path in labels(tree, self.model, self.is_label, name):
+            first_label, first_path = first_labels.setdefault(record, (label, path))
+            if self.is_parameter[record] and not _are_equal(first_label, label):
+                raise _two_labels(jtu.keystr(first_path), jtu.keystr(path), first_label, label, name)
+        # A prefix lacks nodes of the model, so the labels are put into a copy of the model without values.
+        empty_nodes: list[Any] = []
         for op, children in self.model.records:
-            below = [empty[child] for child in children]
-            empty.append(op.type.put_together(op.aux.thaw(), below) if type(op) is Node else None)
-        label_of = {number: label for number, (label, _) in found.items() if self.is_parameter[number]}
-        return self._rebuilt(empty[self.model.root], lambda number, _: label_of.get(number, NOTHING), again=False)
+            parts = [empty_nodes[child] for child in children]
+            empty_nodes.append(op.type.put_together(op.aux.thaw(), parts) if type(op) is Node else None)
+        label_of = {record: label for record, (label, _) in first_labels.items() if self.is_parameter[record]}
+        empty_model = empty_nodes[self.model.root]
+        return self._rebuilt(empty_model, lambda record, _: label_of.get(record, NOTHING), keeps_ties=False)
 
     def is_label(self, obj: Any) -> bool:
-        """Whether an object in a prefix of the model is a label, and not a node.
+        """Returns True if an object in a prefix of the model is a label, and not a node.
 
-        Optax has JAX flatten masks and labels, so a node of a class that the model does not have, such as a dictionary
-        or a `State` of Flax NNX, is no label either, but a tree of another shape.
+        Optax has JAX flatten masks and labels. So a node of a class that the model does not have, such as a dictionary
+        or a `State` of Flax NNX, is not a label either. It is a tree of another shape.
         """
         return _is_nothing(obj) or node_type_of(obj) is None
 
-    def _places(self, tree: Any) -> Iterator[tuple[int, Any, Path] | None]:
-        """What a tree has where the model has its leaves, each pair of a record and an object once; None: no match."""
+    def _places(self, tree: Any) -> Iterator[Place | None]:
+        """Iterates over the objects of a tree at the leaves of the model. Yields None at the end if it does not match.
+
+        Each pair of a record and an object is yielded once, at its first path.
+        """
         stack: list[tuple[int, Any, Path]] = [(self.model.root, tree, ())]
-        met: IdentityDict[set[int]] = IdentityDict()  # object of the tree → the records at which it was met
+        # Object of the tree → the records at which the walk has visited it.
+        visits: IdentityDict[set[int]] = IdentityDict()
         while stack:
-            number, obj, path = stack.pop()
-            op, children = self.model.records[number]
-            at = met.setdefault(obj, set())
-            if number in at:
+            record, obj, path = stack.pop()
+            op, children = self.model.records[record]
+            visited_records = visits.setdefault(obj, set())
+            if record in visited_records:
                 continue
-            at.add(number)
+            visited_records.add(record)
             if type(op) is not Node:
-                yield number, obj, path
+                yield Place(record, obj, path)
                 continue
             node_type = node_type_of(obj)
             if node_type is None or node_type.cls is not op.type.cls:
+                # An absent node, as for example in a masked state, still matches.
                 if _is_nothing(obj):
                     continue
                 yield None
@@ -215,46 +253,55 @@ class Parameters(NamedTuple):
             steps = tuple(zip(op.keys, children, parts, strict=True))
             stack.extend((child, part, (*path, key)) for key, child, part in reversed(steps))
 
-    def _rebuilt(self, tree: Any, leaf: Callable[[int, Any], Any], *, again: bool) -> Any:
-        """A matching tree, new from the root. What comes again is the same object if `again`, else nothing."""
-        made: dict[int, Any] = {}
-        finished: list[Any] = []
+    def _rebuilt(self, tree: Any, new_leaf: Callable[[int, Any], Any], *, keeps_ties: bool) -> Any:
+        """Returns a matching tree of new nodes.
+
+        Args:
+            tree: a tree that matches.
+            new_leaf: function of a record of a leaf and the object there. Returns the object for the new tree.
+            keeps_ties: True if each further path of a record gets the same object as the first, False for `NOTHING`.
+        """
+        new_objects: dict[int, Any] = {}
+        # New objects that wait for their parents, in the order in which these hold them.
+        pending: list[Any] = []
+        # A node comes twice: first to put its children on the stack, then, complete, to be built of them.
         stack: list[tuple[int, Any, bool]] = [(self.model.root, tree, False)]
         while stack:
-            number, obj, is_complete = stack.pop()
-            op = self.model.records[number][0]
-            if number in made:
-                finished.append(made[number] if again else NOTHING)
+            record, obj, is_complete = stack.pop()
+            op = self.model.records[record][0]
+            if record in new_objects:
+                pending.append(new_objects[record] if keeps_ties else NOTHING)
                 continue
             if type(op) is not Node:
-                node = leaf(number, obj)
+                new = new_leaf(record, obj)
             elif _is_nothing(obj):
-                node = obj
+                new = obj
             else:
                 parts, aux = op.type.take_apart(obj)
                 if not is_complete:
-                    stack.append((number, obj, True))
-                    steps = zip(self.model.records[number][1], parts, strict=True)
+                    stack.append((record, obj, True))
+                    steps = zip(self.model.records[record][1], parts, strict=True)
                     stack.extend((child, part, False) for child, part in reversed(tuple(steps)))
                     continue
-                start = len(finished) - len(parts)
-                node = op.type.put_together(aux, finished[start:])
-                del finished[start:]
-            finished.append(node)
-            made[number] = node
-        return finished[0]
+                start = len(pending) - len(parts)
+                new = op.type.put_together(aux, pending[start:])
+                del pending[start:]
+            pending.append(new)
+            new_objects[record] = new
+        return pending[0]
 
 
 class Models(NamedTuple):
-    """What an optimizer optimises: one model, or the several of `optax.LookaheadParams`.
+    """The models that an optimizer optimises: one, or the two of `optax.LookaheadParams`.
 
-    Ties between those do not count: they begin with fast and slow weights that are one object, and must not stay so.
+    Ties between the two do not count. Fast and slow weights begin as one object, and must not stay one.
     """
 
     parts: Sequence[Parameters]
 
     @classmethod
     def of(cls, params: Any, wrt: AnyFilter | None = None) -> "Models":
+        """Returns the patterns of the models in `params`. For `wrt` and errors see `Parameters.of`."""
         return cls([Parameters.of(part, wrt) for part in (params if holds_several_models(params) else [params])])
 
     @property
@@ -262,7 +309,7 @@ class Models(NamedTuple):
         return any(any(part.is_parameter) for part in self.parts)
 
     def require_no_state(self) -> None:
-        """Raises `ValueError` if there is nothing to optimise because all that could be is state."""
+        """Raises `ValueError` if there is nothing to optimise because all floating-point leaves are state."""
         state = [path for part in self.parts for path in part.state]
         if state:
             raise ValueError(
@@ -274,79 +321,100 @@ class Models(NamedTuple):
             )
 
     def warn_of_unsaid(self) -> None:
-        """Warns of variables that are optimised although nobody said what they are."""
+        """Warns of optimised variables that are declared neither as parameters nor as state."""
         unsaid = {cls: path for part in self.parts for cls, path in part.unsaid.items()}
         if not unsaid:
             return
-        which = listed([f"{cls.__name__}` at `{path}" for cls, path in unsaid.items()])
+        variables = listed([f"{cls.__name__}` at `{path}" for cls, path in unsaid.items()])
         filters = ", ".join(map(_exactly, unsaid))
         warn_about(
             definition_of_caller(),
-            f"The optimizer trains each {which}, since a class of variables that is neither a `flax.nnx.Param` nor one "
-            "of NNX's own for state may be either. Leave such variables alone, or say that they are parameters:\n"
+            f"The optimizer trains each {variables}, since a class of variables that is neither a `flax.nnx.Param` nor "
+            "one of NNX's own for state may be either. Leave such variables alone, or say that they are parameters:\n"
             "    tx = sharedtree.optimizer(tx, wrt=nnx.Param)\n"
             f"    tx = sharedtree.optimizer(tx, wrt=(nnx.Param, {filters}))",
             UnsaidVariableWarning,
         )
 
     def cut(self, tree: Any, name: str, advice: str | None = None) -> Any:
-        """A tree in which every part of the shape of a model is cut."""
-        return self.change(tree, lambda part, found: part.cut(found, name, advice))
+        """Cuts every part of a tree that matches a model. For the arguments and errors see `Parameters.cut`."""
+        return self.change(tree, lambda model, part: model.cut(part, name, advice))
 
     def missing_in(self, tree: Any) -> list[str]:
-        """The paths of the parameters for which a tree of the model's shape has nothing."""
+        """Paths of the parameters that are absent from a tree. Empty if the tree does not match a model."""
         return [path for part in self.parts if part.matches(tree) for path in part.missing_in(tree)]
 
     def whole(self, tree: Any) -> Any:
-        """The inverse of `cut`."""
+        """Inverts `cut`, for every part of a tree that matches a model."""
         return self.change(tree, Parameters.whole)
 
     def change(self, tree: Any, change: Callable[[Parameters, Any], Any]) -> Any:
-        """Changes every part of a tree that has the shape of a model."""
-        made: IdentityDict[Any] = IdentityDict()
+        """Replaces every part of a tree that matches a model.
 
-        def visit(obj: Any, parts: Sequence[Parameters]) -> Any:
-            if obj in made:
-                return made[obj]
+        Args:
+            tree: an optimizer state, updates, or any other tree.
+            change: function of the pattern of a model and a part that matches it. Returns the new part.
+
+        Returns:
+            A tree with the new parts. Nodes without such parts are the same objects as in `tree`.
+        """
+        # Nodes that are one object in the tree stay one.
+        new_objects: IdentityDict[Any] = IdentityDict()
+
+        def visit(obj: Any, patterns: Sequence[Parameters]) -> Any:
+            if obj in new_objects:
+                return new_objects[obj]
             node_type = node_type_of(obj)
             if node_type is None:
                 return obj
-            found = next((part for part in parts if part.matches(obj)), None)
-            if found is not None:
-                new = change(found, obj)
+            pattern = next((pattern for pattern in patterns if pattern.matches(obj)), None)
+            if pattern is not None:
+                new = change(pattern, obj)
             else:
                 children, aux = node_type.take_apart(obj)
-                each = [[part] for part in self.parts] if holds_several_models(obj) else [parts] * len(children)
-                if len(each) != len(children):
-                    each = [parts] * len(children)
-                changed = [visit(child, own) for child, own in zip(children, each, strict=True)]
-                is_same = all(new is old for new, old in zip(changed, children, strict=True))
-                new = obj if is_same else node_type.put_together(aux, changed)
+                # Of two models with one shape, each is compared with its own pattern only.
+                patterns_below = (
+                    [[model] for model in self.parts] if holds_several_models(obj) else [patterns] * len(children)
+                )
+                if len(patterns_below) != len(children):
+                    patterns_below = [patterns] * len(children)
+                new_children = [visit(child, below) for child, below in zip(children, patterns_below, strict=True)]
+                is_same = all(new is old for new, old in zip(new_children, children, strict=True))
+                new = obj if is_same else node_type.put_together(aux, new_children)
             if node_type.carries_identity:
-                made[obj] = new
+                new_objects[obj] = new
             return new
 
         return visit(tree, self.parts)
 
-    def translated_labels(self, given: Any, name: str) -> Any:
-        """Masks or labels that a transformation was given, as a function of the cut tree that it is asked about."""
-        part = self.parts[0]
-        is_function = callable(given) and node_type_of(given) is None
-        if not is_function and part.is_label(given):
-            return given
+    def translated_labels(self, mask: Any, name: str) -> Any:
+        """Returns a mask or labels for cut trees, from those that the user made for the model.
 
-        def of(tree: Any) -> Any:
+        Args:
+            mask: a prefix of the model, or a function that returns one for a tree of its shape.
+            name: name of the transformation's parameter, for errors.
+
+        Returns:
+            A function of a cut tree, or `mask` itself if it is one label for all.
+        """
+        pattern = self.parts[0]
+        is_function = callable(mask) and node_type_of(mask) is None
+        if not is_function and pattern.is_label(mask):
+            return mask
+
+        def labels_of(tree: Any) -> Any:
             if not is_function:
-                return part.cut_labels(given, name)
-            if part.num_paths > MAX_WHOLE or not part.matches(tree):
-                return given(tree)
-            return part.cut_labels(given(part.whole(tree)), name)
+                return pattern.cut_labels(mask, name)
+            # The function sees the whole model, unless the model has too many paths to be walked as a tree.
+            if pattern.num_paths > MAX_WHOLE or not pattern.matches(tree):
+                return mask(tree)
+            return pattern.cut_labels(mask(pattern.whole(tree)), name)
 
-        return of
+        return labels_of
 
 
 def _forbid_state_of_nnx(tree: Any, model: FlatDag, name: str) -> None:
-    """Raises if a mask or labels have the shape of `nnx.state(model)`, and the optimizer is given the model itself."""
+    """Raises if a mask has the shape of `nnx.state(model)` while the optimizer works on the model itself."""
     root = model.node(model.root)
     is_state = type(tree).__module__ == "flax.nnx.statelib"
     if is_state and root is not None and root.type.cls is not type(tree):
@@ -361,20 +429,21 @@ def _forbid_state_of_nnx(tree: Any, model: FlatDag, name: str) -> None:
 
 
 def _exactly(cls: type) -> str:
-    """A filter for the variables of a class, as code. `nnx.Variable` itself is the base of those for state, too."""
+    """Filter for the variables of a class, as code. `nnx.Variable` itself is the base of the classes for state, too."""
     if cls.__module__.startswith("flax."):
         return f"lambda path, value: type(value) is nnx.{cls.__name__}"
     return cls.__name__
 
 
 def holds_several_models(params: Any) -> TypeGuard[tuple[Any, ...]]:
-    """Whether these are the parameters of two models, as those of `optax.lookahead` are."""
-    optax = sys.modules.get("optax")  # without which there are none
+    """Returns True for the parameters of two models, as `optax.lookahead` takes them."""
+    # Looked up, not imported: nobody has made such parameters before optax was imported.
+    optax = sys.modules.get("optax")
     return optax is not None and isinstance(params, optax.LookaheadParams)
 
 
 def _is_nothing(obj: Any) -> bool:
-    """Whether an object stands for a parameter, or for a node of parameters, that is not there."""
+    """Returns True for a placeholder of an absent parameter or node: `None`, `NOTHING`, `optax.MaskedNode()`."""
     if obj is None or obj is NOTHING:
         return True
     optax = sys.modules.get("optax")
@@ -382,55 +451,64 @@ def _is_nothing(obj: Any) -> bool:
 
 
 def _is_small(obj: Any) -> bool:
+    """Returns True for a leaf or a placeholder, False for a node."""
     return _is_nothing(obj) or node_type_of(obj) is None
 
 
-def _are_one(one: Any, two: Any) -> bool:
-    """Whether what two trees hold for a parameter is one object, or a value made of the same objects."""
-    if one is two:
+def _are_one(first: Any, second: Any) -> bool:
+    """Returns True if two trees hold one object for a parameter, or two nodes of one structure with the same leaves."""
+    if first is second:
         return True
-    (leaves, treedef), (others, other) = jtu.tree_flatten(one), jtu.tree_flatten(two)
+    leaves, treedef = jtu.tree_flatten(first)
+    second_leaves, second_treedef = jtu.tree_flatten(second)
     return (
-        treedef == other
+        treedef == second_treedef
         and not jtu.treedef_is_leaf(treedef)
-        and all(a is b for a, b in zip(leaves, others, strict=True))
+        and all(a is b for a, b in zip(leaves, second_leaves, strict=True))
     )
 
 
-def _are_equal(one: Any, two: Any) -> bool:
-    if one is two:
+def _are_equal(first: Any, second: Any) -> bool:
+    """Returns True if two labels are equal."""
+    if first is second:
         return True
     try:
-        return bool(one == two)
-    except (TypeError, ValueError):  # arrays, which are no labels
+        return bool(first == second)
+    # Arrays, which are no labels, have no single truth value.
+    except (TypeError, ValueError):
         return False
 
 
-def _two_objects(one: str, two: str, name: str, advice: str) -> SharingMismatchError:
+def _two_objects(first_path: str, second_path: str, name: str, advice: str) -> SharingMismatchError:
+    """Returns the error for a tree that has two objects for one parameter of the model."""
     return SharingMismatchError(
-        f"`{one}` and `{two}` are one parameter of the model, but two objects in the {name}.\n"
+        f"`{first_path}` and `{second_path}` are one parameter of the model, but two objects in the {name}.\n"
         f"A tied parameter has one gradient, the sum over its paths, and one slot. {advice}",
-        (one, two),
+        (first_path, second_path),
     )
 
 
-def _two_labels(first: str, second: str, one: Any, two: Any, name: str) -> InconsistentSharingError:
+def _two_labels(
+    first_path: str, second_path: str, first_label: Any, second_label: Any, name: str
+) -> InconsistentSharingError:
+    """Returns the error for a mask that has two labels for one parameter of the model."""
     return InconsistentSharingError(
-        f"`{first}` and `{second}` are one parameter of the model, but the transformation's `{name}` has {shown(one)} "
-        f"at the first path and {shown(two)} at the second.\n"
+        f"`{first_path}` and `{second_path}` are one parameter of the model, but the transformation's `{name}` has "
+        f"{shown(first_label)} at the first path and {shown(second_label)} at the second.\n"
         "A tied parameter is updated once, in one way. Give it one value at all of its paths, or part them first:\n"
-        f"    model = sharedtree.untie(model, lambda m: m{second})",
-        (first, second),
-        (shown(one), shown(two)),
+        f"    model = sharedtree.untie(model, lambda m: m{second_path})",
+        (first_path, second_path),
+        (shown(first_label), shown(second_label)),
     )
 
 
-def _selected_once(selected: str, other: str, fix: str) -> InconsistentSharingError:
+def _selected_once(selected_path: str, omitted_path: str, fix: str) -> InconsistentSharingError:
+    """Returns the error for a filter that selects a tied parameter at only one of two paths."""
     return InconsistentSharingError(
-        f"`{selected}` and `{other}` are one parameter of the model, but `wrt` selects it at the first path and not at "
-        f"the second.\nA tied parameter is updated once, for all of its paths. "
+        f"`{selected_path}` and `{omitted_path}` are one parameter of the model, but `wrt` selects it at the first "
+        f"path and not at the second.\nA tied parameter is updated once, for all of its paths. "
         f"{fix or 'Select it at all of them. '}Or part them first:\n"
-        f"    model = sharedtree.untie(model, lambda m: m{other})",
-        (selected, other),
+        f"    model = sharedtree.untie(model, lambda m: m{omitted_path})",
+        (selected_path, omitted_path),
         ("selected", "not selected"),
     )

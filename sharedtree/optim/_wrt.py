@@ -1,6 +1,6 @@
-"""With respect to which leaves: the option `wrt` of `grad`, its family and `optimizer`, which is a filter.
+"""The option `wrt` of `grad`, its family and `optimizer`: a filter for the leaves that are differentiated or optimised.
 
-What a filter is stands in `tree/_filters.py`.
+Filters are described in `tree/_filters.py`.
 """
 
 import typing
@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core._by_identity import IdentitySet
-from ..core._library_rows import argument_and_filter
+from ..core._errors import definition_of
+from ..core._node_types import argument_and_filter
 from ..core._printing import shown
-from ..core._warning_source import definition_of
 from ..tree._asking_filters import code_that_selects, selection
 from ..tree._filters import AnyFilter, Filter, FilterPrefix, Option, Place, how_to_select
 
@@ -19,18 +19,19 @@ OF_OPTIMIZER = Option("wrt", "sharedtree.optimizer(tx, wrt=")
 
 
 def select_everywhere(arguments: Sequence[Any], wrt: AnyFilter, leaves: Sequence[Any]) -> str:
-    """The fix where a filter that asks for paths selects leaves at some of theirs only: it selects the others, too.
+    """Returns the fix for tied leaves that a filter selects at some of their paths only: select them at all paths.
 
     Args:
-        arguments: with their modules in them, for which the filter has answered.
+        arguments: arguments of the call, modules included.
         wrt: the filter.
-        leaves: those in question.
+        leaves: the tied leaves.
 
     Returns:
-        Lines of a message, empty if there is no such fix that could be written down.
+        Lines of a message. Empty if the filter does not ask for paths, or the fix cannot be written as code.
     """
-    wanted, selected = IdentitySet(leaves), IdentitySet()
-    others: list[tuple[Any, tuple[Any, ...]]] = []
+    tied, selected = IdentitySet(leaves), IdentitySet()
+    # Leaf and path at which the filter does not select it.
+    omitted: list[tuple[Any, tuple[Any, ...]]] = []
 
     if isinstance(wrt, FilterPrefix) or not wrt.asks_for_path:
         return ""
@@ -39,29 +40,29 @@ def select_everywhere(arguments: Sequence[Any], wrt: AnyFilter, leaves: Sequence
         answer = wrt.selects(place)
         if answer:
             selected.add(place.leaf)
-        elif place.leaf in wanted:
-            others.append((place.leaf, place.path))
+        elif place.leaf in tied:
+            omitted.append((place.leaf, place.path))
         return answer
 
     for argument in arguments:
         selection(argument, Filter(ask, asks_for_path=True), "")
-    # What is selected nowhere is to stay so.
-    return code_that_selects(list(dict.fromkeys(path for leaf, path in others if leaf in selected)), wrt)
+    # A leaf that is selected at none of its paths stays that way.
+    return code_that_selects(list(dict.fromkeys(path for leaf, path in omitted if leaf in selected)), wrt)
 
 
 def require_nothing_left(
     arguments: Sequence[Any], can_be_differentiated: Callable[[Any], bool], wrt: Any, option: Option = OF_GRAD
 ) -> None:
-    """Raises if there is a leaf that could be differentiated, in arguments of which a filter selects none.
+    """Raises the error for a filter that selects no leaf, if there are leaves that it could select.
 
     Args:
-        arguments: with their modules in them.
-        can_be_differentiated: whether a leaf can.
-        wrt: the filter, as it was given.
-        option: where.
+        arguments: arguments of the call, modules included. The filter has selected none of their leaves.
+        can_be_differentiated: returns True for a leaf that the filter could select.
+        wrt: the filter, as the user wrote it.
+        option: the option that takes the filter, for the message.
 
     Raises:
-        ValueError: which says what there is.
+        ValueError: names the leaves that could be selected.
     """
     places: list[Place] = []
 
@@ -71,29 +72,31 @@ def require_nothing_left(
 
     for argument in arguments:
         selection(argument, Filter(note), "")
-    left = [place for place in places if can_be_differentiated(place.leaf)]
-    if not left:
+    candidates = [place for place in places if can_be_differentiated(place.leaf)]
+    if not candidates:
         return
-    asked = [str(definition_of(function)) for function in _functions_in(wrt)]
-    given = f"`wrt`, which asks {' and '.join(asked)}," if asked else f"`wrt={shown(wrt)}`"
-    raise ValueError(f"{given} selects nothing that can be differentiated. {how_to_select(left, wrt, option)}")
+    # A function has no useful `repr`, so the message says where it is defined.
+    functions = [str(definition_of(function)) for function in _functions_in(wrt)]
+    subject = f"`wrt`, which asks {' and '.join(functions)}," if functions else f"`wrt={shown(wrt)}`"
+    raise ValueError(f"{subject} selects nothing that can be differentiated. {how_to_select(candidates, wrt, option)}")
 
 
 def _functions_in(wrt: Any) -> list[Any]:
+    """The functions among the parts of a filter. Classes are no functions here, although they are callable."""
     if isinstance(wrt, (list, tuple)):
-        return [function for each in wrt for function in _functions_in(each)]
+        return [function for part in wrt for function in _functions_in(part)]
     return [wrt] if callable(wrt) and not isinstance(typing.get_origin(wrt) or wrt, type) else []
 
 
 def require_no_prefix_filter(argnums: Any) -> None:
-    """Raises if `argnums` is what a library has for a filter of one argument.
+    """Raises if `argnums` is a library's object for one argument and a filter, such as `nnx.DiffState`.
 
     Raises:
-        TypeError: with `argnums` and `wrt` for the same.
+        TypeError: offers the same as `argnums` and `wrt`.
     """
-    found = argument_and_filter(argnums)
-    if found is not None:
-        argument, code = found
+    argument_filter = argument_and_filter(argnums)
+    if argument_filter is not None:
+        argument, code = argument_filter
         raise TypeError(
             f"`argnums` is one position or several, not {shown(argnums)}. A filter is an option of its own:\n"
             f"    sharedtree.grad(f, argnums={argument!r}, wrt={code})"

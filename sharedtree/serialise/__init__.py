@@ -1,7 +1,15 @@
 """Files: models on disk, with every shared node once; exported programs, too.
 
-In come trees, and files of anyone; out go files and trees. Never calls anything by a file's word. `load`, `save` and
-`trust` are here the functions, and hide the modules and the folder of these names.
+This room turns trees into files, and anyone's files into trees. It calls nothing by a file's word.
+
+    save.py, load.py            the steps of saving and loading, one after the other
+    values/                     tree ⇄ manifest
+    trust/                      what a file may name
+    arrays/                     arrays ⇄ bytes
+    container/                  bytes, manifest and digests ⇄ one safetensors file
+    orbax.py, _export.py        the same trees in Orbax checkpoints and exported programs
+
+Here `load`, `save` and `trust` are the functions. They hide the modules and the folder of these names.
 """
 
 from . import orbax as orbax
@@ -22,6 +30,7 @@ from .trust._trusted_names import trust as trust
 from .values._paths import Line as Line
 from .values._template import Difference as Difference, LoadReport as LoadReport
 
-for _type in [found for found in [*globals().values()] if isinstance(found, type)]:
-    _type.__module__ = __name__  # under which they are printed, pickled and documented
+# They are printed, pickled and documented under the public module.
+for _type in [value for value in [*globals().values()] if isinstance(value, type)]:
+    _type.__module__ = __name__
 Exported.__module__ = __name__.partition(".")[0]

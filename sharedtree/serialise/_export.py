@@ -1,9 +1,9 @@
 """`jax.export` of functions whose arguments and results have sharing.
 
-An exported program outlives the process, and with it goes how its arguments and results are packed: structures, which
-are part of JAX's trees, and which JAX asks to be written as bytes. They are written as trees are written to files, and
-read under the same rules: by name, from an allow-list, and nothing is called. In the place of each traced leaf is a
-`jax.ShapeDtypeStruct`, since those have identity and carry no data:
+An exported program outlives the process. So do the structures of its arguments and results, which say how they are
+packed. They are part of JAX's trees, and JAX asks for them as bytes. They are written like trees to files, and read
+under the same rules: by name, from an allow-list, and nothing is called. A `jax.ShapeDtypeStruct` stands for each
+traced leaf, since it has identity and carries no data:
 
     Net(w, w)  →  Net(struct((), bool), the same)
 """
@@ -22,16 +22,15 @@ from jax import export as jax_export, tree_util as jtu
 from ..core._call_arguments import Arguments
 from ..core._errors import FormatError, UntrustedTypeError
 from ..core._jax_internals import api_boundary
-from ..core._node_types import node_type_of_class
+from ..core._node_types import Inherited, node_type_of_class
 from ..core._pack_and_unpack import Rules, Tags, build, pack
-from ..core._plain_containers import Inherited
 from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, reached_outside
 from ..ties._policy_and_context import PolicyOption, current_policy
 from ..transforms._ahead_of_time import require_made_for
 from ..transforms._caller_side import Grouping, enter, leave
 from ..transforms._function_transform import rules_of_call
-from ..transforms._jit import Filtered, JitTransform
+from ..transforms._jit import Filtered, JittedTransform, JitTransform
 from ..transforms._leaf_groups import LeafGroup, LeafGroups, LeafSelection
 from ..transforms._option_lists import OURS, lists_options_of, title_of
 from ..transforms._preserve_identities import preserve_identities
@@ -42,17 +41,18 @@ from .load import from_bytes
 from .save import to_bytes
 from .trust._trusted_names import Trusted
 
-_trusted: ContextVar[Any] = ContextVar("trusted", default=())  # what the call that is reading now trusts
+# What the running call of `deserialize` trusts. JAX calls the readers of structures, and passes them bytes alone.
+_trusted: ContextVar[Any] = ContextVar("trusted", default=())
 
 
 class Exported:
-    """A program that `sharedtree.export` made: as `jax.export.Exported`, for models with sharing.
+    """Exported program: `jax.export.Exported` for models with sharing.
 
     It has every attribute of JAX's own. The leaves of its `in_tree` and `out_tree` are the distinct arrays.
 
     Args:
-        exported: what JAX exported, or read.
-        policy: what counts as sharing; None for that of the thread at each call.
+        exported: JAX's exported program.
+        policy: what counts as sharing; None for the policy of the thread at each call.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -72,31 +72,35 @@ class Exported:
 
     @api_boundary
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the program, with arguments of the sharing that it was exported for, but the static ones.
+        """Calls the program. The arguments must have the sharing it was exported for. Static ones are left out.
 
         Raises:
-            SharingMismatchError: if ties, classes or static values are others.
-            ValueError: if the arguments are of another tree, or their arrays of other shapes.
+            SharingMismatchError: if ties, classes or static values differ from those of the export.
+            ValueError: if the arguments are another tree, or their arrays have other shapes.
         """
         in_tree = self._exported.in_tree
-        known = _structure_of_arguments(in_tree)
+        structure = _structure_of_arguments(in_tree)
         # Only Equinox has static values outside modules.
-        outside = [known.records[number][0] for number in reached_outside(known.records, known.root)]
-        filtered = any(type(op) is Static for op in outside)
-        rules = rules_of_call(current_policy(self._policy), filtered=filtered)
-        with enter(_named_like(known, args, kwargs), rules, Grouping("export", lambda _: ())) as call:
-            made, again = f"`{self._exported.fun_name}` was exported", "sharedtree.export(f)(*args)"
-            require_made_for(known, call, made, again)
+        outside = [structure.records[number][0] for number in reached_outside(structure.records, structure.root)]
+        is_filtered = any(type(op) is Static for op in outside)
+        rules = rules_of_call(current_policy(self._policy), filtered=is_filtered)
+        with enter(_named_like(structure, args, kwargs), rules, Grouping("export", lambda _: ())) as call:
+            fact, fix = f"`{self._exported.fun_name}` was exported", "sharedtree.export(f)(*args)"
+            require_made_for(structure, call, fact, fix)
             groups, _ = in_tree.unflatten(range(in_tree.num_leaves))
             if not all(type(group) is LeafGroup for group in groups):
-                own_args, own_kwargs = in_tree.unflatten(call.leaves)
-                return self._exported.call(*own_args, **own_kwargs)
-            own = [[call.leaves[i] for i in group.selection.numbers or range(known.num_leaves)] for group in groups]
-            each = zip(own, groups, strict=True)
+                # A program of plain JAX takes the distinct arrays themselves.
+                plain_args, plain_kwargs = in_tree.unflatten(call.leaves)
+                return self._exported.call(*plain_args, **plain_kwargs)
+            # Each group takes its leaves, by number, from all leaves of the call.
+            leaf_groups: list[LeafGroup] = []
+            for group in groups:
+                numbers = group.selection.numbers or range(structure.num_leaves)
+                leaf_groups.append(LeafGroup([call.leaves[i] for i in numbers], group.selection))
             try:
-                result = self._exported.call(*[LeafGroup(leaves, group.selection) for leaves, group in each])
+                result = self._exported.call(*leaf_groups)
             except ValueError as error:
-                # JAX names a leaf of a group by the group and the path, which begins with the argument's own name.
+                # JAX names a leaf by its group and its path, which begins with the argument's name. Drop the group.
                 error.args = (re.sub(r"args\[\d+\](?=[^\W\d])", "", str(error)),)
                 raise
         parts: Any = result.parts if type(result) is LeafGroups else (result,)
@@ -104,13 +108,14 @@ class Exported:
 
     @api_boundary
     def serialize(self, vjp_order: int = 0) -> bytearray:
-        """The program as bytes, for `sharedtree.Exported.deserialize`.
+        """Returns the program as bytes, for `sharedtree.Exported.deserialize`.
 
         Args:
-            vjp_order: how many orders of its derivative are written, too.
+            vjp_order: number of derivatives that are written, too.
 
         Raises:
-            UnserialisableError: if the structure of the arguments or results cannot be written, a lambda in it say.
+            UnserialisableError: if the structure of arguments or results holds something no file can hold, such as
+                a lambda.
             ImportError: without flatbuffers.
         """
         _require_flatbuffers()
@@ -125,10 +130,11 @@ class Exported:
         trusted: Trusted | Iterable[Trusted] = (),
         policy: PolicyOption = None,
     ) -> "Exported":
-        """Reads what `serialize` wrote.
+        """Reads a program from the bytes of `serialize`.
 
         The classes and functions in the structures of arguments and results are found as `load` finds those of a file,
-        under the same rules. But the program itself is compiled and run: trust whoever wrote it.
+        under the same rules. But the program itself is compiled and
+        run, whatever it computes: read it only from people whom you trust.
 
         Args:
             blob: the bytes.
@@ -136,7 +142,7 @@ class Exported:
             policy: what counts as sharing.
 
         Raises:
-            UntrustedTypeError: if classes are named that may not be.
+            UntrustedTypeError: if the bytes name forbidden classes or functions.
             FormatError: if the structures are damaged, or were made by hand.
             ImportError: without flatbuffers.
         """
@@ -144,7 +150,8 @@ class Exported:
         token = _trusted.set(trusted)
         try:
             exported = jax_export.deserialize(bytearray(blob))
-        except (StopIteration, AssertionError):  # of JAX, when leaves and arguments are not as many
+        # JAX raises these if there are more or fewer leaves than arguments.
+        except (StopIteration, AssertionError):
             raise _malformed() from None
         finally:
             _trusted.reset(token)
@@ -171,8 +178,8 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
         options: of `jax.export.export`, and `policy=` and `in_place=`, which can only be False.
 
     Returns:
-        What takes the arguments, or `jax.ShapeDtypeStruct`s in their places, and returns an `Exported`, which takes and
-        gives models with the same sharing, each distinct array once.
+        A function of the arguments, or of `jax.ShapeDtypeStruct`s in their places. It returns an `Exported`, which
+        takes and returns models with the same sharing, each distinct array once.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -195,7 +202,7 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
 
     `serialize()` needs flatbuffers: `pip install flatbuffers`.
 
-    Limitations: a module that the function returns unchanged is an output, for a program cannot name an object of its
+    Limitations: a module the function returns unchanged is an output, for a program cannot name an object of its
     caller's.
     """
     return preserve_identities(jax_export.export)(function, **options)
@@ -204,50 +211,68 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
 def exporting(
     transform: Callable[..., Any], function: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
 ) -> Callable[..., Exported]:
-    """The adapter of `jax.export.export`."""
-    jitted = function if isinstance(function, JitTransform) else JitTransform(jax.jit, function, policy, {})
+    """Returns a function that exports another one for its arguments. It is the adapter of `jax.export.export`.
+
+    Args:
+        transform: `jax.export.export`.
+        function: what to export, under `sharedtree.jit` or plain.
+        policy: what counts as sharing.
+        options: of the transform.
+    """
+    jitted = function if isinstance(function, JittedTransform) else JitTransform(jax.jit, function, policy, {})
 
     @api_boundary
     def for_arguments(*args: Any, **kwargs: Any) -> Exported:
-        own = current_policy(jitted.policy or policy)
-        if own.in_place:
+        """Exports the function for arguments of these structures and shapes."""
+        export_policy = current_policy(jitted.policy or policy)
+        if export_policy.in_place:
             raise ValueError(
                 f"A program that `{title_of(transform)}` makes holds none of its caller's objects, so nothing could be "
                 "written back in place. Return what changes:\n"
                 "    exported = sharedtree.export(sharedtree.jit(f, in_place=False))(model)"
             )
         # A program cannot name an object of its caller's.
-        own = dataclasses.replace(own, pass_through=False)
-        with jitted.enter(args, kwargs, own) as call:
-            made = jitted.transformed_for(own, call)
-            made = made.jitted if isinstance(made, Filtered) else made
+        export_policy = dataclasses.replace(export_policy, pass_through=False)
+        with jitted.enter(args, kwargs, export_policy) as call:
+            jitted_function = jitted.transformed_for(export_policy, call)
+            jitted_function = jitted_function.jitted if isinstance(jitted_function, Filtered) else jitted_function
             with only_traced():
-                exported = transform(made, **options)(*call.groups, *call.statics)
+                exported = transform(jitted_function, **options)(*call.groups, *call.statics)
         return Exported(exported, jitted.policy or policy)
 
     return for_arguments
 
 
-def _named_like(known: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-    """Arguments with the names that those have which a program was made for."""
-    positional, _, static = known.records[known.root][0].aux.peek()  # pyright: ignore[reportAttributeAccessIssue]
+def _named_like(structure: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+    """Returns the arguments of a call under the names of the program's arguments.
+
+    Args:
+        structure: structure of the exported program's arguments.
+        args: the call's arguments by position.
+        kwargs: the call's arguments by keyword.
+    """
+    positional, _, static = structure.records[structure.root][0].aux.peek()  # pyright: ignore[reportAttributeAccessIssue]
     names = list(positional)
     while len([name for name in names if name is not None]) < len(args):
         names.append(f"args[{len(names)}]")
-    each, kwargs = iter(args), dict(kwargs)
-    # Equinox has arguments by position that were given by keyword.
-    own = [(name, None if name is None else next(each, kwargs.pop(name, _MISSING))) for name in names]
-    own = [(name, arg) for name, arg in own if arg is not _MISSING]
+    remaining_args, kwargs = iter(args), dict(kwargs)
+    # Equinox passes by position what the caller passed by keyword.
+    named_args = [(name, None if name is None else next(remaining_args, kwargs.pop(name, _MISSING))) for name in names]
+    named_args = [(name, arg) for name, arg in named_args if arg is not _MISSING]
     return Arguments(
-        tuple([name for name, _ in own]), [arg for _, arg in own], {**kwargs, **dict.fromkeys(static)}, static
+        tuple([name for name, _ in named_args]),
+        [arg for _, arg in named_args],
+        {**kwargs, **dict.fromkeys(static)},
+        static,
     )
 
 
+# Stands for an argument that the call does not have.
 _MISSING = object()
 
 
 def _structure_of_arguments(in_tree: Any) -> Structure:
-    """The structure of the arguments that a program takes, which `jax.export` may have made of plain trees.
+    """Returns the structure of the arguments a program takes. `jax.export` may have made it of plain trees.
 
     Raises:
         FormatError: if it is malformed.
@@ -259,8 +284,11 @@ def _structure_of_arguments(in_tree: Any) -> Structure:
     return pack(Arguments(names, args, kwargs), Tags(), Rules(convention="outside"))[1]
 
 
+# ---- Structure ⇄ bytes ----
+
+
 def _stand_in() -> jax.ShapeDtypeStruct:
-    """What stands for a traced leaf where a structure is written."""
+    """Stand-in for a traced leaf where a structure is written: it has identity, and carries no data."""
     return jax.ShapeDtypeStruct((), np.bool_)
 
 
@@ -269,14 +297,15 @@ def _malformed() -> FormatError:
 
 
 def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
-    """A structure as bytes.
+    """Returns a structure as bytes.
 
     Args:
-        structure: to be written.
-        convention: which holds around its root.
+        structure: the structure.
+        convention: the rules that say at the root which leaves are traced: `"jax"`, or `"outside"` for a tree that
+            lies in no module.
 
     Raises:
-        UnserialisableError: if it holds what no file can hold.
+        UnserialisableError: if no file can hold a part of it.
     """
     table: list[Any] = []
     records = [(_written(op), children) for op, children in structure.records]
@@ -288,26 +317,33 @@ def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
 
 
 def structure_of(data: bytes) -> Structure:
-    """The inverse of `bytes_of`.
+    """Reads a structure from the bytes of `bytes_of`.
 
     Raises:
-        UntrustedTypeError: if a class or a function in it may not be named.
-        FormatError: if these are no such bytes.
+        UntrustedTypeError: if it names a forbidden class or function.
+        FormatError: if the bytes are malformed.
     """
-    found = _read_bytes(data)
-    if type(found) is not list or len(found) != 5 or not all(type(found[i]) is tuple for i in (3, 4)):
+    values = _read_bytes(data)
+    # The bytes may be anyone's, so each value is checked before it is used.
+    if type(values) is not list or len(values) != 5 or not all(type(values[i]) is tuple for i in (3, 4)):
         raise _malformed()
-    tree, names, convention, *noted = found
+    tree, names, convention, *noted = values
     if convention not in ("jax", "outside") or (names is not None and not _are_names(names, tree)):
         raise _malformed()
     tree = tree if names is None else Arguments.of_parts(names, tree)
-    leaves, known = pack(tree, Tags(), Rules(convention=convention))
+    leaves, packed = pack(tree, Tags(), Rules(convention=convention))
     if not all(type(mark) is int and 0 <= mark < len(leaves) for marks in noted for mark in marks):
         raise _malformed()
-    return intern(tuple([(_read(op, len(below)), below) for op, below in known.records]), known.root, 0, None, *noted)
+    return intern(
+        tuple([(_read(op, len(children)), children) for op, children in packed.records]), packed.root, 0, None, *noted
+    )
 
 
 def _read_bytes(data: bytes) -> Any:
+    """Loads a tree from bytes.
+
+    The error for untrusted names offers `sharedtree.trust`, since JAX's callers pass no options.
+    """
     try:
         return from_bytes(data, trusted=_trusted.get())
     except UntrustedTypeError as error:
@@ -316,25 +352,29 @@ def _read_bytes(data: bytes) -> Any:
 
 
 def _are_names(names: Any, children: Any) -> bool:
+    """Returns True for names of arguments that fit these children.
+
+    They are (positional, keywords, static), each a tuple of texts.
+    """
     if type(names) is not tuple or len(names) != 3 or type(children) is not list:
         return False
-    if not all(type(each) is tuple and all(type(x) in (str, type(None)) for x in each) for each in names):
+    if not all(type(group) is tuple and all(type(x) in (str, type(None)) for x in group) for group in names):
         return False
     positional, keywords, _ = names
     return len([name for name in positional if name is not None]) + len(keywords) == len(children)
 
 
 def bytes_of_selection(selection: LeafSelection) -> bytes:
-    """What a group has beside its leaves, as bytes."""
+    """Returns the auxiliary data of a leaf group as bytes: its structure, and which leaves of it are in the group."""
     return to_bytes((bytes_of(selection.structure, "outside"), selection.numbers))
 
 
 def selection_of(data: bytes) -> LeafSelection:
-    """The inverse of that."""
-    found = from_bytes(data)
-    if type(found) is not tuple or len(found) != 2 or type(found[0]) is not bytes:
+    """Reads the auxiliary data of a leaf group from bytes. Raises as `structure_of`."""
+    values = from_bytes(data)
+    if type(values) is not tuple or len(values) != 2 or type(values[0]) is not bytes:
         raise _malformed()
-    structure, numbers = structure_of(found[0]), found[1]
+    structure, numbers = structure_of(values[0]), values[1]
     if numbers is not None and not (
         type(numbers) is tuple and all(type(n) is int and 0 <= n < structure.num_leaves for n in numbers)
     ):
@@ -343,7 +383,7 @@ def selection_of(data: bytes) -> LeafSelection:
 
 
 class WrittenDag:
-    """What is written for a `Dag` inside a structure: its own structure as bytes."""
+    """Stands for a `Dag` in a structure that is written. It has the Dag's own structure as bytes."""
 
     __slots__ = ("leaves", "structure")
 
@@ -358,12 +398,14 @@ jtu.register_pytree_node(
 
 
 def _written(op: Op) -> Op:
+    """Returns the operation to write for one of a structure: `WrittenDag` in place of `Dag`."""
     if type(op) is not Node or op.type.cls is not Dag:
         return op
     return Node(node_type_of_class(WrittenDag), Static(bytes_of(op.aux.peek())), op.keys)
 
 
 def _read(op: Op, num_leaves: int) -> Op:
+    """Reverses `_written`. Raises `FormatError` if the number of leaves does not fit."""
     if type(op) is not Node or op.type.cls is not WrittenDag:
         return op
     data = op.aux.peek()
@@ -375,18 +417,21 @@ def _read(op: Op, num_leaves: int) -> Op:
 
 
 def _require_sound(treedef: Any) -> None:
-    """Checks that the groups in a tree have all the leaves of one structure, each once."""
+    """Raises `FormatError` unless the leaf groups in a tree have all the leaves of one structure, each once."""
     tree = treedef.unflatten([_stand_in() for _ in range(treedef.num_leaves)])
-    own = [group for group in jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is LeafGroup) if type(group) is LeafGroup]
-    numbers = [n for group in own for n in group.selection.numbers or range(group.structure.num_leaves)]
-    if own and (
-        any(group.structure is not own[0].structure or group.selection.num_leaves != len(group.leaves) for group in own)
-        or sorted(numbers) != list(range(own[0].structure.num_leaves))
-    ):
+    leaves = jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is LeafGroup)
+    groups = [leaf for leaf in leaves if type(leaf) is LeafGroup]
+    # `numbers` is None for a group that has all leaves.
+    numbers = [n for group in groups for n in group.selection.numbers or range(group.structure.num_leaves)]
+    for group in groups:
+        if group.structure is not groups[0].structure or group.selection.num_leaves != len(group.leaves):
+            raise _malformed()
+    if groups and sorted(numbers) != list(range(groups[0].structure.num_leaves)):
         raise _malformed()
 
 
 def _require_flatbuffers() -> None:
+    """Raises `ImportError`, with the command to install it, if flatbuffers is missing."""
     try:
         import flatbuffers as flatbuffers  # noqa: PLC0415
     except ImportError as error:

@@ -1,4 +1,9 @@
-"""`audit`, `verify` and `inspect`: what a file asks for, whether it is whole, and what it holds. Nothing is loaded."""
+"""`audit`, `verify` and `inspect`: a file's names, its soundness and its contents. Nothing is loaded.
+
+audit       the names of classes and functions, each with the verdict of the allow-list
+verify      digests, references, sizes: an error, or the numbers of what was checked
+inspect     the tree with its ties, the arrays, the metadata
+"""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,11 +18,13 @@ from .values._decoding import audit as requests_of
 from .values._paths import Line, Lines, array_nbytes, columns
 
 MAX_LINES = 10_000
-"""How many lines of a tree are printed if nobody asks for more."""
+"""Most lines of a tree that are printed. A small file may hold a tree with any number of paths."""
+
+# ---- `audit(path)` lists what a file asks for, and has three answers ----
 
 
 class Audit(NamedTuple):
-    """What a file asks for. Prints as a table, with the allow-list that it needs.
+    """Names a file asks for. Prints as a table, with the allow-list the file needs.
 
     Attributes:
         requests: one for each name in the file.
@@ -27,21 +34,22 @@ class Audit(NamedTuple):
 
     @property
     def refused(self) -> tuple[Request, ...]:
-        """The names that the allow-list does not have."""
+        """The names the allow-list does not have."""
         return tuple(request for request in self.requests if not request.allowed)
 
     @property
     def not_imported(self) -> tuple[Request, ...]:
-        """The names that the file gets once their modules are imported, which loading does not do."""
+        """The names whose modules have to be imported first. Loading imports nothing."""
         return tuple(request for request in self.requests if request.not_imported)
 
     @property
     def allow_list(self) -> tuple[str, ...]:
-        """What to pass as `trusted` if you trust all of it."""
+        """The names to pass as `trusted` if you trust all of them. Methods come with their classes."""
         classes = {request.name for request in self.refused if request.kind == "class"}
         return tuple(r.name for r in self.refused if r.kind != "method" or r.name.rpartition(".")[0] not in classes)
 
     def __str__(self) -> str:
+        """Table of names and verdicts, then what to trust and what to import."""
         if not self.requests:
             return "The file names no classes and no functions."
         rows = [(r.name, r.kind, _verdict(r), ", ".join(r.paths) or "(the tree itself)") for r in self.requests]
@@ -54,6 +62,7 @@ class Audit(NamedTuple):
 
 
 def _verdict(request: Request) -> str:
+    """Returns one of three answers: allowed, allowed once a module is imported, or refused."""
     if not request.allowed:
         return f"REFUSED: {request.why}"
     if request.not_imported:
@@ -62,12 +71,12 @@ def _verdict(request: Request) -> str:
 
 
 class Verified(NamedTuple):
-    """A file in which everything is as it was written.
+    """Result of `verify` for a file in which everything is as it was written.
 
     Attributes:
-        nbytes: of its arrays.
-        num_arrays: how many there are.
-        num_nodes: how many nodes the tree has.
+        nbytes: bytes of its arrays.
+        num_arrays: number of arrays.
+        num_nodes: number of nodes of the tree.
     """
 
     nbytes: int
@@ -94,14 +103,14 @@ class ArrayInfo(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """What a file holds. Prints as a tree in which what is tied is marked, or as its first 10,000 lines.
+    """Contents of a file. Prints as a tree with ties marked, up to 10,000 lines.
 
     Attributes:
-        library: who wrote it.
-        metadata: what was saved beside the tree. Printed are the first 100 texts, and 1,000 characters of each.
+        library: name and version of the library that wrote it.
+        metadata: texts that were saved beside the tree. The first 100 are printed, with 1,000 characters of each.
         arrays: its arrays, each once.
         lines: the tree, from the root down. Each iteration makes them anew.
-        nbytes: of all arrays.
+        nbytes: bytes of all arrays.
     """
 
     library: str
@@ -113,29 +122,37 @@ class Inspection(NamedTuple):
     def __str__(self) -> str:
         head = [f"{len(self.arrays)} arrays, {self.nbytes:,} bytes, written by {printable(self.library)}"]
         head += [printable(key + value) for key, value in metadata_lines(self.metadata)]
+        # Lines are made one by one, so that no more are made than are printed.
         lines = list(itertools.islice(map(str, self.lines), MAX_LINES + 1))
         if len(lines) > MAX_LINES:
             lines[MAX_LINES:] = ["... and more: iterate over `.lines`"]
         return "\n".join([*head, *lines])
 
 
+# ---- Work and memory are linear in the file's size for every printout ----
+
+
 def metadata_lines(metadata: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The lines that show metadata, each a key and a value. A file may have any number of texts, of any length."""
+    """Iterates over the lines that show metadata, as keys and values. A file may have any number, of any length."""
     for key, value in itertools.islice(metadata.items(), _MAX_METADATA):
         yield f"{_shortened(key, _MAX_KEY)}: ", _shortened(value, _MAX_VALUE)
     if len(metadata) > _MAX_METADATA:
         yield f"and {len(metadata) - _MAX_METADATA:,} more", ""
 
 
+# Texts that are printed, and characters of each key and value.
 _MAX_METADATA, _MAX_KEY, _MAX_VALUE = 100, 100, 1_000
 
 
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+def _shortened(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[:max_length]}... ({len(text):,} characters)"
+
+
+# ---- The three functions ----
 
 
 def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit:
-    """Lists the classes and functions that a file asks for, and which of them it would get.
+    """Lists the classes and functions a file asks for, and says which of them it would get.
 
     Args:
         path: as for `load`.
@@ -145,7 +162,7 @@ def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit
         FormatError: if it is no sharedtree file, or malformed.
         CorruptFileError: if its header was changed.
 
-    Cost: reads the header only. Modules on the allow-list are imported, from where they are installed, nothing else.
+    Cost: reads the header only. Names are looked up in modules that are imported already.
 
     Example:
         >>> import jax, sharedtree as st
@@ -158,7 +175,7 @@ def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit
 
 
 def verify(path: Readable, *, progress: ProgressOption = None) -> Verified:
-    """Checks that a file is what was written: digests of header and data, references, and that tensors fill the file.
+    """Checks that a file is as it was written: digests of header and data, references, and tensors that fill the file.
 
     Args:
         path: as for `load`.
@@ -166,7 +183,7 @@ def verify(path: Readable, *, progress: ProgressOption = None) -> Verified:
 
     Raises:
         FormatError: if it is no sharedtree file, or malformed.
-        CorruptFileError: if it was cut short or changed. All tensors that are damaged are listed.
+        CorruptFileError: if it was cut short or changed. All damaged tensors are listed.
 
     Cost: reads the whole file, and holds 4 MiB of it a thread.
 
@@ -182,7 +199,7 @@ def verify(path: Readable, *, progress: ProgressOption = None) -> Verified:
 
 
 def inspect(path: Readable) -> Inspection:
-    """Says what a file holds: its tree with ties marked, its arrays, its metadata.
+    """Shows the contents of a file: its tree with ties marked, its arrays, its metadata.
 
     Args:
         path: as for `load`.
@@ -207,7 +224,7 @@ def inspect(path: Readable) -> Inspection:
 
 
 def inspection_of(file: Opened) -> Inspection:
-    """What an open checkpoint holds. It may be closed before the result is used."""
+    """Returns the contents of an open checkpoint. It may be closed before they are used."""
     container, manifest = file
     arrays: list[ArrayInfo] = []
     for entry in manifest.arrays:

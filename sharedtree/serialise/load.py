@@ -1,8 +1,14 @@
 """`load` and `from_bytes`: a file, or a part of one, to a DAG.
 
-The file is opened, and header and manifest are found to be about the same tensors. What the file names is judged. The
-arrays that are wanted are chosen, read, and put where they go. Of them and the manifest the tree is made. What another
-program wrote has no tree, and goes its own way, in `plain_safetensors.py`.
+`load_tree` has these steps, from top to bottom:
+
+    1. make the allow-list                of the call, of `trust`, and of the template
+    2. open and check the file            digests, header, manifest; do both describe the same tensors?
+    3. plan                               judge every name of the file, choose the arrays, place them
+    4. read the arrays                    only those that are wanted
+    5. build the tree                     from the manifest and the arrays
+
+A file of another program has no tree. `plain_safetensors.py` loads it.
 """
 
 import contextlib
@@ -42,6 +48,7 @@ class Options(TypedDict, total=False):
 
 
 _Wanted = Callable[[str], bool] | None
+"""`select` where a template gives the result its type: only a function keeps the shape of the tree."""
 
 
 @overload
@@ -72,10 +79,10 @@ def load(
 ) -> Any:
     """Loads what `save` saved. No template is needed: classes are found by their names.
 
-    Nothing outside an allow-list is imported, and nothing is called by the file's word. Equinox modules, optax states,
-    and harmless functions of JAX and the libraries built on it are on the list; a library that is not loaded yet is
-    imported from where it is installed, and from nowhere else. Your own are not: name them in `trusted`. To trust a
-    package is to let the file import any of its modules and name any function defined in it.
+    Loading imports nothing, and calls nothing by the file's word. A file may name what an allow-list has: Equinox
+    modules, optax states, and harmless functions of JAX and the libraries built on it. Your own classes and functions
+    are not on it: name them in `trusted`. To trust a package is to let the file name any function defined in it. If a
+    module is not imported yet, the error says which.
 
     Args:
         path: a path, a binary file object that stands at the beginning of the file, or its bytes.
@@ -114,14 +121,14 @@ def load(
         StructureMismatchError: if a class or the template does not fit, no template has what was left out, a name leads
             nowhere, a selected part is not there, or arrays have 64-bit numbers and JAX has them switched off.
         FormatError: if it is no sharedtree file, a malformed one, or one of a newer version; with `foreign`, if it is
-            no safetensors file, or has a wanted tensor of a dtype that JAX has not.
+            no safetensors file, or JAX lacks the dtype of a wanted tensor.
         CorruptFileError: if it was cut short or changed.
         OSError: if it cannot be read.
         TypeError: if `path`, `select`, `sharding` or `renames` is of another type than it may be.
         ValueError: if `renames` has an old name that can be in no file, or `foreign` meets a file without a tree, and
             another option needs one.
 
-    Cost: one walk over the nodes, and the bytes of the arrays read once into memory that JAX uses without a copy on a
+    Cost: one walk over the nodes, and the bytes of the arrays read once into memory JAX uses without a copy on a
     CPU. Arrays of less than 4 MiB share memory, 16 MiB of it at most, which is freed with the last of them.
 
     Limitations: with `mmap`, if another program cuts the file short, looking at its arrays ends the process (SIGBUS),
@@ -161,29 +168,39 @@ def load_tree(
     verify: bool = True,
     progress: ProgressOption = None,
 ) -> Any:
-    """The tree in an open source, which stays open. Options and errors are those of `load`."""
+    """Loads the tree from an open source, which stays open. Options and errors are those of `load`."""
+    # 1. Make the allow-list. A template's classes and functions are trusted.
     trust = Trust(trusted, names_in(like) if like is not None else None)
+    # 2. Open and check the file.
     with opened(source) as (container, manifest):
+        # 3. Plan: every name of the file is judged before anything is read or built.
         label = container.label
         plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
+        # 4. Read the arrays that are wanted.
         arrays = read_arrays(container, plan.wanted, plan.place, mmap=mmap, verify=verify, progress=progress)
+    # 5. Build the tree.
     return plan.tree(arrays)
 
 
 class Opened(NamedTuple):
-    """A checkpoint that is open: its tensors and its tree."""
+    """An open checkpoint.
+
+    Attributes:
+        container: its tensors.
+        manifest: its tree.
+    """
 
     container: Container
     manifest: Manifest
 
 
 @contextlib.contextmanager
-def opened(where: Readable | Source) -> Iterator[Opened]:
-    """A checkpoint whose container and manifest were checked, and found to be about the same tensors.
+def opened(location: Readable | Source) -> Iterator[Opened]:
+    """Opens a checkpoint, checks container and manifest, and that both describe the same tensors.
 
-    A source that is open already stays open.
+    An open source stays open.
     """
-    with open_container(where) as container:
+    with open_container(location) as container:
         manifest = parse_manifest(container.manifest)
         disagreement = next(_disagreements(container, manifest), None)
         if disagreement is not None:
@@ -192,7 +209,7 @@ def opened(where: Readable | Source) -> Iterator[Opened]:
 
 
 def _disagreements(container: Container, manifest: Manifest) -> Iterator[str]:
-    """Where container and manifest are not about the same tensors."""
+    """Iterates over what differs between the tensors of the container and those of the manifest."""
     tensors = container.tensors
     for entry in manifest.arrays:
         tensor = tensors.get(entry.tensor)
@@ -201,8 +218,8 @@ def _disagreements(container: Container, manifest: Manifest) -> Iterator[str]:
             continue
         dtype, shape = stored(dtype_named(entry.dtype), entry.shape)
         if (tensor.dtype, tensor.shape) != (dtype, shape):
-            there = f"{array_text(tensor)}, and to the manifest it is {dtype}{list(shape)}"
-            yield f"the tensor `{printable(entry.tensor)}` is {there}"
+            difference = f"{array_text(tensor)}, and to the manifest it is {dtype}{list(shape)}"
+            yield f"the tensor `{printable(entry.tensor)}` is {difference}"
     extra = tensors.keys() - {entry.tensor for entry in manifest.arrays}
     if extra:
         yield f"the manifest does not name the tensor `{printable(min(extra))}`"
@@ -225,14 +242,14 @@ def from_bytes(
 ) -> Any: ...
 @lists_options_of(load)
 def from_bytes(data: bytes | bytearray | memoryview, **options: Any) -> Any:
-    """Loads what `to_bytes` made.
+    """Loads a tree from the bytes of a file, as `to_bytes` makes them.
 
     Args:
         data: the bytes of a file.
         **options: those of `load`.
 
     Raises:
-        FormatError: as `load`, and likewise its other errors.
+        FormatError: as `load`, which has other errors, too.
 
     Example:
         >>> import sharedtree as st

@@ -1,8 +1,10 @@
 """The same trees through Orbax, for many machines: `sharedtree.orbax.save` and `sharedtree.orbax.restore`.
 
 Orbax writes and reads the arrays: asynchronously, from many processes, with retention, onto any file system that it
-knows. What Orbax lacks is the rest of the tree, so its manifest is saved beside them, as `docs/format.md` has it: a
-step has an item `arrays`, in which each distinct array is once, and an item `manifest`, a text with its digest.
+knows. It lacks the rest of the tree, so the manifest is saved beside the arrays. A step has two items:
+
+    arrays      each distinct array once
+    manifest    a text with its digest, as `docs/format.md` describes it
 
 Orbax itself is imported when one of the functions is called.
 """
@@ -23,12 +25,12 @@ from ..core._errors import CorruptFileError, FormatError, MissingStepError, Shar
 from ..core._printing import printable
 from .arrays._orbax_forms import (
     ANOTHER_STEP,
+    for_orbax,
     from_stored,
     is_stored,
     key_of,
     not_restored,
     require_sound,
-    to_hand_over,
 )
 from .arrays._placing import ArrayEntry, Placement, Select, Shardings, placements_of, settled
 from .container._header import is_unicode
@@ -40,15 +42,18 @@ from .values._manifest import Manifest, parse_manifest
 
 __all__ = ["restore", "save"]
 
+# Names of the items, and of the two values in the manifest's item. They are on disk.
 _ARRAYS, _MANIFEST = "arrays", "manifest"
-_LOAD, _RESTORE = "sharedtree.load(path", "sharedtree.orbax.restore(manager, step"
 _TEXT, _CRC = "sharedtree", "sharedtree.crc32"
+# Errors of `load` offer the first call, and here it becomes the second.
+_LOAD, _RESTORE = "sharedtree.load(path", "sharedtree.orbax.restore(manager, step"
 _ARGS = "orbax.checkpoint.args"
-_MAX_ITEMS = 20  # of a step, in an error
+# How many items of a step an error lists.
+_MAX_ITEMS = 20
 
 
 def __dir__() -> list[str]:
-    """What is offered, since this file is the public module."""
+    """Returns the public names, since this file is the public module."""
     return __all__
 
 
@@ -63,9 +68,8 @@ def save(
 ) -> bool:
     """Saves a tree as a step of an Orbax `CheckpointManager`, each shared array once.
 
-    When, how and for how long it is kept are the manager's affairs: intervals, retention, asynchronous writing. As soon
-    as this function returns, the arrays may be donated and changed. Every process calls it with the same tree; each
-    writes its own shards.
+    The manager decides about intervals, retention and asynchronous writing. As soon as this function returns, the
+    arrays may be donated and changed. Every process calls it with the same tree; each writes its own shards.
 
     Args:
         manager: an `orbax.checkpoint.CheckpointManager`, made without `item_names`, or with `"arrays"`, `"manifest"`
@@ -77,23 +81,23 @@ def save(
         **options: of `CheckpointManager.save`: `metrics`, `force`, `custom_metadata`.
 
     Returns:
-        Whether the step was saved. The manager may have been told to skip it.
+        True if the step was saved. False if the manager skips it.
 
     Raises:
-        UnserialisableError: if the tree holds what cannot be saved. All of it is listed; nothing was written.
+        UnserialisableError: if the tree holds something that cannot be saved. All of it is listed. Nothing was written.
         CycleError: if an object contains itself.
         TypeError: if `manager` is no `CheckpointManager`.
-        ValueError: if `items` has a name that is taken, or `leave_out` what leads nowhere; or from Orbax, if the step
-            exists.
+        ValueError: if `items` has a name that is taken, or the tree has nothing at a path in `leave_out`; or from
+            Orbax, if the step exists.
         ImportError: if Orbax is not installed.
 
-    Cost: one walk over the nodes, if the step is to be saved at all; and what Orbax takes. Arrays are handed to Orbax
-    as they are, but for PRNG keys and dtypes that TensorStore lacks, which are copied.
+    Cost: one walk over the nodes, if the step is to be saved at all, and the cost of Orbax. Orbax gets arrays as they
+    are, but for PRNG keys and dtypes TensorStore lacks, which are copied.
 
-    Limitations: what each process holds for itself, such as a NumPy array or a JAX array on its own devices, must be
+    Limitations: an array each process holds for itself, a NumPy array or a JAX array on its own devices, must be
     the same in all: the first process writes it. Orbax keeps no digests of the data of arrays of more than 1 KiB, so a
     flipped bit in them goes unnoticed; `sharedtree.save` has digests. In one manager, Orbax reads the items of a step
-    with the kind of arguments that it saw first: to read `arrays` by hand, use `PyTreeRestore`, or another manager.
+    with the kind of arguments it saw first: to read `arrays` by hand, use `PyTreeRestore`, or another manager.
 
     Example:
         >>> import tempfile, jax.numpy as jnp, orbax.checkpoint as ocp, sharedtree as st
@@ -104,6 +108,7 @@ def save(
         >>> saved, model["embed"] is model["head"], model["name"]
         (True, True, 'tied')
     """
+    # 1. Check the arguments.
     ocp = _orbax()
     _require_manager(manager, "should_save")
     taken = sorted({_ARRAYS, _MANIFEST} & set(items or ()))
@@ -112,17 +117,21 @@ def save(
             f"`items` has the name `{taken[0]}`, under which the tree itself is saved. Give the item another name:\n"
             f'    sharedtree.orbax.save(manager, step, tree, items={{"my_{taken[0]}": items["{taken[0]}"]}})'
         )
+    # 2. Ask the manager, before the tree is walked.
     if not options.get("force") and not manager.should_save(step):
         return False
+    # 3. Encode the tree: a manifest, and the distinct arrays.
     encoded = encode(tree, leave_out)
     text = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
     arrays: dict[str, Any] = {}
-    for about, array in zip(encoded.manifest["arrays"], encoded.arrays, strict=True):
-        entry = ArrayEntry(**{**about, "shape": tuple(about["shape"])})
+    for fields, array in zip(encoded.manifest["arrays"], encoded.arrays, strict=True):
+        entry = ArrayEntry(**{**fields, "shape": tuple(fields["shape"])})
         if is_stored(entry):
-            arrays[key_of(entry)] = to_hand_over(entry, array)
+            arrays[key_of(entry)] = for_orbax(entry, array)
+    # 4. Pass both to Orbax.
     args = {**(items or {}), _MANIFEST: ocp.args.JsonSave({_TEXT: text, _CRC: _crc(text)})}
-    if arrays:  # Orbax refuses an empty item
+    # Orbax refuses an empty item.
+    if arrays:
         args[_ARRAYS] = ocp.args.PyTreeSave(arrays)
     return manager.save(step, args=ocp.args.Composite(**args), **options)
 
@@ -138,38 +147,38 @@ def restore(
     strict: bool = True,
     renames: Renames | None = None,
 ) -> Any:
-    """Restores a tree that `sharedtree.orbax.save` saved. No template is needed, and any number of devices will do.
+    """Restores a tree of `sharedtree.orbax.save`. No template is needed, and any number of devices will do.
 
     Names are looked up as `sharedtree.load` does, and before any array is read.
 
     Args:
         manager: an `orbax.checkpoint.CheckpointManager` for the folder.
         step: the number of the step. Default: the latest.
-        trusted: what the checkpoint may name, as for `sharedtree.load`.
-        like: a template, likewise.
-        select: a part to restore, likewise.
-        sharding: where JAX arrays go, likewise. Each process reads its own shards. Where neither this nor the template
-            says it, all of an array goes to the default device.
-        strict: whether a difference to the template is an error, likewise.
-        renames: what was renamed since, likewise.
+        trusted: classes and functions, as for `sharedtree.load`.
+        like: a template, as for `sharedtree.load`.
+        select: a part to restore: a path, or a function from the name of an array.
+        sharding: where JAX arrays go. Each process reads its own shards. If neither this nor the template says it, the
+            whole array goes to the default device.
+        strict: False to get the template and a report instead of an error for differences.
+        renames: old name → new name, for what was renamed since.
 
     Returns:
-        What `sharedtree.load` does: the tree; with `strict=False` and a template, (tree, report).
+        The tree; with `strict=False` and a template, (tree, report).
 
     Raises:
         UntrustedTypeError: as `sharedtree.load`, before any array is read.
-        StructureMismatchError: likewise; and if there is no memory for the arrays.
+        StructureMismatchError: as `sharedtree.load`, and if there is no memory for the arrays.
         FormatError: if the step has no manifest, a malformed one, or one of a newer version, or other arrays, or if
             Orbax fails in any other way. Shapes, dtypes and sizes were compared before any array was read.
         CorruptFileError: if the manifest was changed, or Orbax finds the arrays damaged or gone.
-        MissingStepError: if there is no such step, or none at all.
+        MissingStepError: if the step does not exist, or none at all.
         TypeError: if `manager` is no `CheckpointManager`, or `select` or `sharding` is of another type than it may be.
         ImportError: if Orbax is not installed.
 
-    Cost: one walk over the nodes, and what Orbax takes to read the metadata of all arrays (about 0.5 ms each), then the
-    arrays. Where no sharding is given, all of an array passes through the memory of the host.
+    Cost: one walk over the nodes. Orbax reads the metadata of all arrays (about 0.5 ms each), then the arrays. Without
+    a sharding, the whole array passes through the memory of the host.
 
-    Limitations: what lies on the disk may make up to 65,536 times as many bytes of arrays, for Orbax compresses. With
+    Limitations: the arrays may have up to 65,536 times as many bytes as the files, since Orbax compresses. With
     `select`, the metadata of all arrays is read all the same.
 
     Example:
@@ -181,6 +190,7 @@ def restore(
         >>> again["w"].sharding == everywhere
         True
     """
+    # 1. Check the arguments, make the allow-list, and find the step.
     ocp = _orbax()
     _require_manager(manager, "directory")
     trust = Trust(trusted, names_in(like) if like is not None else None)
@@ -188,32 +198,40 @@ def restore(
     if step is None:
         raise _missing(manager, step)
     label = printable(f"{manager.directory}/{step}")
-    with _named_here(manager, step):
+    with _errors_offer_restore(manager, step):
+        # 2. Read the manifest. 3. Plan: every name is judged before any array is read.
         manifest = _read_manifest(ocp, manager, step, label)
         plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
+        # 4. Read the arrays. 5. Build the tree.
         return plan.tree(_read_arrays(ocp, manager, step, label, plan, manifest.arrays))
 
 
 @contextlib.contextmanager
-def _named_here(manager: Any, step: int) -> Iterator[None]:
-    """Errors that `load` raises as well offer a call, and here it is another one; and another step has a number."""
+def _errors_offer_restore(manager: Any, step: int) -> Iterator[None]:
+    """Makes errors of `load` offer `restore`, and the number of another step."""
     try:
         yield
     except SharedTreeError as error:
-        another = ANOTHER_STEP
+        advice = ANOTHER_STEP
         if any(type(arg) is str and ANOTHER_STEP in arg for arg in error.args):
-            with contextlib.suppress(Exception):  # of a manager that fails
-                others = [other for other in sorted(manager.all_steps()) if other != step]
-                another = "There is no other step."
-                if others:
-                    another = f"Restore another step:\n    sharedtree.orbax.restore(manager, {others[-1]})"
-        texts = [arg.replace(ANOTHER_STEP, another) if type(arg) is str else arg for arg in error.args]
+            # The manager may fail in any way, and the advice stays general.
+            with contextlib.suppress(Exception):
+                other_steps = [other_step for other_step in sorted(manager.all_steps()) if other_step != step]
+                advice = "There is no other step."
+                if other_steps:
+                    advice = f"Restore another step:\n    sharedtree.orbax.restore(manager, {other_steps[-1]})"
+        texts = [arg.replace(ANOTHER_STEP, advice) if type(arg) is str else arg for arg in error.args]
         error.args = tuple([text.replace(_LOAD, _RESTORE) if type(text) is str else text for text in texts])
         raise
 
 
 def _require_manager(manager: Any, needed: str) -> None:
-    """Raises `TypeError` unless a manager has what only a manager has, and a path or a `Checkpointer` has not."""
+    """Raises `TypeError` unless an object has a method of managers. A path and a `Checkpointer` lack it.
+
+    Args:
+        manager: the user's object.
+        needed: name of the method.
+    """
     if not hasattr(manager, needed):
         is_path = isinstance(manager, str | os.PathLike)
         folder = repr(os.path.abspath(os.fsdecode(manager))) if is_path else "folder"
@@ -224,6 +242,7 @@ def _require_manager(manager: Any, needed: str) -> None:
 
 
 def _missing(manager: Any, step: int | None) -> MissingStepError:
+    """Returns the error for a missing step; None stands for the latest."""
     folder, steps = printable(str(manager.directory)), sorted(manager.all_steps())
     if not steps:
         return MissingStepError(f"`{folder}` has no checkpoint yet.")
@@ -235,6 +254,7 @@ def _missing(manager: Any, step: int | None) -> MissingStepError:
 
 
 def _orbax() -> Any:
+    """Imports Orbax, or raises `ImportError` with the command to install it."""
     try:
         import orbax.checkpoint
     except ImportError as error:
@@ -245,16 +265,25 @@ def _orbax() -> Any:
 
 
 def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
+    """Reads the manifest of a step, and checks its digest.
+
+    Raises:
+        MissingStepError: if the step does not exist.
+        FormatError: if it has no readable manifest.
+        CorruptFileError: if the manifest does not have its digest.
+    """
     item: Any = None
     why = "it is not what `sharedtree.orbax.save` writes"
     try:
         item = manager.restore(step, args=ocp.args.Composite(**{_MANIFEST: ocp.args.JsonRestore()}))[_MANIFEST]
+    # A damaged checkpoint makes Orbax raise anything.
     except Exception as error:  # noqa: BLE001
         if isinstance(error, FileNotFoundError):
-            manager.reload()  # another program may have removed it
+            # Another program may have removed the step.
+            manager.reload()
             if step not in manager.all_steps():
                 raise _missing(manager, step) from None
-        why = _said(error)
+        why = _error_text(error)
     text = item.get(_TEXT) if type(item) is dict and item.keys() == {_TEXT, _CRC} else None
     if type(text) is not str or not is_unicode(text):
         folder = _folder_of(manager, step)
@@ -273,8 +302,12 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
 
 
 def _folder_of(manager: Any, step: int) -> Any:
-    """The folder of a step; None if it cannot be told. A manager may put a prefix and zeros before the number."""
-    with contextlib.suppress(Exception):  # of whatever file system it is
+    """Returns the folder of a step; None if it cannot be found.
+
+    A manager may put a prefix and zeros before the number.
+    """
+    # The folder may be on any file system, which may raise anything.
+    with contextlib.suppress(Exception):
         folders = [path for path in manager.directory.iterdir() if re.fullmatch(rf"(.*\D)?0*{step}", path.name)]
         if len(folders) > 1:
             folders = [path for path in folders if path.name == str(step)]
@@ -283,31 +316,44 @@ def _folder_of(manager: Any, step: int) -> Any:
 
 
 def _items_in(folder: Any) -> dict[str, bool]:
-    """The items of a step that lie on the disk, and whether each is a JSON value; none if they cannot be listed."""
+    """Returns the items of a step on the disk: name → True if it is a JSON value. Empty if they cannot be listed."""
     items: dict[str, bool] = {}
-    with contextlib.suppress(Exception):  # of whatever file system it is, or without a folder
+    # The file system may raise anything, and there may be no folder.
+    with contextlib.suppress(Exception):
         for path in sorted(folder.iterdir()):
             if path.is_dir():
-                items[path.name] = (path / "metadata").exists()  # of JSON there is one file, of this name
+                # A JSON value is one file of this name.
+                items[path.name] = (path / "metadata").exists()
     return items
 
 
 def _arguments_for(items: Mapping[str, bool]) -> str:
-    """The arguments with which Orbax restores a step with these items. One without a name is called `default`."""
+    """Returns the code of Orbax's arguments for restoring these items. An unnamed item is called `default`."""
     if items.keys() <= {"default"}:
         return f"{_ARGS}.JsonRestore()" if items.get("default") else f"{_ARGS}.StandardRestore(template)"
-    given: list[str] = []
+    arguments: list[str] = []
     for name, is_json in list(items.items())[:_MAX_ITEMS]:
         template = "template" if len(items) == 1 else f"templates[{name!r}]"
         value = f"{_ARGS}.JsonRestore()" if is_json else f"{_ARGS}.StandardRestore({template})"
         is_keyword = name.isidentifier() and not keyword.iskeyword(name)
-        given.append(f"{name}={value}" if is_keyword else f"**{{{name!r}: {value}}}")
-    return f"{_ARGS}.Composite({', '.join(given)})"
+        arguments.append(f"{name}={value}" if is_keyword else f"**{{{name!r}: {value}}}")
+    return f"{_ARGS}.Composite({', '.join(arguments)})"
 
 
 def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, saved: Sequence[ArrayEntry]) -> list[Any]:
+    """Reads the arrays a plan wants, and puts them where they go. Shapes, dtypes and sizes are compared first.
+
+    Args:
+        ocp: `orbax.checkpoint`.
+        manager: the manager.
+        step: number of the step.
+        label: name of the step, for errors.
+        plan: the wanted arrays and their placements.
+        saved: entries of all arrays in the manifest.
+    """
     placements = placements_of(plan.wanted, plan.place)
-    stored = [each for each in zip(plan.wanted, placements, strict=True) if is_stored(each[0])]
+    pairs = zip(plan.wanted, placements, strict=True)
+    stored = [(entry, placement) for entry, placement in pairs if is_stored(entry)]
     wanted = {key_of(entry): _restore_args(ocp, entry, placement) for entry, placement in stored}
     every = {key_of(entry): ocp.PLACEHOLDER for entry in saved if is_stored(entry)}
 
@@ -318,11 +364,11 @@ def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, save
     read: Any = {}
     if wanted:
         with _errors_of_orbax(label):
-            # A manager knows how to read an item once it has restored it. So it is asked for all that the manifest has,
-            # with a placeholder for each array, of which it then reads none; and then for the metadata.
+            # A manager can read the metadata of an item only after it has restored the item. So it restores a
+            # placeholder for each array first, which reads none of them.
             restored(every)
-            found = manager.item_metadata(step)[_ARRAYS]
-        require_sound(found, stored, label)
+            metadata = manager.item_metadata(step)[_ARRAYS]
+        require_sound(metadata, stored, label)
         with _errors_of_orbax(label):
             read = restored(dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=len(wanted) < len(every))
     arrays = [from_stored(entry, read.pop(key_of(entry), None)) for entry in plan.wanted]
@@ -330,11 +376,13 @@ def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, save
 
 
 def _restore_args(ocp: Any, entry: ArrayEntry, placement: Placement) -> Any:
-    if placement is None or entry.key is not None:  # the sharding of keys is not that of their data
+    """Returns Orbax's arguments for restoring one array. Raises JAX's error if it does not fit its sharding."""
+    # The sharding of PRNG keys is not that of their data, so they are placed once they are made.
+    if placement is None or entry.key is not None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     if isinstance(placement, jax.Device):
         placement = jax.sharding.SingleDeviceSharding(placement)
-    # JAX's own errors if it does not fit: too many axes, and a size that is no multiple.
+    # These raise JAX's own errors: for too many axes, and for a size that is no multiple.
     jax.ShapeDtypeStruct(entry.shape, np.uint8, sharding=placement)
     placement.shard_shape(entry.shape)
     return ocp.ArrayRestoreArgs(sharding=placement)
@@ -342,20 +390,24 @@ def _restore_args(ocp: Any, entry: ArrayEntry, placement: Placement) -> Any:
 
 @contextlib.contextmanager
 def _errors_of_orbax(label: str) -> Iterator[None]:
-    """Whatever the parsers of a damaged checkpoint raise, it is a CorruptFileError or a FormatError."""
+    """Turns whatever the parsers of a damaged checkpoint raise into a `CorruptFileError` or a `FormatError`."""
     try:
         yield
     except Exception as error:  # noqa: BLE001
-        said = _said(error)
-        if any(word in said for word in ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION")):  # what TensorStore says
-            fact = f"The arrays of `{label}` are not what was written. Orbax says:\n{said}\n"
+        text = _error_text(error)
+        # TensorStore's words for damaged and missing data.
+        if any(word in text for word in ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION")):
+            fact = f"The arrays of `{label}` are not what was written. Orbax says:\n{text}\n"
             raise not_restored(fact, CorruptFileError) from None
         fact = "are not those of its manifest, or Orbax cannot read them. It says"
-        raise not_restored(f"The arrays of `{label}` {fact}:\n{said}\n") from None
+        raise not_restored(f"The arrays of `{label}` {fact}:\n{text}\n") from None
 
 
-def _said(error: BaseException) -> str:
-    """An error of another library. It may quote what the checkpoint has, so the error itself is not passed on."""
+def _error_text(error: BaseException) -> str:
+    """Returns the escaped text of another library's error.
+
+    The error itself may quote the checkpoint, so it is dropped.
+    """
     return printable(f"{type(error).__name__}: {str(error)[:1000]}")
 
 

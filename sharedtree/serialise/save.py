@@ -1,4 +1,13 @@
-"""`save` and `to_bytes`: a DAG to a file, each shared node once."""
+"""`save` and `to_bytes`: a DAG to a file, each shared node once.
+
+`save` has these steps, from top to bottom:
+
+    1. check the arguments                nothing is touched yet
+    2. encode the tree                    a manifest, and the distinct arrays with their names
+    3. make a source of each array        bytes in pieces, read when they are written
+    4. free arrays mapped from the file   only if it is written to in place
+    5. write                              to a file object, or beside the path, which is then replaced
+"""
 
 import io
 import json
@@ -36,20 +45,20 @@ def save(
     when it is loaded. The file is a valid `.safetensors` file, whose tensors are named by their first paths.
 
     Args:
-        path: where to save. What is there is replaced as a whole or not at all: after a crash or with a full disk it is
-            the old file or the new one. Or a binary file object, which is written to from where it stands and is
-            neither closed nor forced to the disk.
+        path: where to save. A file there is replaced as a whole or not at all: after a crash or with a full disk it is
+            the old file or the new one. Or a binary file object, which is written to from its position and is neither
+            closed nor forced to the disk.
         tree: models, optimizer states, PRNG keys, counters, configurations, in any containers: see `docs/format.md` for
             every kind of value. All of it counts as inside a module.
-        leave_out: what no file can hold, such as the functions of a `TrainState`: names of attributes, `["apply_fn",
-            "tx"]`, which are left out wherever they are, or paths of single values, as errors print them. `load` takes
-            the like of them from its template, `like=`, without which such a file is not loaded.
-        metadata: texts to save beside it, which any reader of safetensors finds.
+        leave_out: values no file can hold, such as the functions of a `TrainState`: names of attributes,
+            `["apply_fn", "tx"]`, which are left out everywhere, or paths of single values, as errors print them. `load`
+            takes these values from its template, `like=`. Such a file is not loaded without one.
+        metadata: texts to save beside the tree. Any reader of safetensors finds them.
         progress: called with the bytes done and the bytes in all after each write; or True for a bar (needs tqdm).
 
     Raises:
-        UnserialisableError: if the tree holds what cannot be saved, a lambda say, or if what is left out is or holds
-            what is also saved. All of it is listed; no file was touched.
+        UnserialisableError: if the tree holds something that cannot be saved, such as a lambda, or if a value that is
+            left out is, or holds, one that is saved. All such values are listed. No file was touched.
         CycleError: if an object contains itself.
         TypeError: if `path` is no path, nor a file in binary mode, or `metadata` or `progress` is of another type than
             it may be.
@@ -60,19 +69,19 @@ def save(
 
     Cost: one walk over the nodes, and one pass over the arrays' bytes, which are hashed while they are written. Arrays
     of JAX are not copied if they are contiguous and on the host. Those of NumPy are copied, 1 MiB at a time, since
-    another thread may write to them: such an array is saved half old and half new, and the file loads. What is not
-    contiguous is copied 4 MiB at a time, and what is on other devices an array or a piece of a sharded one at a time.
+    another thread may write to them: such an array is saved half old and half new, and the file loads. Arrays that are
+    not contiguous are copied 4 MiB at a time. Arrays on other devices are copied one at a time, sharded ones in pieces.
     For a file object that cannot be patched (a pipe, a compressed stream), NumPy's arrays are kept until they are
     written, beyond 8 MiB in a temporary file.
 
-    A file object may write into a file that `load(mmap=True)` has mapped. Before it does, what is mapped is read into
-    memory, so that all its arrays stay as they are, those of other trees too (on Linux; elsewhere it is an `OSError`).
+    A file object may write into a file that `load(mmap=True)` has mapped. The mapped bytes are read into memory first,
+    so that all arrays stay as they are, those of other trees too (on Linux; elsewhere it is an `OSError`).
 
-    Limitations: the arrays must be addressable by this process; for many processes there is `sharedtree.orbax`. Whether
-    what is left out holds what is saved is looked for in its attributes, closures and containers, in 10,000 objects of
-    each. On a CPU, `jax.device_put` and `from_dlpack` may make a JAX array over the memory of a NumPy array. JAX takes
-    that memory for constant. If something writes to it while the file is written, the file may not load. A file that is
-    replaced keeps its permissions, but no setuid, setgid or sticky bit.
+    Limitations: the arrays must be addressable by this process; for many processes there is `sharedtree.orbax`. To see
+    if a value that is left out holds one that is saved, its attributes, closures and containers are searched, up to
+    10,000 objects. On a CPU, `jax.device_put` and `from_dlpack` may make a JAX array over the memory of a NumPy array.
+    JAX takes that memory for constant. If something writes to it while the file is written, the file may not load. A
+    file that is replaced keeps its permissions, but no setuid, setgid or sticky bit.
 
     Example:
         >>> import os, tempfile, jax.numpy as jnp, sharedtree as st
@@ -83,6 +92,7 @@ def save(
         >>> model["embed"] is model["head"], model["step"]
         (True, 7)
     """
+    # 1. Check the arguments.
     if not isinstance(path, str | os.PathLike) and (isinstance(path, io.TextIOBase) or not hasattr(path, "write")):
         raise TypeError(
             f"`{type(path).__qualname__}` is not a path, nor a file open for writing in binary mode. The path comes "
@@ -93,18 +103,22 @@ def save(
             f"`metadata` is a `{type(metadata).__qualname__}`, and must map texts to texts:\n"
             '    metadata = {"run": "first"}'
         )
+    # 2. Encode the tree: a manifest, and the distinct arrays with their names.
     encoded = encode(tree, leave_out)
+    # 3. Make a source of each array, and the text of the manifest.
     sources = _sources(encoded)
     manifest = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
+    # 4. Free arrays that are mapped from the file. A file that is replaced lives on for its mappings.
     is_path = isinstance(path, str | os.PathLike)
     if not is_path:
         detach_from(path, encoded.names, encoded.arrays)
+    # 5. Write. Only a file that is replaced is forced to the disk.
     with showing(progress, "saving") as report, replacing(path) if is_path else nullcontext(path) as file:
         write(file, sources, manifest, metadata, report, force_to_disk if is_path else None)
 
 
 def to_bytes(tree: Any, *, leave_out: str | Iterable[str] = (), metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bytes that `save` would write.
+    """Returns the bytes `save` would write.
 
     Args:
         tree: as for `save`.
@@ -112,9 +126,9 @@ def to_bytes(tree: Any, *, leave_out: str | Iterable[str] = (), metadata: Mappin
         metadata: as for `save`.
 
     Raises:
-        UnserialisableError: as `save`, and likewise `CycleError` and `ValueError`.
+        UnserialisableError: as `save`, and also `CycleError` and `ValueError`.
 
-    Cost: as `save`, and a copy of all of it.
+    Cost: as `save`, and a copy of all bytes.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -127,15 +141,19 @@ def to_bytes(tree: Any, *, leave_out: str | Iterable[str] = (), metadata: Mappin
 
 
 def _sources(encoded: Encoded) -> list[TensorSource]:
-    named = list(zip(encoded.names, encoded.arrays, strict=True))
-    elsewhere = [n for n, array in named if not isinstance(array, np.ndarray) and not array.is_fully_addressable]
-    if elsewhere:
-        listed = "\n".join(f"    `{printable(name)}`" for name in elsewhere)
+    """Returns the source of each array's bytes. Raises `UnserialisableError` if another process has a part of one."""
+    named_arrays = list(zip(encoded.names, encoded.arrays, strict=True))
+    remote_names: list[str] = []
+    for name, array in named_arrays:
+        if not isinstance(array, np.ndarray) and not array.is_fully_addressable:
+            remote_names.append(name)
+    if remote_names:
+        lines = "\n".join(f"    `{printable(name)}`" for name in remote_names)
         raise UnserialisableError(
-            f"Parts of these arrays are on devices of other processes:\n{listed}\n"
+            f"Parts of these arrays are on devices of other processes:\n{lines}\n"
             "One file is written by one process. Save them together with the others:\n"
             "    sharedtree.orbax.save(manager, step, tree)",
-            elsewhere,
-            ["not fully addressable"] * len(elsewhere),
+            remote_names,
+            ["not fully addressable"] * len(remote_names),
         )
-    return [tensor_source(name, array) for name, array in named]
+    return [tensor_source(name, array) for name, array in named_arrays]

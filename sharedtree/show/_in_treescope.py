@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import SharedTreeError
-from ..core._node_types import node_type_of
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._node_types import carries_identity, node_type_of
 from ..ties._list_ties import can_be_tied
 from ..ties._policy_and_context import walk_alone
 from ..tree._dag import Dag, in_treescope

@@ -7,13 +7,9 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import UnregisteredTypeError
-from ..core._flat_dags import FlatDag
-from ..core._library_rows import LIBRARIES
-from ..core._node_types import node_type_of
+from ..core._node_types import LIBRARIES, carries_identity, node_type_of
 from ..core._printing import printable
-from ..core._state_and_parameters import roles_in
-from ..core._structure import LEAF, Node
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._structure import LEAF, FlatDag, Node, roles_in
 from ..ties._list_ties import is_inexact, nbytes_of, read_tree, sources_of_view, text_of_function
 from ..tree._dag import Dag
 from ._description import Description, Part

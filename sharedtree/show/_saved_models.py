@@ -8,10 +8,9 @@ import numpy as np
 
 from ..core._printing import printable
 from ..serialise.arrays._dtypes import dtype_named
-from ..serialise.arrays._placing import ArrayEntry
+from ..serialise.arrays._placing import ArrayEntry, key_dtype
 from ..serialise.trust._allow_list import STATE, STATE_ENTRIES
 from ..serialise.values._all_kinds_of_nodes import KINDS, inline_text, node_text, steps
-from ..serialise.values._kinds_of_jax_values import key_dtype
 from ..serialise.values._nodes import Child, Manifest, Node
 from ..serialise.values._paths import array_nbytes, carries_identity
 from ._description import Description, Part

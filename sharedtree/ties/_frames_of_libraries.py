@@ -1,19 +1,20 @@
-"""Which library a frame of a traceback belongs to."""
+"""Tells which library a frame of a traceback belongs to."""
 
 import pathlib
 import sys
 from functools import cache
 
-TRACED = "Inside.call_with"
-"""Our function that has called the function which is traced. What is further out is not part of that function."""
+TRACED = "FunctionTrace.call_with"
+"""Name of our method that calls the traced function. Frames further out are not part of that function."""
 
 
 @cache
 def package_of(filename: str) -> str | None:
-    """Which of the libraries a file is part of; None if it is the user's."""
+    """Name of the library that a file belongs to, None for a file of the user's program."""
     path = pathlib.Path(filename)
     for name in ("jax", "jaxlib", "equinox", "optax", "flax", "sharedtree"):
         module = sys.modules.get(name)
+        # A package may be spread over several folders. A library that was never imported has none.
         for folder in getattr(module, "__path__", ()):
             if path.is_relative_to(folder):
                 return name

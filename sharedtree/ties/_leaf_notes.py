@@ -1,27 +1,33 @@
-"""Weak notes about leaves: what was tied outside modules, what is the whole gradient of a tie, what was meant untied.
+"""Weak notes about leaves: tied outside modules, whole gradient of a tie, gradient, untied on purpose.
 
-The notes belong to the objects, not to paths, and keep none of them alive. What makes new leaves of noted ones hands
-the notes on: `st.tree.map` does, and a transform, whose structures and results say which of their leaves are noted, so
-that those of a cached call are noted, too. Vanilla functions hand nothing on.
+A note belongs to an object, not to a path, and does not keep the object alive. Functions of this package that make new
+leaves from noted ones copy the notes: `st.tree.map` and its kin, and transforms. The structures and results of a
+transform record which of their leaves are noted, so that a cached call notes its leaves, too. Vanilla functions copy
+no notes.
 
-*Tied outside modules.* There arrays are values: from `{"embed": w, "head": w}` the function under a transform gets two.
-That is as it should be where they alias by accident, and a loss where `tie` made them one. So `tie` notes what it tied
-outside modules, and a transform that meets one twice says so. Likewise an outer transform, to which lists and dicts are
-objects, notes what it made one (`note_one_around`), for an inner one to which they are not. That ends with the trace: a
-result says nothing of it. What a structure remembers (`Structure.tied_values`), JAX's caches keep: of calls that share
-a trace, the one that was traced decides.
+    tied = st.tie({"a": v, "b": w}, ...)      v is noted as tied outside modules
+    st.tree.map(jnp.negative, tied)           so is -v
+    st.untie(tied)                            v and its copy are noted as untied on purpose
 
-*Whole gradients.* A rule of `custom_vjp` that is right for an untied model may return one array at two paths, for each
-its share: `return (Two(g, g),)`. What differentiation makes of a tie is one array at two paths as well, and is the sum
-of the shares. Only who made it can tell. So while a rule runs, what makes such arrays leaves word of them: gradients,
-pullbacks and `retie`.
+*Tied outside modules.* Outside modules arrays are values: from `{"embed": w, "head": w}` the function under a transform
+gets two arrays. If they alias by accident, that is right. If `tie` made them one, it is a loss. So `tie` notes the
+arrays that it ties outside modules, and a transform warns if it finds such an array twice. In the same way a transform
+with `Policy(containers=True)` notes the arrays that it made one (`note_one_around`), for inner transforms without that
+policy. That note ends with the trace and is not copied to results. A structure records its noted leaves
+(`Structure.tied_values`), and JAX's caches keep the structure: if several calls share a trace, the notes of the call
+that was traced count for all.
 
-*Gradients.* While a function is traced, the leaves of gradients that are made in it are noted, for a gradient looks
-like a new model.
+*Whole gradients.* A `custom_vjp` rule written for an untied model may return one array at two paths, as the share of
+each: `return (Two(g, g),)`. Differentiating a tied model also gives one array at two paths, but that one is the sum of
+the shares. The two cannot be told apart afterwards. So while a rule runs, gradients, pullbacks and `retie` note the
+arrays that are such sums.
 
-*Untied on purpose.* `untie` notes the leaves that it parts (`Structure.noted`): a lost tie was meant if both of its
-parts are noted. A tie whose loss has been reported is noted in the same way, so that it is not reported twice. After
-`jax.tree.map` it is to be said again.
+*Gradients.* While a function is traced, the leaves of gradients that are made in it are noted, because a gradient
+looks like a new model.
+
+*Untied on purpose.* `untie` notes the leaves that it separates (`Structure.noted`). The loss of a tie was intended if
+both parts are noted. The parts of a tie whose loss has been reported are noted in the same way, so that it is not
+reported twice. `jax.tree.map` drops these notes.
 """
 
 import threading
@@ -31,49 +37,54 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core._by_identity import IdentitySet
-from ..core._flat_dags import FlatDag
 from ..core._locks import Lock
-from ..core._structure import LEAF, Structure, at_several_paths
+from ..core._structure import LEAF, FlatDag, Structure, at_several_paths
 
-_FEW = 1_000
+_MIN_SWEEP_SIZE = 1_000
+"""Smallest number of entries at which dead ones are swept out."""
 
 
 class _Notes:
-    """A set of objects by identity, which keeps none of them alive. All threads share it.
+    """A set of objects by identity that does not keep them alive. All threads share it.
 
-    What allows no weak reference (a Python number, a `jax.ShapeDtypeStruct`) is not noted. The entries of dead objects
-    are swept out when there are twice as many as after the last time, or the oldest is dead, so that a note costs no
-    callback.
+    Objects without weak references (Python numbers, `jax.ShapeDtypeStruct`) are left out. Dead entries are not removed
+    by callbacks, which would make each note slower. They are swept out when there are twice as many entries as after
+    the last sweep, or when the oldest entry is found dead.
     """
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[Any]] = {}
-        self._most = _FEW
+        self._sweep_size = _MIN_SWEEP_SIZE
         self._lock = Lock()
 
     def add(self, objects: Iterable[Any]) -> None:
+        """Adds the objects that allow weak references."""
         with self._lock:
             for obj in objects:
                 try:
-                    self._references[id(obj)] = weakref.ref(obj)  # says whether the object with this id still lives
+                    # The reference tells whether the object with this id still lives.
+                    self._references[id(obj)] = weakref.ref(obj)
                 except TypeError:
                     continue
-            if len(self._references) > self._most:
+            if len(self._references) > self._sweep_size:
                 self._sweep()
 
-    def hand_on(self, old: Sequence[Any], new: Sequence[Any]) -> None:
+    def hand_on(self, old_leaves: Sequence[Any], new_leaves: Sequence[Any]) -> None:
+        """Adds each new leaf whose old leaf is in the set."""
         if self:
-            self.add([made for leaf, made in zip(old, new, strict=True) if leaf in self])
+            self.add([new for old, new in zip(old_leaves, new_leaves, strict=True) if old in self])
 
     def places(self, leaves: Sequence[Any]) -> tuple[int, ...]:
+        """Indices of the leaves that are in the set."""
         return tuple([i for i, leaf in enumerate(leaves) if leaf in self]) if self else ()
 
     def __contains__(self, obj: object) -> bool:
-        reference = self._references.get(id(obj))  # compared with the object itself
+        # A dead object's id may belong to a new object by now, so the reference is compared with the object itself.
+        reference = self._references.get(id(obj))
         return reference is not None and reference() is obj
 
     def __bool__(self) -> bool:
-        """Whether one of them lives. The oldest says so, as a rule: those that are dead are asked once."""
+        """Returns True if the set has entries. If the oldest object is dead, sweeps first, so the rest is alive."""
         if not self._references:
             return False
         with self._lock:
@@ -83,80 +94,91 @@ class _Notes:
             return bool(self._references)
 
     def _sweep(self) -> None:
+        # The items are copied, since another thread may look something up meanwhile.
         alive = [(number, ref) for number, ref in list(self._references.items()) if ref() is not None]
         self._references = dict(alive)
-        self._most = 2 * len(alive) + _FEW
+        self._sweep_size = 2 * len(alive) + _MIN_SWEEP_SIZE
 
 
 _tied_outside, _one_around, _untied, _gradients = _Notes(), _Notes(), _Notes(), _Notes()
 
 _structures: "weakref.WeakKeyDictionary[Structure, tuple[int, ...]]" = weakref.WeakKeyDictionary()
-"""Which leaves of a structure were tied outside modules."""
+"""Structure → indices of its leaves that were tied outside modules."""
 
-_lock = Lock()  # for these
+# Guards `_structures`. Each set of notes has its own lock.
+_lock = Lock()
 
 
-def hand_on(old: Sequence[Any], new: Sequence[Any]) -> None:
-    """Says of what was made of noted leaves, one by one, what was said of these. Costs nothing while nothing is."""
+def hand_on(old_leaves: Sequence[Any], new_leaves: Sequence[Any]) -> None:
+    """Copies the notes of leaves to the leaves that were made from them, except the note that a leaf is a gradient's.
+
+    Costs next to nothing while no leaf is noted.
+
+    Args:
+        old_leaves: the leaves that may be noted.
+        new_leaves: one leaf for each of them, in the same order.
+    """
     for notes in (_tied_outside, _one_around, _untied):
-        notes.hand_on(old, new)
+        notes.hand_on(old_leaves, new_leaves)
     if _rules.stack:
-        for before, leaf in zip(old, new, strict=True):
-            if any(before in whole for whole in _rules.stack):
-                _rules.stack[-1].add(leaf)
+        for old_leaf, new_leaf in zip(old_leaves, new_leaves, strict=True):
+            # An outer rule's array may be mapped inside an inner rule. The new one is noted for the inner rule.
+            if any(old_leaf in whole_gradients for whole_gradients in _rules.stack):
+                _rules.stack[-1].add(new_leaf)
 
 
 # --- tied outside modules ------------------------------------------------------------------------------------------
 
 
 def is_tied_value(leaf: Any) -> bool:
-    """Whether a leaf was tied outside modules."""
+    """Returns True if `tie` made a leaf one object outside modules, or if the leaf was made from such a leaf."""
     return leaf in _tied_outside
 
 
 def is_one_around(leaf: Any) -> bool:
-    """Whether a transform around this one, to which lists and dicts are objects, made a leaf one."""
+    """Returns True if an outer transform with `Policy(containers=True)` holds a leaf as one object at several paths."""
     return leaf in _one_around
 
 
 def are_tied_values_known() -> bool:
-    """Whether there are any."""
+    """Returns True if any living leaf is noted as tied outside modules or as one in an outer transform."""
     return bool(_tied_outside or _one_around)
 
 
 def which_are_tied_values(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """The places of such leaves in a sequence."""
+    """Indices of the leaves that are noted as tied outside modules."""
     return _tied_outside.places(leaves)
 
 
 def note_tied_values(leaves: Iterable[Any]) -> None:
-    """Says that these leaves were tied outside modules. What cannot be referred to weakly is left out."""
+    """Notes leaves as tied outside modules. Leaves without weak references, such as numbers, are left out."""
     _tied_outside.add(leaves)
 
 
 def note_one_around(tree: FlatDag) -> None:
-    """Notes the arrays that are at several places of containers which carry identity, for the transforms further in.
+    """Notes the arrays that several paths through plain containers lead to, for inner transforms.
 
     Args:
-        tree: what a function received, whose mutable containers carry identity outside modules.
+        tree: the arguments of a function under `Policy(containers=True)`.
     """
-    below = {number for number, paths in tree.outside.items() if paths > 1}
-    _one_around.add([tree.objects[number] for number in sorted(below) if tree.records[number][0] is LEAF])
+    tied_numbers = {number for number, num_paths in tree.outside.items() if num_paths > 1}
+    _one_around.add([tree.objects[number] for number in sorted(tied_numbers) if tree.records[number][0] is LEAF])
 
 
 def note_ties(tree: FlatDag, tied: Iterable[int]) -> None:
-    """Notes the leaves of records that were made one, as far as they can be reached through plain containers alone.
+    """Notes the leaves of tied records as tied outside modules, if plain containers alone lead to them.
 
     Args:
-        tree: with its leaves.
-        tied: the records that were made one with others.
+        tree: the tree, with its leaves.
+        tied: numbers of the tied records.
     """
-    below = {number for top in tied for number in tree.below(top).outside}
-    note_tied_values(leaf for number, leaf in tree.leaves.items() if number in below and number in tree.outside)
+    # No module may stand between the tied record and the leaf, nor between the root and the leaf.
+    tied_numbers = {number for top in tied for number in tree.below(top).outside}
+    note_tied_values(leaf for number, leaf in tree.leaves.items() if number in tied_numbers and number in tree.outside)
 
 
 def remember(structure: Structure, leaves: Sequence[Any]) -> None:
-    """Remembers which leaves of a structure were noted."""
+    """Records with a structure which of its leaves are noted as tied outside modules. `recall` uses it."""
     places = _tied_outside.places(leaves)
     if places:
         with _lock:
@@ -164,7 +186,7 @@ def remember(structure: Structure, leaves: Sequence[Any]) -> None:
 
 
 def recall(structure: Structure, leaves: Sequence[Any]) -> None:
-    """Notes those of the leaves, with which a structure is put together, in whose places others were noted."""
+    """Notes leaves that are unpacked into a structure, where the leaves packed from it were noted (see `remember`)."""
     if _structures:
         with _lock:
             places = _structures.get(structure, ())
@@ -176,29 +198,36 @@ def recall(structure: Structure, leaves: Sequence[Any]) -> None:
 
 class _Rules(threading.local):
     def __init__(self) -> None:
-        self.stack: list[IdentitySet] = []  # of each rule that runs, the arrays that were said to be whole
+        # For each running rule, the arrays that are whole gradients. Rules nest.
+        self.stack: list[IdentitySet] = []
 
 
-_rules = _Rules()  # a rule runs in one thread, and so does what it calls
+# Thread-local, since a rule and everything that it calls run in one thread.
+_rules = _Rules()
 
 
 @contextmanager
 def noting_whole() -> Iterator[IdentitySet]:
-    """Collects what is said inside the block, which calls a rule."""
-    whole = IdentitySet()
-    _rules.stack.append(whole)
+    """Collects the arrays that are noted as whole gradients inside the block, which calls a `custom_vjp` rule."""
+    whole_gradients = IdentitySet()
+    _rules.stack.append(whole_gradients)
     try:
-        yield whole
+        yield whole_gradients
     finally:
         _rules.stack.pop()
 
 
 def note_tied(tree: FlatDag, leaves: Sequence[Any]) -> None:
-    """Says it of the leaves of a gradient to which several paths lead, inside a rule."""
+    """Notes the tied leaves of a gradient as whole gradients. Does nothing outside rules.
+
+    Args:
+        tree: the records of the gradient.
+        leaves: its leaves, in order.
+    """
     if _rules.stack:
-        several = at_several_paths(tree.records, [tree.root])
+        tied_numbers = at_several_paths(tree.records, [tree.root])
         for number, leaf in zip(tree.leaf_numbers, leaves, strict=True):
-            if number in several:
+            if number in tied_numbers:
                 _rules.stack[-1].add(leaf)
 
 
@@ -207,7 +236,8 @@ def note_tied(tree: FlatDag, leaves: Sequence[Any]) -> None:
 
 class _Traces(threading.local):
     def __init__(self) -> None:
-        self.number = 0  # of those that are under way
+        # How many blocks of `noting_gradients` are open in this thread.
+        self.count = 0
 
 
 _traces = _Traces()
@@ -216,21 +246,21 @@ _traces = _Traces()
 @contextmanager
 def noting_gradients() -> Iterator[None]:
     """Notes the gradients that are made inside the block."""
-    _traces.number += 1
+    _traces.count += 1
     try:
         yield
     finally:
-        _traces.number -= 1
+        _traces.count -= 1
 
 
 def note_gradient(leaves: Iterable[Any]) -> None:
-    """Notes the leaves of a gradient, if anybody may ask."""
-    if _traces.number:
+    """Notes the leaves of a gradient inside a block of `noting_gradients`. `None` stands for no gradient."""
+    if _traces.count:
         _gradients.add(leaf for leaf in leaves if leaf is not None)
 
 
 def is_gradient(leaf: Any) -> bool:
-    """Whether a leaf was noted as one of a gradient."""
+    """Returns True if a leaf was noted as part of a gradient."""
     return leaf in _gradients
 
 
@@ -238,15 +268,15 @@ def is_gradient(leaf: Any) -> bool:
 
 
 def note(leaves: Iterable[Any]) -> None:
-    """Says of leaves that the ties between them were meant to go, or that their loss has been reported."""
+    """Notes leaves whose ties were undone on purpose, or whose lost ties have been reported."""
     _untied.add(leaves)
 
 
 def is_noted(leaf: Any) -> bool:
-    """Whether a leaf was noted, or made of a noted one."""
+    """Returns True if a leaf was untied on purpose or reported, or was made from such a leaf."""
     return leaf in _untied
 
 
 def which_are_noted(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """The places of the noted leaves in a sequence."""
+    """Indices of the leaves that were untied on purpose or reported."""
     return _untied.places(leaves)

@@ -1,4 +1,4 @@
-"""Ties by hand: list them, make them, undo them, give one tree those of another, compare two trees."""
+"""Lists the ties of a tree, compares the sharing of two trees, and counts parameters, each tied one once."""
 
 import functools
 from collections.abc import Sequence
@@ -10,15 +10,12 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._hidden_arrays import require_all_seen
-from ..core._node_types import require_registered
+from ..core._node_types import carries_identity, require_registered
 from ..core._printing import MOST_PATHS, printable, shown
 from ..core._sharing import Agree, Mismatch, Rooted, SplitRecord, lost_ties
-from ..core._state_and_parameters import roles_in
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._structure import LEAF, FlatDag, Node, Op, roles_in
 from ..libraries._equinox import name_of
 from ._policy_and_context import walk_exactly
 
@@ -29,12 +26,12 @@ class Tie(NamedTuple):
     """One object at two or more paths.
 
     Attributes:
-        paths: where it is, the representative first, each printed as `jax.tree_util.keystr` prints it.
+        paths: its paths, the representative first, each printed as `jax.tree_util.keystr` prints it.
         kind: `"array"`, `"module"` or `"container"`.
-        shape: of an array, else None.
-        dtype: of an array, else None.
-        nbytes: what it holds, in bytes, each array once; PRNG keys count with the bits of their data.
-        views: for each view that is computed from it, the place and the function: `.head.kernel =
+        shape: shape of an array, else None.
+        dtype: dtype of an array, else None.
+        nbytes: size of its arrays in bytes, each array once. PRNG keys count with the bits of their data.
+        views: for each view that is computed from it, the path and the function: `.head.kernel =
             transpose(.embed.embedding)`.
     """
 
@@ -52,18 +49,22 @@ class Tie(NamedTuple):
 
 
 def read_tree(tree: Any) -> FlatDag:
-    """Takes a tree apart for work on its ties."""
+    """Walks a tree for work on its ties, under the policy of this thread or task.
+
+    Raises:
+        UnregisteredTypeError: if arrays stand in an object that cannot be taken apart.
+    """
     require_registered(tree)
-    read = walk_exactly(tree)
-    require_all_seen(read.structure)
-    return read
+    flat = walk_exactly(tree)
+    require_all_seen(flat.structure)
+    return flat
 
 
 def ties(tree: Any) -> tuple[Tie, ...]:
-    """The ties of a tree, in the order of their representatives.
+    """Lists the ties of a tree, in the order of their representatives.
 
-    Only maximal ties are listed: what is tied because the module around it is tied is not listed again. A path that
-    leads through a tied module is named through the representative of that module.
+    Only maximal ties are listed: the parts of a tied module are tied with it and not listed again. A path through a
+    tied module is printed with the representative of that module.
 
     Args:
         tree: a module, or any container of modules and arrays; all of it counts as inside a module.
@@ -80,37 +81,39 @@ def ties(tree: Any) -> tuple[Tie, ...]:
         >>> st.ties({"embed": w, "head": w})
         (Tie(paths=("['embed']", "['head']"), kind='array', shape=(2, 3), dtype=dtype('float32'), nbytes=24),)
     """
-    read = read_tree(tree)
-    views_of = _views_by_source(read)
+    flat = read_tree(tree)
+    views_of = _views_by_source(flat)
     return tuple(
-        _describe(read, number, tuple(paths), views_of.get(number, ()))
-        for number, paths in read.all_paths.items()
+        _describe(flat, number, tuple(paths), views_of.get(number, ()))
+        for number, paths in flat.all_paths.items()
         if len(paths) > 1
     )
 
 
-def _views_by_source(read: FlatDag) -> dict[int, tuple[str, ...]]:
+def _views_by_source(flat: FlatDag) -> dict[int, tuple[str, ...]]:
     """Number of an array or variable → the views that are computed from it, each with its place and function."""
     views_of: dict[int, tuple[str, ...]] = {}
-    for number in [number for number, (op, _) in enumerate(read.records) if type(op) is Node and op.type.is_view]:
-        text = f"{read.text(number)} = {text_of_view(read, number)}"
-        for source in dict.fromkeys(sources_of_view(read, number)):
+    for number, (op, _) in enumerate(flat.records):
+        if type(op) is not Node or not op.type.is_view:
+            continue
+        text = f"{flat.text(number)} = {text_of_view(flat, number)}"
+        for source in dict.fromkeys(sources_of_view(flat, number)):
             views_of[source] = (*views_of.get(source, ()), text)
     return views_of
 
 
-def sources_of_view(read: FlatDag, number: int) -> Sequence[int]:
+def sources_of_view(flat: FlatDag, number: int) -> Sequence[int]:
     """The records that a view is computed from."""
-    (of,) = read.records[number][1]
-    return read.records[of][1]
+    (of,) = flat.records[number][1]
+    return flat.records[of][1]
 
 
-def text_of_view(read: FlatDag, number: int) -> str:
+def text_of_view(flat: FlatDag, number: int) -> str:
     """The function of a view and the first paths of what it is computed from: `transpose(.embed.embedding)`."""
-    op = read.records[number][0]
+    op = flat.records[number][0]
     assert type(op) is Node
-    paths = list(map(read.text, sources_of_view(read, number)[:MOST_SOURCES]))
-    if len(sources_of_view(read, number)) > MOST_SOURCES:
+    paths = list(map(flat.text, sources_of_view(flat, number)[:MOST_SOURCES]))
+    if len(sources_of_view(flat, number)) > MOST_SOURCES:
         paths.append("...")
     return f"{text_of_function(op.aux.peek())}({', '.join(paths)})"
 
@@ -131,19 +134,22 @@ def text_of_function(through: Any) -> str:
     return f"{name}[{', '.join(arguments)}]" if arguments else name
 
 
-def _describe(read: FlatDag, number: int, paths: tuple[str, ...], views: tuple[str, ...]) -> Tie:
-    op = read.records[number][0]
+def _describe(flat: FlatDag, number: int, paths: tuple[str, ...], views: tuple[str, ...]) -> Tie:
+    """Describes a tied record, with the views that are computed from it."""
+    op = flat.records[number][0]
     if type(op) is Node:
-        nbytes = sum(nbytes_of(read.leaves[i]) for i in read.below(number).reached if i in read.leaves)
+        nbytes = sum(nbytes_of(flat.leaves[i]) for i in flat.below(number).reached if i in flat.leaves)
         return Tie(paths, "container" if op.type.is_plain else "module", None, None, nbytes, views)
-    leaf = read.leaves[number]
+    leaf = flat.leaves[number]
     return Tie(paths, "array", tuple(leaf.shape), leaf.dtype, nbytes_of(leaf), views)
 
 
 def nbytes_of(leaf: Any) -> int:
-    """What a traced leaf takes, in bytes; of PRNG keys, the bits of their data."""
+    """Size of a traced leaf in bytes. A PRNG key counts with the bits of its data."""
+    # A Python or NumPy number.
     if not carries_identity(leaf):
         return np.asarray(leaf).nbytes
+    # The dtype of PRNG keys is not one of NumPy's.
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         return data.size * data.dtype.itemsize
@@ -151,7 +157,11 @@ def nbytes_of(leaf: Any) -> int:
 
 
 def prefix_of(model: Rooted) -> Agree:
-    """Agrees wherever the right side, `model`, has a leaf, a static value or a None."""
+    """Makes a function for `pairs` that lets a leaf, a static value or a None of a model match any record.
+
+    Args:
+        model: the right side of the comparison.
+    """
 
     def agree(_: int, number: int) -> bool:
         op, children = model.records[number]
@@ -161,32 +171,39 @@ def prefix_of(model: Rooted) -> Agree:
 
 
 def _either_prefix(left: Rooted, right: Rooted) -> Agree:
-    in_left, in_right = prefix_of(left), prefix_of(right)
-    return lambda i, j: in_right(i, j) or in_left(j, i)
+    """Makes a function for `pairs` that lets a leaf, a static value or a None of either side match any record."""
+    agree_right, agree_left = prefix_of(right), prefix_of(left)
+    return lambda i, j: agree_right(i, j) or agree_left(j, i)
 
 
-def _lost_between(a: Rooted, b: Rooted) -> list[SplitRecord]:
-    lost = lost_ties(a, b, _either_prefix(a, b), compares_keys=True)
-    if isinstance(lost, Mismatch):
-        raise lost.error()
-    return [t for t in lost if can_be_tied(a.records[t.record][0])]
+def _lost_between(left: Rooted, right: Rooted) -> list[SplitRecord]:
+    """Finds the ties of `left` that `right` lacks.
+
+    Raises:
+        SharingMismatchError: if the trees differ in shape.
+    """
+    split_records = lost_ties(left, right, _either_prefix(left, right), compares_keys=True)
+    if isinstance(split_records, Mismatch):
+        raise split_records.error()
+    # Tuples and None are split, too, but that is no lost tie.
+    return [split for split in split_records if can_be_tied(left.records[split.record][0])]
 
 
 def can_be_tied(op: Op) -> bool:
-    """Whether two occurrences of what a record makes can be a tie."""
+    """Returns True if two occurrences of one record are a tie: if it is a traced leaf or a node with identity."""
     return op is LEAF or (type(op) is Node and op.type.carries_identity)
 
 
 def same_sharing(a: Any, b: Any) -> bool:
-    """Whether two trees have one shape and the same ties.
+    """Returns True if two trees have one shape and the same ties.
 
     Args:
         a: a tree.
-        b: another. Where one has a leaf, the other may have any subtree, `None` included, so a gradient can be
+        b: another tree. Where one has a leaf, the other may have any subtree, `None` included, so a gradient can be
             compared with its model.
 
     Returns:
-        True if any two paths hold one object in `a` exactly where they do in `b`. False if the shapes differ.
+        True if two paths lead to one object in `a` if and only if they do in `b`. False if the shapes differ.
 
     Cost: one walk over the nodes of both. Nothing is copied.
 
@@ -223,51 +240,61 @@ def assert_same_sharing(a: Any, b: Any) -> None:
     """
     left, right = read_tree(a), read_tree(b)
     lines: list[str] = []
-    paths: dict[str, None] = {}
-    lacking: list[str] = []
-    for first, second, which in ((left, right, "first"), (right, left, "second")):
-        for lost in _lost_between(first, second):
-            one, two = map(jtu.keystr, lost.paths)
-            lines.append(f"    `{one}` and `{two}` are one object in the {which} tree only")
-            lacking += [which] if which not in lacking else []
-            paths |= {one: None, two: None}
+    distinct_paths: dict[str, None] = {}
+    # The trees that have ties which the other one lacks.
+    trees_with_more: list[str] = []
+    for tree, counterpart, title in ((left, right, "first"), (right, left, "second")):
+        for split in _lost_between(tree, counterpart):
+            path1, path2 = map(jtu.keystr, split.paths)
+            lines.append(f"    `{path1}` and `{path2}` are one object in the {title} tree only")
+            trees_with_more += [title] if title not in trees_with_more else []
+            distinct_paths |= {path1: None, path2: None}
     if lines:
         if len(lines) > MOST_PATHS:
             lines[MOST_PATHS:] = [f"    … and {len(lines) - MOST_PATHS} more"]
-        # Without ties of its own, each could simply get those of the other.
-        other = {"first": "b", "second": "sharedtree.untie(b)"}[lacking[-1]]
+        # `retie` keeps the ties that `b` has already. If it has too many, they must be undone first.
+        retied = {"first": "b", "second": "sharedtree.untie(b)"}[trees_with_more[-1]]
         advice = (
             "Gradients are taken with `sharedtree.grad`, which sums over the paths, and added up with "
             "`sharedtree.tree.map`.\n"
             f"Give another tree, if its values at these paths are equal, the ties of the first:\n"
-            f"    b = sharedtree.retie({other}, like=a)"
+            f"    b = sharedtree.retie({retied}, like=a)"
         )
-        raise SharingMismatchError("\n".join(["The trees do not have the same ties:", *lines, advice]), tuple(paths))
+        text = "\n".join(["The trees do not have the same ties:", *lines, advice])
+        raise SharingMismatchError(text, tuple(distinct_paths))
 
 
 def how_to_sum(name: str, like: str, *, in_containers: bool) -> str:
-    """Where a gradient with ties comes from, and what keeps them when gradients are added up.
+    """Advice for errors: how to take a gradient with ties, and how to add gradients up without losing them.
 
     Args:
-        name: what the gradient is called in the code.
-        like: what the model is called there.
-        in_containers: whether what is tied is in plain containers, to which transforms give no identity of their own.
+        name: variable of the gradient in the suggested code.
+        like: variable of the model in the suggested code.
+        in_containers: whether the tied arrays stand in plain containers, so that `grad` needs a policy to tie them.
     """
-    by, policy = "`sharedtree.grad`", ""
+    function, policy = "`sharedtree.grad`", ""
     if in_containers:
-        by += ", for parameters in lists and dicts with the policy"
+        function += ", for parameters in lists and dicts with the policy"
         policy = ", policy=sharedtree.Policy(containers=True)"
     return (
         "Functions that see trees, such as `jax.tree.map`, lose ties. What is made of trees with ties, such as a sum "
         "of gradients, keeps them with\n"
         f"    {name} = sharedtree.tree.map(jnp.add, one, other)\n"
-        f"A gradient with a part for each path, as `jax.grad` returns it, must be summed. Take it with {by}:\n"
+        f"A gradient with a part for each path, as `jax.grad` returns it, must be summed. Take it with {function}:\n"
         f"    {name} = sharedtree.grad(loss{policy})({like})"
     )
 
 
 def how_to_tie(name: str, like: str, *, in_containers: bool) -> str:
-    """What to do about a tree that lacks ties of another one. The two parts of a gradient are not the same thing."""
+    """Advice for errors about a tree that lacks ties of another one.
+
+    It treats gradients first: their parts at tied paths must be summed, while `retie` would drop all but the first.
+
+    Args:
+        name: variable of the tree in the suggested code.
+        like: variable of the other tree in the suggested code.
+        in_containers: whether the tied arrays stand in plain containers, see `how_to_sum`.
+    """
     return (
         f"{how_to_sum(name, like, in_containers=in_containers)}\n"
         "Other trees, in which the parts are copies of one value, get the tie back with\n"
@@ -276,21 +303,25 @@ def how_to_tie(name: str, like: str, *, in_containers: bool) -> str:
 
 
 def are_one_value(tree: FlatDag, i: int, j: int) -> bool:
-    """Whether two records without identity, such as two Nones or two equal numbers, hold one value."""
-    (op, below), (other, below2) = tree.records[i], tree.records[j]
-    if op is LEAF and other is LEAF:
+    """Returns True if two records hold equal values without identity, such as two Nones or two equal numbers.
+
+    Two arrays are never one value, whatever they contain.
+    """
+    (op_i, children_i), (op_j, children_j) = tree.records[i], tree.records[j]
+    if op_i is LEAF and op_j is LEAF:
         has_identity = carries_identity(tree.objects[i]) or carries_identity(tree.objects[j])
         return not has_identity and Static(tree.objects[i]) == Static(tree.objects[j])
-    same = op == other and len(below) == len(below2)
-    return same and all(a == b or are_one_value(tree, a, b) for a, b in zip(below, below2, strict=True))
+    is_alike = op_i == op_j and len(children_i) == len(children_j)
+    return is_alike and all(a == b or are_one_value(tree, a, b) for a, b in zip(children_i, children_j, strict=True))
 
 
 def count_parameters(tree: Any) -> int:
-    """The number of trainable numbers in a tree: the elements of its inexact traced leaves, each tied one once.
+    """Counts the trainable numbers of a tree: the elements of its floating-point leaves, each tied leaf once.
 
     Args:
-        tree: a module, or any container of modules and arrays. Abstract arrays count. What a library says is state does
-            not, as for `sharedtree.optimizer`: NNX's `BatchStat` and the like, a `state_field`, an `equinox.nn.State`.
+        tree: a module, or any container of modules and arrays. Abstract arrays count. State, as its library defines it,
+            does not, as for `sharedtree.optimizer`: NNX's `BatchStat` and its kin, a `state_field`, an
+            `equinox.nn.State`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -298,20 +329,20 @@ def count_parameters(tree: Any) -> int:
         >>> st.count_parameters({"embed": w, "head": w, "step": jnp.array(0)})
         6
     """
-    read = read_tree(tree)
-    roles = roles_in(read)
+    flat = read_tree(tree)
+    roles = roles_in(flat)
     return sum(
-        int(np.prod(jnp.shape(leaf), dtype=np.int64)) if not carries_identity(leaf) else _size(leaf)
-        for number, leaf in read.leaves.items()
-        if is_inexact(leaf) and not roles.is_state(number)
+        _num_elements(leaf) for number, leaf in flat.leaves.items() if is_inexact(leaf) and not roles.is_state(number)
     )
 
 
-def _size(leaf: Any) -> int:
-    return int(np.prod(leaf.shape, dtype=np.int64))
+def _num_elements(leaf: Any) -> int:
+    # A Python number has no attribute `shape`.
+    shape = leaf.shape if carries_identity(leaf) else jnp.shape(leaf)
+    return int(np.prod(shape, dtype=np.int64))
 
 
 def is_inexact(leaf: Any) -> bool:
-    """Whether a traced leaf can be differentiated: floating-point or complex, a Python number included."""
+    """Returns True if a traced leaf can be differentiated: if it is floating point or complex. It may be a number."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
     return jnp.issubdtype(dtype, np.inexact)

@@ -1,13 +1,13 @@
-"""`Policy`, what to do about sharing, and `Context`, a scope that several packs and unpacks share.
+"""`Policy` sets the rules for sharing. `Context` is a scope in which several packs and unpacks share their numbers.
 
-A pack tags each object with a number; an unpack makes one instance a number. Ordinarily each call of
-`sharedtree.tree.flatten` starts afresh. Inside a `Context` they go on counting, so that an object which occurs in two
+A pack tags each object with a number, and an unpack makes one instance for each number. Ordinarily each call of
+`sharedtree.tree.flatten` counts from zero. Inside a `Context` the calls go on counting. So an object that occurs in two
 trees, flattened one after the other, is one object again when both are unflattened.
 
-Which Contexts are entered is an immutable tuple of entries in a context variable, so a task has the entries of whoever
-began it. A block may end anywhere: in the consumer of a generator, in the thread whose collector closes one, or after
-others that began later. So its end resets nothing to what was there before. It marks its own entry as ended, wherever
-that is seen, and whoever reads skips those that have ended.
+The open Contexts are an immutable tuple of entries in a context variable, so that a task inherits the entries of the
+code that started it. A `with` block may end anywhere: in the consumer of a generator, in a thread whose garbage
+collector closes a generator, or after blocks that began later. So its end does not reset the variable to an earlier
+value. It marks its entry as ended, in every tuple that holds it, and readers skip ended entries.
 
 with a:                         (a)
     task = create_task(...)     (a)         the task sees (a), too
@@ -24,30 +24,28 @@ from collections.abc import Callable
 from typing import Any, Literal, Self, TypeVar
 
 from ..core._errors import ContextMismatchError
-from ..core._flat_dags import FlatDag
-from ..core._native_walk import native
-from ..core._pack_and_unpack import Rules, Tags, pack, unpack, walked
-from ..core._structure import Structure
+from ..core._pack_and_unpack import Rules, Tags, native, pack, unpack, walked
+from ..core._structure import FlatDag, Structure
 
 ResultType = TypeVar("ResultType")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Policy:
-    """What counts as sharing, and what to do when it is lost.
+    """Rules for sharing: which objects carry identity, and what to do when a tie is lost.
 
     Attributes:
-        arrays: arrays carry identity. If False only modules and mutable containers do.
-        containers: outside modules, too, mutable containers (lists, dicts) and the arrays reached through one carry
-            identity, in the arguments and in the results of transforms. For models that are dicts of arrays, as Linen's
-            and Haiku's are. Bare arguments and arrays only below tuples stay values.
+        arrays: True if arrays carry identity. If False, only modules and mutable containers do.
+        containers: True if mutable containers (lists, dicts) and the arrays reached through one carry identity outside
+            modules, too, in the arguments and in the results of transforms. For models that are dicts of arrays, as
+            Linen's and Haiku's are. Bare arguments and arrays only below tuples stay values.
         on_untie: what to do when a tie enters a transform and does not leave it, or was lost between two calls or on
             its way to an optimizer: `"warn"` (`UntiedWarning`), `"error"` (`UntiedError`) or `"ignore"`. Checked when
             a function is traced, never on a cached call, and in each `update` of `sharedtree.optimizer`.
-        in_place: True: what the function changed in its arguments is written back into the caller's objects, all or
-            nothing. Costs one output for each leaf that changed. False: it is meant to be lost. None, the default: it
-            is lost, and a `LostChangeWarning` says so of objects that are used as state: those of Flax NNX and treex,
-            and `sharedtree.Module`.
+        in_place: True writes the changes that a function makes in its arguments back into the caller's objects, all or
+            nothing. That costs one output for each changed leaf. False drops them on purpose. None, the default, drops
+            them, with a `LostChangeWarning` for objects that are used as state: those of Flax NNX and treex, and
+            `sharedtree.Module`.
         pass_through: under `jax.jit`, a module that the function returns unchanged comes back as the caller's own
             object, without an output or a copy. Donating it later donates the original.
 
@@ -69,23 +67,23 @@ class Policy:
 
     @property
     def rules(self) -> Rules:
-        """How to walk what is inside a module under this policy, and what outside is an object."""
+        """Rules for a walk under this policy."""
         return _rules_of(self.arrays, self.containers)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyHere:
-    """The policy of the thread or task at each call, but in place or not, whatever that one says.
+    """The policy in force at each call, with another `in_place`.
 
     Attributes:
-        in_place: as in `Policy`.
+        in_place: replaces `Policy.in_place`.
     """
 
     in_place: bool
 
 
 PolicyOption = Policy | PolicyHere | None
-"""What counts as sharing, as it was said when a function was wrapped. None stands for the policy at each call."""
+"""The policy that was passed when a function was wrapped. None stands for the policy in force at each call."""
 
 
 @functools.cache
@@ -93,54 +91,63 @@ def _rules_of(arrays: bool, containers: bool, is_exact: bool = False) -> Rules:
     return Rules(arrays=arrays, containers=containers, is_exact=is_exact)
 
 
-# So that C need not ask for the policy as long as there is no `Context` in any thread: adds to its count of entered
-# Contexts, and returns it.
+# Adds to the count of open Contexts in the C extension, and returns it. While no thread has an open Context, C need
+# not ask for the policy.
 _count: Callable[[int], int] = (lambda _: 0) if native is None else native.count_contexts
 
 
 class _Entry:
-    """A Context that was entered and not left.
+    """One `with` block of a Context.
 
     Args:
         context: the Context.
-        frame: the address of the frame in which it was entered.
+        frame: address of the frame that entered it.
+
+    Attributes:
+        context: the Context, None once the block has ended. A task that outlives the block keeps the entry, and must
+            not keep alive all leaves that the Context holds.
     """
 
-    # What has ended holds nothing: a task that outlives the block keeps its entry, and must not keep all leaves.
     __slots__ = ("context", "frame")
 
     context: "Context | None"
 
     def __init__(self, context: "Context", frame: int) -> None:
         self.frame = frame
-        # Counted before it can be seen, and taken off after it has ended: to count too many costs time only.
+        # The count rises before readers can see the entry, and falls after its end. While it is too high, C asks for
+        # the policy in vain, which only costs time. If it were too low, C would miss the policy.
         self.context = None
         _count(1)
         self.context = context
 
     def end(self) -> None:
+        """Marks the block as ended."""
         self.context = None
         _count(-1)
 
     def __del__(self, count: Callable[[int], int] = _count) -> None:
-        # The Context is garbage, too, so nobody can leave it any more.
+        # The block never ended, and never will, since its Context is garbage, too. `count` is a default argument
+        # because module globals may be gone when the interpreter exits.
         if self.context is not None:
             count(-1)
 
 
-# A thread begins with no entries. With `-X thread_inherit_context`, the default of Python 3.14 without the GIL, it has
-# those of the thread that starts it, as it has every other context variable. That is then what the program asks for:
-# nothing tells such a thread from a call of `asyncio.to_thread`, which is to have them.
+# A new thread has no entries. With `-X thread_inherit_context`, the default of Python 3.14 without the GIL, it inherits
+# those of the thread that starts it, like every other context variable. We accept that as the program's choice: such a
+# thread looks exactly like a call of `asyncio.to_thread`, which must have the entries.
 _entered: contextvars.ContextVar[tuple[_Entry, ...]] = contextvars.ContextVar("sharedtree.Context", default=())
 
 
-def _not_ended() -> tuple[_Entry, ...]:
+def _open_entries() -> tuple[_Entry, ...]:
+    """Entries of this thread or task that have not ended, the innermost last."""
     return tuple([entry for entry in _entered.get() if entry.context is not None])
 
 
 def _innermost() -> "Context | None":
+    """The innermost open Context of this thread or task."""
     for entry in reversed(_entered.get()):
-        context = entry.context  # read once, for another thread may end it
+        # Read once, since another thread may end the entry at any time.
+        context = entry.context
         if context is not None:
             return context
     return None
@@ -149,17 +156,18 @@ def _innermost() -> "Context | None":
 class Context:
     """A scope in which flattens share their tags and unflattens share their instances.
 
-    Contexts nest: the innermost counts. What is flattened in one Context is unflattened, in the same order, in the same
-    or in another one; a Context that has begun to unflatten the trees of one does not accept those of a second.
+    Contexts nest, and the innermost one counts. Trees that were flattened in one Context must be unflattened in the
+    same order, in that Context or in another one. A Context that has begun to unflatten the trees of one Context does
+    not accept those of a second.
 
     A scope belongs to a thread or to an asyncio task. A task that begins inside it, or a call of `asyncio.to_thread`,
-    is in it until the block ends; a new thread and the threads of a pool are not. A generator has no scope of its own:
-    a Context that it entered and has not left is also that of whoever consumes it. There, give the policy to the
-    transform: `st.jit(f, policy=...)`. A block may end in another thread or task than it began in, or out of order.
+    is in it until the block ends. A new thread and the threads of a pool are not. A generator has no scope of its own:
+    a Context that it entered and has not left is also in force in the code that consumes it. There, pass the policy to
+    the transform: `st.jit(f, policy=...)`. A block may end in another thread or task than it began in, or out of order.
 
     Args:
-        policy: the policy inside the scope, also of transforms that were given none of their own. Default: that of
-            the enclosing scope.
+        policy: the policy inside the scope. It also holds for transforms without a policy. Default: the policy of the
+            enclosing scope.
 
     Raises:
         ContextMismatchError: on unflattening a structure whose earlier trees were not unflattened in this Context, or
@@ -189,54 +197,59 @@ class Context:
         self._table: list[Any] = []
         self._mark = object()
         self._maker: object | None = None
-        self._entries: dict[_Entry, None] = {}  # those that have not ended, the latest last
-        self._user: dict[str, int] = {}  # the thread that packs or unpacks here, if one does
+        # Open entries of this Context, the latest last.
+        self._entries: dict[_Entry, None] = {}
+        # The identifier of the thread that packs or unpacks in this Context, under the key "thread", or nothing.
+        self._user: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        entry = _Entry(self, id(sys._getframe(1)))  # for who keeps the frame alive, see `_claimed_entry`
+        # `_claimed_entry` says what keeps the frame alive.
+        entry = _Entry(self, id(sys._getframe(1)))
         self._entries[entry] = None
-        _entered.set((*_not_ended(), entry))
+        _entered.set((*_open_entries(), entry))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._claimed_entry(id(sys._getframe(1))).end()  # for who keeps the frame alive, see `_claimed_entry`
-        # Who holds a copy of the tuple skips what has ended; here it can go.
-        _entered.set(_not_ended())
+        # `_claimed_entry` says what keeps the frame alive.
+        self._claimed_entry(id(sys._getframe(1))).end()
+        # Drops the ended entry from this tuple. Tasks with an older tuple skip the entry.
+        _entered.set(_open_entries())
 
     def _claimed_entry(self, frame: int) -> _Entry:
-        """Takes out the entry that ends.
+        """Takes out the entry whose block ends.
 
-        That is the one that was made in the same frame, by the same `with`. If the Context was entered by another
-        function, such as that of an `ExitStack`, it is the innermost one here, or else the latest anywhere.
+        That is the entry made in the same frame, by the same `with`. If another function entered the Context, such as
+        that of an `ExitStack`, it is the innermost entry of this thread or task, or else the latest of any.
 
         Args:
-            frame: the address of the frame in which the Context is left.
+            frame: address of the frame that leaves the Context.
 
         Raises:
-            RuntimeError: if there is none.
+            RuntimeError: if the Context has no open entry.
         """
-        # The frame of a `with` lives until its block ends, so no other block that has not ended has its address. That
-        # of a function that entered the Context and returned is dead, and another may have its address: then one entry
-        # of this Context is taken for another one, which is what would be done without an address, too.
+        # The frame of a `with` lives until its block ends, so no other open block has its address. The frame of a
+        # function that entered the Context and returned is dead, and a new frame may get its address. Then one entry
+        # of this Context is confused with another, as it would be without addresses.
         entries = list(reversed(self._entries.copy()))
-        same_frame = [entry for entry in entries if entry.frame == frame]
-        here = [entry for entry in reversed(_entered.get()) if entry.context is self]
-        # No lock, for the collector may close a generator, and so come here, at any time. To take an entry out of a
-        # dictionary is one step, so only one can do it.
-        for entry in [*same_frame, *here, *entries]:
+        from_same_frame = [entry for entry in entries if entry.frame == frame]
+        from_this_task = [entry for entry in reversed(_entered.get()) if entry.context is self]
+        # A lock could deadlock, since the garbage collector may close a generator, and so call this method, at any
+        # time. Popping from a dict is one step, so each entry is claimed once.
+        for entry in [*from_same_frame, *from_this_task, *entries]:
             if self._entries.pop(entry, "taken") != "taken":
                 return entry
         raise RuntimeError("A `sharedtree.Context` is left more often than it was entered.")
 
     def _alone(self, step: Callable[[], ResultType]) -> ResultType:
-        """Packs or unpacks, while no other thread does.
+        """Runs a function that packs or unpacks, while no other thread does so in this Context.
 
         Raises:
-            ContextMismatchError: if one does.
+            ContextMismatchError: if another thread does.
         """
         # A lock would be held while flatten functions of users run, which may wait for anything.
         thread = threading.get_ident()
-        if self._user.get("thread") == thread:  # a flatten function flattens
+        # A flatten function of a user may itself flatten.
+        if self._user.get("thread") == thread:
             return step()
         if self._user.setdefault("thread", thread) != thread:
             raise ContextMismatchError(
@@ -258,14 +271,20 @@ class Context:
         return self._alone(lambda: self._unpacked(structure, leaves))
 
     def _packed(self, tree: Any, rules: Rules) -> tuple[list[Any], Structure]:
-        before = len(self._tags.objects)
+        num_tags = len(self._tags.objects)
         try:
             return pack(tree, self._tags, rules, maker=self._mark)
         except BaseException:
-            self._tags.forget(before)
+            # A failed pack leaves no tags: later structures would refer to objects that are in no earlier tree.
+            self._tags.forget(num_tags)
             raise
 
     def _unpacked(self, structure: Structure, leaves: Any) -> Any:
+        """Unpacks a structure, if it continues the trees unpacked so far or begins a new sequence.
+
+        Raises:
+            ContextMismatchError: if it continues another sequence, or misses an earlier tree.
+        """
         if structure.base == 0:
             self._table, self._maker = [], structure.maker
         if self._maker is not structure.maker or structure.base != len(self._table):
@@ -279,29 +298,34 @@ class Context:
         return unpack(structure, leaves, self._table)
 
 
-def current_policy(given: PolicyOption = None) -> Policy:
-    """The policy of the innermost Context of this thread or task, or the default one, as far as none was given."""
-    if given is None:
-        context = _innermost() if _entered.get() else None  # mostly there is none
+def current_policy(option: PolicyOption = None) -> Policy:
+    """Returns the policy in force: that of the option, else of the innermost Context, else the default.
+
+    Args:
+        option: the policy that a function was wrapped with.
+    """
+    if option is None:
+        # Mostly no Context is open, so the test for entries saves a call.
+        context = _innermost() if _entered.get() else None
         return DEFAULT if context is None else context.policy
-    return given if isinstance(given, Policy) else with_in_place(current_policy(), given.in_place)
+    return option if isinstance(option, Policy) else with_in_place(current_policy(), option.in_place)
 
 
-# Callers compare policies by identity, so the same one comes back each time. There are only so many.
+# Callers compare policies by identity, so equal arguments must give the same object. There are few policies.
 @functools.cache
 def with_in_place(policy: Policy, in_place: bool | None) -> Policy:
-    """The policy that differs only in `in_place`."""
+    """Returns the policy with another `in_place`."""
     return policy if policy.in_place is in_place else dataclasses.replace(policy, in_place=in_place)
 
 
 def with_options(options: dict[str, Any], policy: PolicyOption) -> PolicyOption:
-    """What counts as sharing, by the options `policy` and `in_place`, which are taken out of the others.
+    """Takes `policy` and `in_place` out of the options of a transform, and returns the policy that they make.
 
-    `jax.checkpoint` has an option `policy` of its own, which is of another type and stays.
+    `jax.checkpoint` has its own option `policy`. It is of another type and is left in the options.
 
     Args:
-        options: of a transform, ours among them.
-        policy: what was said before.
+        options: the options of a transform. Changed.
+        policy: the policy if the options have none.
 
     Raises:
         TypeError: if `in_place` is no bool.
@@ -327,51 +351,62 @@ IsLeaf = Callable[..., bool] | None
 
 
 def rules_here(is_leaf: IsLeaf = None, *, takes_path: bool = False) -> Rules:
-    """How to walk a whole tree as inside under the policy of this thread or task."""
+    """Rules for a walk of a whole tree under the policy of this thread or task, as if the tree were inside a module.
+
+    Args:
+        is_leaf: decides which nodes count as leaves, as in `jax.tree.flatten`.
+        takes_path: whether `is_leaf` takes the path, too.
+    """
     rules = current_policy().rules
     return rules if is_leaf is None else rules._replace(is_leaf=is_leaf, is_leaf_takes_path=takes_path)
 
 
 def pack_alone(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -> tuple[list[Any], Structure]:
-    """Packs a whole tree as inside, by itself."""
+    """Packs a whole tree under `rules_here`, outside of any Context."""
     return pack(tree, Tags(), rules_here(is_leaf, takes_path=takes_path))
 
 
 def walk_alone(tree: Any, is_leaf: IsLeaf = None) -> FlatDag:
-    """Walks a whole tree as inside, by itself."""
+    """Walks a whole tree under `rules_here`, outside of any Context."""
     return walked(tree, rules_here(is_leaf))
 
 
 def exact_rules_here(is_leaf: IsLeaf = None, *, takes_path: bool = False) -> Rules:
-    """The same for a tree that is put together again from its own static values. See `Rules.is_exact`."""
+    """Same as `rules_here`, for a tree that is rebuilt with its own static values. See `Rules.is_exact`."""
     policy = current_policy()
     rules = _rules_of(policy.arrays, policy.containers, is_exact=True)
     return rules if is_leaf is None else rules._replace(is_leaf=is_leaf, is_leaf_takes_path=takes_path)
 
 
 def pack_exactly(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -> tuple[list[Any], Structure]:
-    """Packs a whole tree as inside, by itself, for what is put together again with its own static values."""
+    """Packs a whole tree under `exact_rules_here`, outside of any Context."""
     return pack(tree, Tags(), exact_rules_here(is_leaf, takes_path=takes_path))
 
 
 def walk_exactly(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -> FlatDag:
-    """Walks a whole tree as inside, by itself, for what is put together again with its own static values."""
+    """Walks a whole tree under `exact_rules_here`, outside of any Context."""
     return walked(tree, exact_rules_here(is_leaf, takes_path=takes_path))
 
 
 def pack_here(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
-    """Packs a whole tree as inside, in the innermost Context of this thread or task if there is one."""
-    context = _innermost() if _entered.get() else None  # mostly there is none
+    """Packs a whole tree under `rules_here`, in the innermost Context of this thread or task if one is open."""
+    # Mostly no Context is open, so the test for entries saves a call.
+    context = _innermost() if _entered.get() else None
     return pack_alone(tree, is_leaf) if context is None else context._pack(tree, rules_here(is_leaf))
 
 
 def unpack_here(structure: Structure, leaves: Any) -> Any:
-    """The inverse of `pack_here`."""
+    """Unpacks a tree that `pack_here` packed.
+
+    Raises:
+        ContextMismatchError: if the trees that were packed before it in its Context were not unpacked in this one.
+    """
     if structure.maker is None:
         return unpack(structure, leaves)
     context = _innermost()
     if context is None:
         if structure.base == 0:
             return unpack(structure, leaves)
+        # An empty Context raises the error for a structure that continues a sequence.
         context = Context()
     return context._unpack(structure, leaves)

@@ -4,16 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..core._by_identity import IdentityDict
-from ..core._distinct_leaves import another
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
-from ..core._node_types import is_value_of_variable
+from ..core._node_types import carries_identity, is_value_of_variable
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
-from ..core._sharing import matching, merged
+from ..core._sharing import another, matching, merged
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Record, canonical, edges
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical, edges
 from ._interchangeable import require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
@@ -56,10 +53,11 @@ def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | Non
         View(transpose, float32[2, 3])
     """
     require_where(where, tree, "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))")
-    read = read_tree(tree)
-    targets, is_single = WhereTree(read).named_by(where)
-    op, children = read.records[targets[0]] if is_single else (LEAF, ())
-    if type(op) is Node and op.type.is_plain:  # a sequence of nodes that the tree itself holds
+    flat = read_tree(tree)
+    targets, is_single = WhereTree(flat).named_by(where)
+    op, children = flat.records[targets[0]] if is_single else (LEAF, ())
+    # `lambda m: m.layers` names the list itself. What is meant is the sequence of its entries.
+    if type(op) is Node and op.type.is_plain:
         targets = list(children)
     if len(targets) < 2:
         raise SharingMismatchError(
@@ -67,25 +65,25 @@ def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | Non
             "    sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
     if through is not None:
-        return _tied_through(read, targets, through)
-    _require_no_values(read, targets)
-    keep, *others = targets
-    for other in others:
-        require_interchangeable(read, keep, other)
-    instead = dict.fromkeys(others, keep)
+        return _tied_through(flat, targets, through)
+    _require_no_values(flat, targets)
+    representative, *replaced = targets
+    for target in replaced:
+        require_interchangeable(flat, representative, target)
+    replacement_of = dict.fromkeys(replaced, representative)
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
-        op, children = read.records[number]
-        return op, [instead.get(child, child) for child in children]
+        op, children = flat.records[number]
+        return op, [replacement_of.get(child, child) for child in children]
 
-    records, numbers = canonical(read.root, expand)
-    made = _with_leaves(records, numbers, read)
-    note_ties(made, [numbers[keep]])
-    return _built(made)
+    records, new_numbers = canonical(flat.root, expand)
+    tied = _with_leaves(records, new_numbers, flat)
+    note_ties(tied, [new_numbers[representative]])
+    return _built(tied)
 
 
-def _tied_through(read: FlatDag, targets: Sequence[int], through: Callable[..., Any]) -> Any:
-    """The tree with a view in the place of the last target."""
+def _tied_through(flat: FlatDag, targets: Sequence[int], through: Callable[..., Any]) -> Any:
+    """Puts a view in the place of the last target, computed from the other targets."""
     # Programs without views do not import them.
     from ._views import with_view
 
@@ -94,44 +92,57 @@ def _tied_through(read: FlatDag, targets: Sequence[int], through: Callable[..., 
             f"`through` is a function of arrays, not {shown(through)}:\n"
             "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight), through=jnp.transpose)"
         )
-    _require_no_values(read, targets, ", through=through")
+    _require_no_values(flat, targets, ", through=through")
     *sources, target = targets
-    records, numbers = with_view(read, sources, target, through)
-    made = _with_leaves(records, numbers, read)
-    note_ties(made, [numbers[source] for source in sources])
-    return _built(made)
+    records, new_numbers = with_view(flat, sources, target, through)
+    tied = _with_leaves(records, new_numbers, flat)
+    note_ties(tied, [new_numbers[source] for source in sources])
+    return _built(tied)
 
 
-def _with_leaves(records: Sequence[Record], numbers: Mapping[Any, int], read: FlatDag) -> FlatDag:
-    """What was made of a tree, with its leaves; `numbers` are the new ones of its records."""
-    leaves = {new: read.leaves[old] for old, new in numbers.items() if old in read.leaves}
+def _with_leaves(records: Sequence[Record], new_numbers: Mapping[Any, int], old: FlatDag) -> FlatDag:
+    """Makes a flat DAG of new records, with the leaves of the old one.
+
+    Args:
+        records: the new records. The last one is the root.
+        new_numbers: old number → new number, for the records that remain. Keys that are no old numbers are ignored.
+        old: the tree before, with its leaves.
+    """
+    leaves = {new_number: old.leaves[number] for number, new_number in new_numbers.items() if number in old.leaves}
     return FlatDag(records, len(records) - 1, leaves)
 
 
-def _built(tree: FlatDag) -> Any:
+def _built(flat: FlatDag) -> Any:
+    """Puts the tree of a flat DAG together from its leaves."""
     table: list[Any] = []
-    build(tree.records, list(tree.leaves.values()), table)
+    build(flat.records, list(flat.leaves.values()), table)
     return table[-1]
 
 
-def _require_no_values(read: FlatDag, targets: Sequence[int], arguments: str = "") -> None:
-    """Raises if one of what is to be tied is the value of a variable of NNX. `arguments` follow in the fix."""
-    records = read.records
-    holders = {
-        children[0]: number
-        for number, (op, children) in enumerate(records)
-        if type(op) is Node and op.type.convention == "variable" and is_value_of_variable(read.leaves.get(children[0]))
-    }
-    if not any(number in holders for number in targets):
+def _require_no_values(flat: FlatDag, targets: Sequence[int], further_arguments: str = "") -> None:
+    """Raises an error if one of the nodes to tie is the array in a variable of Flax NNX, which carries no identity.
+
+    Args:
+        flat: the tree, with its leaves.
+        targets: the nodes to tie.
+        further_arguments: text that follows the arguments of `tie` in the fix.
+    """
+    # Number of an array → number of the variable that holds it.
+    variable_of: dict[int, int] = {}
+    for number, (op, children) in enumerate(flat.records):
+        is_variable = type(op) is Node and op.type.convention == "variable"
+        if is_variable and is_value_of_variable(flat.leaves.get(children[0])):
+            variable_of[children[0]] = number
+    if not any(number in variable_of for number in targets):
         return
-    paths = read.all_paths
-    named = [paths[number][0] for number in targets]
-    variables = ", ".join([f"m{paths[holders.get(number, number)][0]}" for number in targets])
+    paths = flat.all_paths
+    target_paths = [paths[number][0] for number in targets]
+    variables = ", ".join([f"m{paths[variable_of.get(number, number)][0]}" for number in targets])
     raise SharingMismatchError(
-        f"{' and '.join(f'`{name}`' for name in named)} cannot be made one: to Flax NNX the array in a variable is its "
-        "value, and two variables with one array are two. Tie the variables:\n"
-        f"    model = sharedtree.tie(model, lambda m: ({variables}){arguments})",
-        named,
+        f"{' and '.join(f'`{path}`' for path in target_paths)} cannot be made one: to Flax NNX the array in a variable "
+        "is its value, and two variables with one array are two. Tie the variables:\n"
+        f"    model = sharedtree.tie(model, lambda m: ({variables}){further_arguments})",
+        target_paths,
     )
 
 
@@ -169,12 +180,13 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     """
     if where is not None:
         require_where(where, tree, "    model = sharedtree.untie(model, lambda m: m.head.weight)")
-    read = read_tree(tree)
-    twin, origin = _unfolded(read)
+    flat = read_tree(tree)
+    # One record for each path. All numbers below are of the twin, unless a name says `original`.
+    twin, originals = _unfolded(flat)
     if where is None:
         targets = set(range(len(twin)))
     else:
-        unfolded = FlatDag(twin, len(twin) - 1, [read.objects[number] for number in origin])
+        unfolded = FlatDag(twin, len(twin) - 1, [flat.objects[original] for original in originals])
         targets = set(WhereTree(unfolded).named_by(where).records)
         if not targets:
             raise SharingMismatchError(
@@ -182,77 +194,101 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
                 "Return the nodes that get an object of their own, or undo every tie:\n"
                 "    model = sharedtree.untie(model)"
             )
-    owner: list[int | None] = [None] * len(twin)  # the innermost target around each record of the twin
+    # For each record, the innermost target around it. Parents come after their children, so they are seen first.
+    target_around: list[int | None] = [None] * len(twin)
     for number in range(len(twin) - 1, -1, -1):
         if number in targets:
-            owner[number] = number
+            target_around[number] = number
         for child in twin[number][1]:
-            owner[child] = owner[number]
-    is_above = [False] * len(twin)  # of a target: it can no longer be one with its other occurrences
-    for number, (_, children) in enumerate(twin):
-        is_above[number] = any(child in targets or is_above[child] for child in children)
+            target_around[child] = target_around[number]
 
-    names = [number if is_above[number] else (owner[number], origin[number]) for number in range(len(twin))]
-    becomes: dict[int, set[Any]] = {}  # leaf of the tree → the names of what becomes of it
+    # A node with a target below it differs from its other occurrences from now on, so it cannot be tied to them.
+    has_target_below = [False] * len(twin)
+    for number, (_, children) in enumerate(twin):
+        has_target_below[number] = any(child in targets or has_target_below[child] for child in children)
+
+    # Records with one key become one object: the same original, within the same target.
+    object_keys: list[Any] = []
+    for number, original in enumerate(originals):
+        object_keys.append(number if has_target_below[number] else (target_around[number], original))
+
+    # A leaf of the tree is separated if it becomes several objects.
+    keys_of_leaf: dict[int, set[Any]] = {}
     for number, (op, _) in enumerate(twin):
         if op is LEAF:
-            becomes.setdefault(origin[number], set()).add(names[number])
-    parted = {number for number, several in becomes.items() if len(several) > 1}
-    keepers: dict[int, Any] = {}  # leaf of the tree → the name of what keeps its array
-    for number in _in_order(twin):
+            keys_of_leaf.setdefault(originals[number], set()).add(object_keys[number])
+    separated = {original for original, keys in keys_of_leaf.items() if len(keys) > 1}
+
+    # Of the objects that a leaf becomes, the first one outside views keeps its array. The others get copies.
+    key_that_keeps: dict[int, Any] = {}
+    for number in _views_last(twin):
         if twin[number][0] is LEAF:
-            keepers.setdefault(origin[number], names[number])
+            key_that_keeps.setdefault(originals[number], object_keys[number])
+
+    # Build the result.
     table: list[Any] = []
-    made: dict[Any, Any] = {}
+    object_of: dict[Any, Any] = {}
     for number, (op, children) in enumerate(twin):
-        name = names[number]
-        if name not in made:
+        key = object_keys[number]
+        if key not in object_of:
             if op is LEAF:
-                leaf = read.leaves[origin[number]]
-                if name != keepers[origin[number]] and carries_identity(leaf):
+                leaf = flat.leaves[originals[number]]
+                if key != key_that_keeps[originals[number]] and carries_identity(leaf):
                     leaf = another(leaf)
-                made[name] = leaf
+                object_of[key] = leaf
             elif type(op) is Node:
-                made[name] = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
+                object_of[key] = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
             else:
                 assert type(op) is Static
-                made[name] = op.thaw()
-        table.append(made[name])
-    meant = parted if where is not None else set(becomes)
-    # Of a target whose tie is gone already, the other part is not known, but it is of the same kind.
-    gone = {origin[n] for n in range(len(twin)) if where is not None and owner[n] is not None and twin[n][0] is LEAF}
-    kinds = {kind_of(read.leaves[number]) for number in gone - parted}
-    meant |= {number for number in becomes if kind_of(read.leaves[number]) in kinds}
-    note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and origin[number] in meant)
+                object_of[key] = op.thaw()
+        table.append(object_of[key])
+
+    # Note that the loss of these ties is intended. Without `where` that holds for every leaf.
+    intended = separated if where is not None else set(keys_of_leaf)
+    # The tie of a target may be gone already. Then the other part is unknown, so all leaves of its kind are noted.
+    in_targets: set[int] = set()
+    if where is not None:
+        for number, (op, _) in enumerate(twin):
+            if op is LEAF and target_around[number] is not None:
+                in_targets.add(originals[number])
+    kinds = {kind_of(flat.leaves[original]) for original in in_targets - separated}
+    intended |= {original for original in keys_of_leaf if kind_of(flat.leaves[original]) in kinds}
+    note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and originals[number] in intended)
     return table[-1]
 
 
-def _in_order(twin: Sequence[Record]) -> Sequence[int]:
-    """The records in the order of their paths; what is below views comes last."""
+def _views_last(twin: Sequence[Record]) -> Sequence[int]:
+    """Returns the numbers of all records in the order of their paths, those below views last."""
+    # Without views the leaves of the twin are in the order of their paths already.
     if not any(type(op) is Node and op.type.is_view for op, _ in twin):
         return range(len(twin))
     return [number for number, _ in edges(twin, [((), len(twin) - 1)])]
 
 
-def _unfolded(tree: FlatDag) -> tuple[list[Record], list[int]]:
-    """The records of the twin in which nothing is tied, and for each the record of the tree that it is."""
-    origin: list[int] = []
+def _unfolded(flat: FlatDag) -> tuple[list[Record], list[int]]:
+    """Unfolds a DAG into a tree: its twin, in which nothing is tied.
+
+    Returns:
+        The records of the twin, children before parents, and for each the number of its original in the DAG.
+    """
+    originals: list[int] = []
     twin: list[Record] = []
+    # Numbers of the finished records that no parent has taken yet. The children of a node are its last ones.
     finished: list[int] = []
-    stack: list[tuple[int, bool]] = [(tree.root, False)]
+    stack: list[tuple[int, bool]] = [(flat.root, False)]
     while stack:
-        number, done = stack.pop()
-        op, children = tree.records[number]
-        if children and not done:
-            stack.append((number, True))
+        original, has_finished_children = stack.pop()
+        op, children = flat.records[original]
+        if children and not has_finished_children:
+            stack.append((original, True))
             stack.extend((child, False) for child in reversed(children))
             continue
-        below = finished[len(finished) - len(children) :]
+        twin_children = finished[len(finished) - len(children) :]
         del finished[len(finished) - len(children) :]
         finished.append(len(twin))
-        twin.append((op, tuple(below)))
-        origin.append(number)
-    return twin, origin
+        twin.append((op, tuple(twin_children)))
+        originals.append(original)
+    return twin, originals
 
 
 def retie(tree: T, like: Any) -> T:
@@ -285,25 +321,33 @@ def retie(tree: T, like: Any) -> T:
 
     Limitations: values are not compared, since they may be tracers; what the later paths held is dropped.
     """
-    read, model = read_tree(tree), read_tree(like)
+    flat, model = read_tree(tree), read_tree(like)
+    # For each record of the model, the records of the tree at its paths. They become one.
     groups: dict[int, list[int]] = {}
-    for pair in matching(read, model, prefix_of(model), compares_keys=True):
+    for pair in matching(flat, model, prefix_of(model), compares_keys=True):
         groups.setdefault(pair.right, []).append(pair.left)
     for group in groups.values():
         for number in group[1:]:
-            require_interchangeable(read, group[0], number)
-    records, numbers = merged(read, groups.values())
-    made = _with_leaves(records, numbers, read)
-    # The lowest record of each group is left, which a view may come first to. The object to keep is another one then.
-    order = {number: place for place, number in enumerate(read.first_paths)}
+            require_interchangeable(flat, group[0], number)
+    records, new_numbers = merged(flat, groups.values())
+    retied = _with_leaves(records, new_numbers, flat)
+
+    # `merged` keeps the lowest record of each group. A view may reach that one before the array's own place is reached,
+    # whose object is the one to keep.
+    position_of = {number: position for position, number in enumerate(flat.first_paths)}
     for group in groups.values():
-        if read.records[group[0]][0] is LEAF:
-            kept = min(group, key=order.__getitem__)
-            made.leaves.update({numbers[number]: read.leaves[kept] for number in group if number in numbers})
-    tied = {numbers[number] for group in groups.values() if len(group) > 1 for number in group if number in numbers}
-    note_ties(made, tied)
-    note_tied(made, list(made.leaves.values()))
-    return _built(made)
+        if flat.records[group[0]][0] is LEAF:
+            leaf = flat.leaves[min(group, key=position_of.__getitem__)]
+            retied.leaves.update({new_numbers[number]: leaf for number in group if number in new_numbers})
+
+    tied_numbers: set[int] = set()
+    for group in groups.values():
+        if len(group) > 1:
+            tied_numbers.update(new_numbers[number] for number in group if number in new_numbers)
+    note_ties(retied, tied_numbers)
+    # Inside a `custom_vjp` rule: the user says by `retie` that the array at the first path is the whole gradient.
+    note_tied(retied, list(retied.leaves.values()))
+    return _built(retied)
 
 
 def copy(tree: T) -> T:
@@ -335,21 +379,21 @@ def copy(tree: T) -> T:
 
     Limitations: what holds arrays without being a node, such as a closure, is static and is not copied.
     """
-    read = read_tree(tree)
-    leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in read.leaves.values()]
-    hand_on(list(read.leaves.values()), leaves)
-    return _built_with_new_statics(read, leaves)
+    flat = read_tree(tree)
+    leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in flat.leaves.values()]
+    hand_on(list(flat.leaves.values()), leaves)
+    return _built_with_new_statics(flat, leaves)
 
 
-def _built_with_new_statics(read: FlatDag, leaves: Sequence[Any]) -> Any:
-    """Puts a tree together from other leaves, with copies of whatever can be mutated in its static values."""
-    copies, table, rest = IdentityDict[Any](), list[Any](), iter(leaves)
-    for op, children in read.records:
+def _built_with_new_statics(flat: FlatDag, leaves: Sequence[Any]) -> Any:
+    """Puts a tree together from new leaves. Copies the mutable parts of its static values, each shared one once."""
+    copies, table, remaining_leaves = IdentityDict[Any](), list[Any](), iter(leaves)
+    for op, children in flat.records:
         if op is LEAF:
-            table.append(next(rest))
+            table.append(next(remaining_leaves))
         elif type(op) is Node:
             table.append(op.type.put_together(op.aux.copied(copies), [table[child] for child in children]))
         else:
             assert type(op) is Static
             table.append(op.copied(copies))
-    return table[read.root]
+    return table[flat.root]

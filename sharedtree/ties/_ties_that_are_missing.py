@@ -1,7 +1,7 @@
-"""The ties that one DAG has and another of its shape has not: which count, which belong together, how to say it.
+"""Finds the ties that one DAG has and another DAG of the same shape lacks.
 
-Two trees are compared leaf by leaf, but a layer that was one object and is two now is one lost tie, not one for each of
-its weights. So the leaves are gathered below what was tied around them:
+Two trees are compared leaf by leaf. But a layer that was one object and is now two is one lost tie, not one for each of
+its weights. So the lost ties of leaves are grouped by the outermost object that was tied:
 
     lost leaf by leaf: .model.a.w and .ema.a.w, .model.b.w and .ema.b.w
     lost as a maximum: .model and .ema
@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from ..core._comparison import array_text
-from ..core._plain_containers import is_namedtuple
+from ..core._node_types import carries_identity, is_namedtuple
 from ..core._sharing import Agree, Mismatch, Rooted, pairs
 from ..core._structure import LEAF, Node, Path, Record
-from ..core._traced_leaves_and_identity import carries_identity
 from ._leaf_notes import is_noted
 
 
 class Kind(NamedTuple):
-    """The type of a traced leaf, as far as it tells one model from another."""
+    """Shape and dtype of a traced leaf. For a Python number, the dtype is its class."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -31,20 +30,20 @@ class Kind(NamedTuple):
 
 
 def kind_of(leaf: Any) -> Kind:
-    """The kind of a leaf; of a kind, itself."""
+    """Kind of a leaf. A kind is returned as it is."""
     if isinstance(leaf, Kind):
         return leaf
     return Kind(tuple(leaf.shape), leaf.dtype) if carries_identity(leaf) else Kind((), type(leaf))
 
 
 class LostLeaf(NamedTuple):
-    """A traced leaf that was one object at two paths, because it or what is around it was, and is two objects now.
+    """A traced leaf that was one object at two paths, itself or in a tied node, and is two objects now.
 
     Attributes:
-        tied: the record that was tied, the leaf or something around it.
-        at: the first path of what was tied, and another one.
-        paths: those of the leaf, below these two.
-        parts: what it is now.
+        tied: record of the tied object in the old tree: the leaf, or a node that holds it.
+        at: first path of the tied object, and another path of it.
+        paths: the two paths of the leaf, which begin with those in `at`.
+        parts: the two records of the leaf in the new tree.
     """
 
     tied: int
@@ -54,86 +53,129 @@ class LostLeaf(NamedTuple):
 
 
 def lost_leaf_ties(left: Rooted, right: Rooted, agree: Agree) -> list[LostLeaf] | None:
-    """The ties between traced leaves that `left` has and `right` has not; None if their shapes differ.
+    """Finds the ties between traced leaves that `left` has and `right` lacks.
 
-    Each way into a record of `left` but the first one is a tie, as `sharedtree.ties` lists them. It is lost if not the
-    same leaves are below it in `right` as below the first one.
+    Each edge into a record of `left` but the first one is a tie, as `sharedtree.ties` lists them. The tie is lost if
+    the leaves below it in `right` are other leaves than those below the first edge.
+
+    Args:
+        left: the DAG with the ties.
+        right: the DAG that may lack some of them.
+        agree: decides whether records match that are not alike, see `pairs`.
+
+    Returns:
+        The lost ties, or None if the DAGs differ in shape.
 
     Cost: one visit for each pair of records that some path leads to.
     """
     if any(isinstance(pair, Mismatch) for pair in pairs(left, right, agree)):
         return None
-    first: dict[int, tuple[int, Path, tuple[int, ...]]] = {}
+    first_visits: dict[int, _Visit] = {}
     lost: list[LostLeaf] = []
-    stack: list[tuple[int, int, Path, tuple[int, ...]]] = [(left.root, right.root, (), ())]
+    stack: list[tuple[int, _Visit]] = [(left.root, _Visit(right.root, (), ()))]
     while stack:
-        number, other, path, above = stack.pop()
-        if number not in first:
-            first[number] = other, path, above
+        number, visit = stack.pop()
+        if number not in first_visits:
+            first_visits[number] = visit
             op, children = left.records[number]
             if type(op) is Node and children:
-                steps = tuple(zip(op.keys, children, right.records[other][1], strict=True))
-                stack.extend((a, b, (*path, key), (*above, number)) for key, a, b in reversed(steps))
-        elif first[number][0] != other and _counts(left.records, first[number], (other, path, above)):
-            before, start, _ = first[number]
-            for below, parts in _parted(left, right, (number, before, other)):
-                lost.append(LostLeaf(number, (start, path), ((*start, *below), (*path, *below)), parts))
+                # Children are pushed in reverse, so that they come off the stack in flatten order.
+                steps = tuple(zip(op.keys, children, right.records[visit.counterpart][1], strict=True))
+                ancestors = (*visit.ancestors, number)
+                stack.extend((i, _Visit(j, (*visit.path, key), ancestors)) for key, i, j in reversed(steps))
+            continue
+        # The record is tied on the left. Is it on the right?
+        first = first_visits[number]
+        if first.counterpart != visit.counterpart and _is_tie_of_model(left.records, first, visit):
+            for subpath, parts in _separated_leaves(left, right, (number, first.counterpart, visit.counterpart)):
+                leaf_paths = (*first.path, *subpath), (*visit.path, *subpath)
+                lost.append(LostLeaf(number, (first.path, visit.path), leaf_paths, parts))
     return lost
 
 
-def _parted(left: Rooted, right: Rooted, top: tuple[int, int, int]) -> Iterator[tuple[Path, tuple[int, int]]]:
-    """The leaves below a record of `left` that are not the same leaves below two records of `right`."""
-    seen: set[tuple[int, int, int]] = set()
+class _Visit(NamedTuple):
+    """One path to a record of the left DAG.
+
+    Attributes:
+        counterpart: record of the right DAG at the same path.
+        path: the path.
+        ancestors: the left records on the path, from the root to the parent.
+    """
+
+    counterpart: int
+    path: Path
+    ancestors: tuple[int, ...]
+
+
+def _separated_leaves(left: Rooted, right: Rooted, top: tuple[int, int, int]) -> Iterator[tuple[Path, tuple[int, int]]]:
+    """Finds the leaves below a tied record of `left` that are two leaves each in `right`.
+
+    Args:
+        left: the DAG in which the record is tied.
+        right: the DAG in which it is two records.
+        top: number of the record in `left`, and numbers of its two counterparts in `right`.
+
+    Yields:
+        The path of a leaf below the record, and the numbers of the two leaves in `right`.
+    """
+    visited: set[tuple[int, int, int]] = set()
     stack: list[tuple[tuple[int, int, int], Path]] = [(top, ())]
     while stack:
-        three, path = stack.pop()
-        number, one, two = three
-        if one == two or three in seen:
+        triple, path = stack.pop()
+        number, part1, part2 = triple
+        if part1 == part2 or triple in visited:
             continue
-        seen.add(three)
+        visited.add(triple)
         op, children = left.records[number]
-        if op is LEAF and right.records[one][0] is LEAF and right.records[two][0] is LEAF:
-            yield path, (one, two)
-        elif type(op) is Node and not _is_optax(op.type.cls):
-            steps = tuple(zip(op.keys, children, right.records[one][1], right.records[two][1], strict=False))
-            stack.extend(((a, b, c), (*path, key)) for key, a, b, c in reversed(steps))
+        if op is LEAF and right.records[part1][0] is LEAF and right.records[part2][0] is LEAF:
+            yield path, (part1, part2)
+        elif type(op) is Node and not _is_optax_state(op.type.cls):
+            # Not strict: the caller's `agree` may let a node match a record without children.
+            steps = tuple(zip(op.keys, children, right.records[part1][1], right.records[part2][1], strict=False))
+            stack.extend(((i, j, k), (*path, key)) for key, i, j, k in reversed(steps))
 
 
-_Way = tuple[int, Path, tuple[int, ...]]
+def _is_tie_of_model(records: Sequence[Record], visit1: _Visit, visit2: _Visit) -> bool:
+    """Returns False if a tie lies between two entries of one state of optax, where arrays only alias by accident.
+
+    Args:
+        records: the left DAG.
+        visit1: first path to the tied record.
+        visit2: another path to it.
+    """
+    steps = enumerate(zip(visit1.path, visit2.path, strict=False))
+    num_common_keys = next((i for i, (key1, key2) in steps if key1 != key2), 0)
+    # Ancestors from the node at which the two paths part.
+    numbers = {*visit1.ancestors[num_common_keys:], *visit2.ancestors[num_common_keys:]}
+    ops = [records[number][0] for number in numbers]
+    return not any(type(op) is Node and _is_optax_state(op.type.cls) for op in ops)
 
 
-def _counts(records: Sequence[Record], one: _Way, two: _Way) -> bool:
-    """Whether a tie is part of a model, not an alias between entries of an optimizer state."""
-    (_, first, above), (_, second, above2) = one, two
-    common = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), 0)
-    ops = [records[number][0] for number in {*above[common:], *above2[common:]}]
-    return not any(type(op) is Node and _is_optax(op.type.cls) for op in ops)
-
-
-def _is_optax(cls: type) -> bool:
+def _is_optax_state(cls: type) -> bool:
     return is_namedtuple(cls) and cls.__module__.partition(".")[0] == "optax"
 
 
 def unsettled(ties: Sequence[LostLeaf], objects: Sequence[Any]) -> list[LostLeaf]:
-    """Those that were not undone on purpose, nor reported before.
+    """Selects the lost ties that were neither undone on purpose nor reported before.
 
     Args:
-        ties: what was lost.
-        objects: the leaves by the numbers of the parts.
+        ties: the lost ties.
+        objects: number of a part → its leaf.
     """
-    left = [tie for tie in ties if not all(is_noted(objects[part]) for part in tie.parts)]
-    # A Python number in a tied module cannot be noted; it went with the arrays beside it.
-    only_numbers = not any(carries_identity(objects[part]) for tie in left for part in tie.parts)
-    return [] if only_numbers and len(left) < len(ties) else left
+    unnoted = [tie for tie in ties if not all(is_noted(objects[part]) for part in tie.parts)]
+    # A Python number in a tied module cannot be noted. If only such numbers remain, the arrays beside them were noted,
+    # and that settles the whole module.
+    has_only_numbers = not any(carries_identity(objects[part]) for tie in unnoted for part in tie.parts)
+    return [] if has_only_numbers and len(unnoted) < len(ties) else unnoted
 
 
 class Lost(NamedTuple):
-    """A maximal tie that was lost.
+    """A lost tie that lies in no other lost tie.
 
     Attributes:
-        record: what was tied.
-        paths: where it was.
-        ties: the leaves in it, or itself.
+        record: the tied record.
+        paths: its paths.
+        ties: the lost ties of the leaves in it, or of itself if it is a leaf.
     """
 
     record: int
@@ -142,20 +184,24 @@ class Lost(NamedTuple):
 
 
 def maximal(ties: Iterable[LostLeaf]) -> list[Lost]:
-    """Gathers lost leaves by what was tied."""
-    found: dict[int, list[LostLeaf]] = {}
+    """Groups the lost ties of leaves by the object that was tied."""
+    ties_of: dict[int, list[LostLeaf]] = {}
     for tie in ties:
-        found.setdefault(tie.tied, []).append(tie)
-    return [Lost(n, list(dict.fromkeys(path for tie in own for path in tie.at)), own) for n, own in found.items()]
+        ties_of.setdefault(tie.tied, []).append(tie)
+    lost: list[Lost] = []
+    for record, leaf_ties in ties_of.items():
+        distinct_paths = dict.fromkeys(path for tie in leaf_ties for path in tie.at)
+        lost.append(Lost(record, list(distinct_paths), leaf_ties))
+    return lost
 
 
 def named(text: str, paths: Iterable[Path]) -> list[str]:
-    """The paths as errors print them, below something that is called `text`."""
+    """Prints paths as errors do, each after `text`, the name of the tree."""
     return [text + jtu.keystr(path) for path in paths]
 
 
 def at(tree: Rooted, number: int, path: Path) -> int:
-    """The record at a path below another one."""
+    """Number of the record at a path below another record."""
     for key in path:
         op, children = tree.records[number]
         assert type(op) is Node

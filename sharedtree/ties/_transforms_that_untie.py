@@ -1,4 +1,4 @@
-"""Which vanilla transform made two leaves of one that was tied, where that is certain.
+"""Finds the vanilla transform that split a tied leaf into two leaves, if it is certain which one did.
 
 A vanilla transform flattens its arguments and its results to trees, so a tied model leaves it as an untied one. The
 traceback of the operation that made a leaf has the call:
@@ -114,10 +114,10 @@ class TransformCall(NamedTuple):
     """A call of a vanilla transform by the user's code.
 
     Attributes:
-        transform: what was called.
-        caller: where.
-        function: where the frame is that the transform called; None if that cannot be told.
-        is_innermost: whether only frames of libraries are further in, so that the operation is the transform's own.
+        transform: the transform.
+        caller: frame of the user's code that called it.
+        function: frame of the user's function that the transform called. None if it is unknown.
+        is_innermost: True if only frames of libraries are further in, so that the operation is the transform's own.
     """
 
     transform: VanillaTransform
@@ -127,26 +127,27 @@ class TransformCall(NamedTuple):
 
 
 def outermost_call(leaf: Any) -> TransformCall | None:
-    """The outermost vanilla transform that the traced function has called to make a leaf; None if there is none."""
-    found: TransformCall | None = None
-    library: list[Frame] = []  # the frames of libraries since the last one of the user's
-    inner: Frame | None = None
+    """Finds the outermost vanilla transform, called by the traced function, that made a leaf. None if none did."""
+    outermost: TransformCall | None = None
+    # The frames of libraries since the last frame of the user's. Frames come innermost first.
+    library_frames: list[Frame] = []
+    user_frame: Frame | None = None
     for frame in frames_of(leaf):
         if frame.function == TRACED:
             break
         if package_of(frame.filename) is not None:
-            library.append(frame)
+            library_frames.append(frame)
             continue
-        transform = _called(library)
+        transform = _transform_called_by_user(library_frames)
         if transform is not None:
-            found = TransformCall(transform, frame, inner, inner is None)
-        library, inner = [], frame
-    return found
+            outermost = TransformCall(transform, frame, user_frame, user_frame is None)
+        library_frames, user_frame = [], frame
+    return outermost
 
 
-def _called(library: Sequence[Frame]) -> VanillaTransform | None:
-    """The transform that the outermost of some frames is; None if it is something else."""
-    for frame in reversed(library):
+def _transform_called_by_user(library_frames: Sequence[Frame]) -> VanillaTransform | None:
+    """Returns the transform that the outermost frame is the call of, None if it is the call of something else."""
+    for frame in reversed(library_frames):
         name = frame.function if "Wrapper." in frame.function else frame.function.rpartition(".")[2]
         if name not in _WRAPPERS:
             key = str(package_of(frame.filename)), pathlib.PurePath(frame.filename).name, name
@@ -155,12 +156,12 @@ def _called(library: Sequence[Frame]) -> VanillaTransform | None:
 
 
 class Culprit(NamedTuple):
-    """The transform that untied two leaves, for certain.
+    """The transform that certainly untied two leaves.
 
     Attributes:
-        transform: what the user called.
-        caller: where.
-        inside: the calls on the way to what made the leaves within the transform, the innermost first.
+        transform: the transform.
+        caller: frame of the user's code that called it.
+        inside: call stack, within the transform, of the operation that made the leaves, innermost first.
     """
 
     transform: VanillaTransform
@@ -168,17 +169,18 @@ class Culprit(NamedTuple):
     inside: Sequence[Frame]
 
 
-def culprit_of(one: Any, two: Any, analyses: "IdentityDict[list[_Analysis]]") -> Culprit | None:
+def culprit_of(leaf1: Any, leaf2: Any, analyses: "IdentityDict[list[_Analysis]]") -> Culprit | None:
     """Returns the outermost vanilla transform in which two leaves were made, if it is certain that it has untied them.
 
     Args:
-        one: a leaf of what the traced function returned.
-        two: another leaf, which was one with the first when the function was entered.
-        analyses: operation → its programs, analysed. It is filled, so that many leaves of one operation cost one look.
+        leaf1: a leaf of the traced function's result.
+        leaf2: another leaf of it, which was one object with the first when the function was called.
+        analyses: operation → analyses of its programs. Extended, so that each operation is analysed once.
     """
-    call, other = outermost_call(one), outermost_call(two)
-    tracers = program_tracer(one), program_tracer(two)
-    if call is None or other is None or call[:2] != other[:2] or None in tracers:
+    call, call2 = outermost_call(leaf1), outermost_call(leaf2)
+    tracers = program_tracer(leaf1), program_tracer(leaf2)
+    # Both leaves must come from one line that calls one transform, and have operations to look at.
+    if call is None or call2 is None or call[:2] != call2[:2] or None in tracers:
         return None
     operations = [operation_of(tracer) for tracer in tracers]
     if call.transform.calls:
@@ -195,14 +197,14 @@ def _culprit_without_operation(
     call: TransformCall, tracers: Sequence[Any], operations: Sequence[Any], analyses: "IdentityDict[list[_Analysis]]"
 ) -> Culprit | None:
     """Returns a transform that leaves no operation behind, if it is certain that it untied two leaves."""
-    calls, other_calls = map(transform_calls, operations)
-    is_one_call = len(calls) == len(other_calls) and all(map(_is_same, calls, other_calls))
+    calls, calls2 = map(transform_calls, operations)
+    is_one_call = len(calls) == len(calls2) and all(map(_is_same, calls, calls2))
     named = [entry for entry in calls if entry.name == call.transform.calls]
     if not is_one_call or not named or not _entered_as_one(tracers, named[-1]):
         return None
     culprit = Culprit(call.transform, call.caller, ())
     if operations[0] is operations[1] and call.function is None:
-        # The function is jitted itself, so that only the program of that has its lines.
+        # The function is jitted itself, so only its program has the lines of the function.
         return None if _made_alike(operations[0], tracers, call.caller, analyses) is None else culprit
     if not _is_by_user(call.function, call.caller):
         return None
@@ -217,9 +219,16 @@ def _culprit_without_operation(
 def _made_alike(
     operation: Any, tracers: Sequence[Any], caller: Frame, analyses: "IdentityDict[list[_Analysis]]"
 ) -> Sequence[Frame] | None:
-    """Returns the call stack of what made two outputs, if the operation's program makes both in one way of one value.
+    """Returns the call stack that made two outputs of an operation, if its program computes both alike from one value.
 
-    None if that is not certain, or if the program is not of the user's function.
+    Args:
+        operation: the operation that the transform left in the traced program.
+        tracers: the two outputs of it.
+        caller: frame of the user's code that called the transform.
+        analyses: operation → analyses of its programs. Extended.
+
+    Returns:
+        The call stack, or None if that is not certain, or if the program is not that of a function of the user's.
     """
     numbers = output_number(tracers[0]), output_number(tracers[1])
     if numbers[0] is None or numbers[1] is None:
@@ -254,41 +263,42 @@ def _is_below_function_of_trees(frames: Sequence[Frame], caller: Frame) -> bool:
 
 
 def _entered_as_one(tracers: Sequence[Any], call: object) -> bool:
-    """Returns True if two leaves were computed from one array that entered a call, which nothing had untied before.
+    """Returns True if two leaves were computed from one array passed into a call, and the array was still tied then.
 
     Args:
         tracers: the leaves.
-        call: what JAX notes in each operation that was made in the call.
+        call: the mark that JAX puts on each operation made in the call.
 
     Cost: one look at each operation of the call, in a trace that warns.
     """
-    entered: list[IdentitySet] = []
+    # For each leaf, the arrays of its shape and dtype from outside the call that it was computed from.
+    inputs: list[IdentitySet] = []
     for tracer in tracers:
-        seen, outside = IdentitySet(), IdentitySet()
+        visited, outer_values = IdentitySet(), IdentitySet()
         stack = [tracer]
         while stack:
             value = stack.pop()
-            if not seen.add(value):
+            if not visited.add(value):
                 continue
             operation = operation_of(value)
             if any(entry is call for entry in transform_calls(operation)):
                 stack.extend(operands_of(operation))
             elif value.aval.shape == tracer.aval.shape and value.aval.dtype == tracer.aval.dtype:
-                outside.add(value)
-        entered.append(outside)
-    is_tied = any(value in entered[1] for value in entered[0])
-    # If one line outside made two of the arrays, a function of trees has untied the model before this call.
-    operations = [operation_of(value) for value in entered[0] if operation_of(value) is not None]
+                outer_values.add(value)
+        inputs.append(outer_values)
+    is_tied = any(value in inputs[1] for value in inputs[0])
+    # If one line outside made two of the arrays, a function of trees had untied the model before this call.
+    operations = [operation_of(value) for value in inputs[0] if operation_of(value) is not None]
     tracebacks = [operation.source_info.traceback for operation in operations]
     return is_tied and len(set(tracebacks)) == len(tracebacks)
 
 
-def _is_same(one: object, two: object) -> bool:
-    return one is two
+def _is_same(a: object, b: object) -> bool:
+    return a is b
 
 
 def _is_by_user(function: Frame | None, caller: Frame) -> bool:
-    """Returns True if a function is of the program that called the transform, not of a library that applied it."""
+    """Returns True if a function belongs to the program that called the transform, not to an installed library."""
     if function is None:
         return False
     # A program that is itself installed may call a transform on functions of its own.
@@ -296,6 +306,13 @@ def _is_by_user(function: Frame | None, caller: Frame) -> bool:
 
 
 def _is_function_by_user(program: InnerProgram, inside: Sequence[Frame], caller: Frame) -> bool:
+    """Returns True if a program was traced from a function of the program that called the transform.
+
+    Args:
+        program: the program in the operation of the transform.
+        inside: call stack of one of its operations, innermost first.
+        caller: frame of the user's code that called the transform.
+    """
     filename = str(program.jaxpr.debug_info.func_src_info).rpartition(" at ")[2].rpartition(":")[0]
     if package_of(filename) is None:
         return _is_installed(caller.filename) or not _is_installed(filename)
@@ -309,14 +326,14 @@ def _is_installed(filename: str) -> bool:
 
 
 class _Analysis(NamedTuple):
-    """What each variable of a program was computed from.
+    """Analysis of a program: how each variable was computed, and from which inputs.
 
     Attributes:
         program: the program.
-        numbers: variable → its number. The numbers of two variables are equal if their values are.
-        sources: variable → a bit for each input that it was computed from.
-        made_by: variable → the equation that made it.
-        places_of: tracer → the inputs that it is.
+        numbers: variable → number of its value. Variables with one number hold equal values.
+        sources: variable → bit mask of the inputs that it was computed from.
+        made_by: variable → the equation that made it. Inputs have none.
+        places_of: tracer → indices of the inputs that it was passed as. A tied array has several.
     """
 
     program: InnerProgram
@@ -327,7 +344,10 @@ class _Analysis(NamedTuple):
 
 
 def _analyse(program: InnerProgram) -> _Analysis:
-    """Looks at each equation of a program once."""
+    """Numbers the values of a program and collects their inputs, with one look at each equation.
+
+    Two equations with one primitive, equal parameters and equal operands have one number, as in value numbering.
+    """
     numbers: IdentityDict[Any] = IdentityDict()
     sources: IdentityDict[int] = IdentityDict()
     made_by: IdentityDict[Any] = IdentityDict()
@@ -344,25 +364,33 @@ def _analyse(program: InnerProgram) -> _Analysis:
         # The program keeps the parameters alive, so that what is not hashable is known by its `id`.
         parameters = [(name, _hashable(value)) for name, value in sorted(equation.params.items())]
         operands: list[Any] = []
-        reached = 0
+        input_mask = 0
         for operand in equation.invars:
             operands.append(numbers[operand] if operand in numbers else _literal(operand))
-            reached |= sources.get(operand, 0)
+            input_mask |= sources.get(operand, 0)
         key = equation.primitive, tuple(parameters), tuple(operands)
         number = number_of.setdefault(key, len(program.inputs) + len(number_of))
         for place, variable in enumerate(equation.outvars):
-            numbers[variable], sources[variable], made_by[variable] = (number, place), reached, equation
+            numbers[variable], sources[variable], made_by[variable] = (number, place), input_mask, equation
     return _Analysis(program, numbers, sources, made_by, places_of)
 
 
-def _computes_alike(analysis: _Analysis, one: int, two: int) -> Sequence[Frame] | None:
-    """Returns the call stack of what made two outputs of a program, if they are computed alike; else None.
+def _computes_alike(analysis: _Analysis, output1: int, output2: int) -> Sequence[Frame] | None:
+    """Returns the call stack that made two outputs of a program, if the program computes them alike from one value.
 
-    They are computed alike if they are inputs that are one value: then the stack is empty. They also are if one line
-    made both, as a function of trees does, the first of one input and the second of another, which are one value.
+    Two outputs are computed alike if both are inputs with one value. Then the stack is empty. They are also computed
+    alike if one line made both from inputs with one value, as a function of trees does for each path of a tie.
+
+    Args:
+        analysis: the analysis of the program.
+        output1: index of the first output.
+        output2: index of the second output.
+
+    Returns:
+        The call stack, innermost first, or None if the outputs are not computed alike.
     """
     jaxpr = analysis.program.jaxpr
-    first, second = jaxpr.outvars[one], jaxpr.outvars[two]
+    first, second = jaxpr.outvars[output1], jaxpr.outvars[output2]
     if first not in analysis.numbers or second not in analysis.numbers:
         return None
     is_same_value = analysis.numbers[first] == analysis.numbers[second]
@@ -375,6 +403,7 @@ def _computes_alike(analysis: _Analysis, one: int, two: int) -> Sequence[Frame] 
     inside = frames_in(tracebacks[0])
     if is_same_value:
         return inside
+    # One line made both, from different inputs. Look for a tied array that was passed as an input of each.
     for places in analysis.places_of.values():
         in_first = [place for place in places if analysis.sources[first] >> place & 1]
         in_second = [place for place in places if analysis.sources[second] >> place & 1]
@@ -393,6 +422,6 @@ def _hashable(value: Any) -> Any:
 
 
 def _literal(operand: Any) -> Any:
-    """A key for an operand that is a constant of the program, or a literal."""
+    """Key of an operand that is a constant of the program or a literal: its class and value."""
     value = getattr(operand, "val", operand)
     return type(value), _hashable(value)

@@ -30,14 +30,19 @@ from jax import tree_util as jtu
 from ..core._by_identity import IdentityDict
 from ..core._comparison import described
 from ..core._errors import SharingMismatchError, ViewError
-from ..core._flat_dags import FlatDag
-from ..core._library_rows import LIBRARIES, Library
-from ..core._node_types import node_type_of, node_type_of_class, node_types_by_class, require_registered
-from ..core._plain_containers import PLAIN
+from ..core._node_types import (
+    LIBRARIES,
+    PLAIN,
+    Library,
+    carries_identity,
+    node_type_of,
+    node_type_of_class,
+    node_types_by_class,
+    require_registered,
+)
 from ..core._printing import listed, shown
 from ..core._static_values import Static
-from ..core._structure import Node, Op, Record, canonical
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._structure import FlatDag, Node, Op, Record, canonical
 from ..libraries._equinox import name_of
 from ..libraries._flax_linen import is_box, partition_spec_of, refuse_in_flax_files, register_as_box, sharding_of
 from ..libraries._nnx import is_variable, register_as_data

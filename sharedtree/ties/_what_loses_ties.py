@@ -1,14 +1,14 @@
-"""Which line of the user's code lost a tie, by which function of which library, and what keeps the tie instead.
+"""Finds the line of the user's code that lost a tie, the library function it called, and code that keeps the tie.
 
-The operation that made an array knows from where it was called:
+JAX records a traceback with the operation that made an array:
 
     <lambda>             optax      new = p + u
     tree_map             jax
     apply_updates        optax      this is what the user called,
     step                 train.py   and this is where
 
-Only what was traced is known in that way. Of the public functions that lose ties, those are listed here that training
-loops use; `docs/unties.md` has them all.
+Arrays that were made outside a trace have no traceback. The table below has the functions that training loops use;
+`docs/unties.md` lists all public functions that lose ties.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from ._frames_of_libraries import TRACED, package_of
 from ._transforms_that_untie import culprit_of, outermost_call
 
 MORE = "More about what loses ties, and what keeps them: docs/unties.md, “What unties, and what to use instead”."
-"""The last line of what is said of lost ties."""
+"""Last line of each message about lost ties."""
 
 _KEEPING: dict[tuple[str, str], tuple[str, str]] = {
     ("jax", "tree_map"): ("jax.tree.map", "    model = sharedtree.tree.map(f, model)"),
@@ -52,23 +52,23 @@ _KEEPING: dict[tuple[str, str], tuple[str, str]] = {
         "    state = TrainState.create(apply_fn=apply_fn, params=params, tx=tx)  # where the state is made",
     ),
 }
-"""The package and the name of a function → how its user calls it, and the code that keeps ties."""
+"""(package, function) → public name of the function without its outer backticks, and code that keeps ties."""
 
 KEEPS_NODES = "    model = sharedtree.tree.map(f, model)"
-"""The code for what no function is known of that made a node anew."""
+"""The suggested code if nodes were made anew by an unknown function."""
 
 REPLACES = "    model = sharedtree.tree.at(where, model, new)"
-"""The code for one of two arrays that was replaced."""
+"""The suggested code if one of two tied arrays was replaced."""
 
 
 class Origin(NamedTuple):
-    """Where an array was made.
+    """Line of the user's code in which an array was made.
 
     Attributes:
-        filename: of the user's code.
+        filename: file of the user's code.
         lineno: the line in it.
-        function: what the user called there, if it is known to lose ties; as text, without the outer backticks.
-        keeping: the code that keeps ties instead.
+        function: public name of the function called there, without the outer backticks, if it is known to lose ties.
+        keeping: code that does the same and keeps ties, None if `function` is None.
     """
 
     filename: str
@@ -78,73 +78,88 @@ class Origin(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The place, and what was called there."""
+        """First words of a message: the line, and the function that was called there."""
         place = f"{self.filename}:{self.lineno}"
         return f"{place} made" if self.function is None else f"`{self.function}`, called at {place}, made"
 
 
 def origin_of(leaf: Any) -> Origin | None:
-    """Where a leaf was made by the function that is traced; None if that cannot be told."""
+    """Finds the line of the user's code in which the traced function made a leaf. None if it is unknown."""
     return _origin_in(frames_of(leaf))
 
 
 def _origin_in(frames: Sequence[Frame]) -> Origin | None:
+    """Finds the line of the user's code in a call stack, and the function that loses ties, if it called a known one.
+
+    Without such a function, it is the innermost line of the user's code.
+
+    Args:
+        frames: the call stack, innermost first.
+    """
+    # Key in `_KEEPING` of the outermost library function since the last frame of the user's.
     called: tuple[str, str] | None = None
     innermost: Origin | None = None
-    is_known = True
+    is_below_sharedtree = False
     for frame in frames:
         package = package_of(frame.filename)
         if package == "sharedtree":
+            # Frames further out called the traced function. They are not part of it.
             if frame.function == TRACED:
-                break  # what is further out has called the function, which is traced
-            called = None  # ties are kept by what is further in
-            is_known = False
+                break
+            # A function of this package was called, and keeps ties whatever it calls.
+            called = None
+            is_below_sharedtree = True
         elif package is None:
             origin = Origin(frame.filename, frame.lineno)
             if called is not None:
                 return origin._replace(function=_KEEPING[called][0], keeping=_KEEPING[called][1])
             innermost = innermost or origin
-            if not is_known:
+            # The user's code called a function of this package here, so no frame further out lost the tie.
+            if is_below_sharedtree:
                 break
         else:
+            # Methods of Flax are listed with their class, functions of the others by their last name.
             name = frame.function if "." in frame.function and package == "flax" else frame.function.rpartition(".")[2]
             if (package, name) in _KEEPING:
                 called = package, name
             elif package != "jax" and called is not None and called[0] == "jax":
-                called = None  # a function of that library maps over the tree
+                # A library called `jax.tree.map` in a function that the table lacks. The user did not call it.
+                called = None
     return innermost
 
 
-def untying_transform(one: Any, two: Any, analyses: IdentityDict[Any]) -> list[Origin]:
-    """Finds the vanilla transform that has made two leaves of one. Returns none if that is not certain.
-
-    If a function that is known to lose ties was called inside the transform, it comes second: both untie.
+def untying_transform(leaf1: Any, leaf2: Any, analyses: IdentityDict[Any]) -> list[Origin]:
+    """Finds the vanilla transform that split a tied leaf into two leaves.
 
     Args:
-        one: a leaf of what the traced function returned.
-        two: another leaf, which was one with the first when the function was entered.
-        analyses: keeps what was found out about operations, for further leaves.
+        leaf1: a leaf of the traced function's result.
+        leaf2: another leaf of it, which was one object with the first when the function was called.
+        analyses: operation → its analysis. Extended, so that further leaves of one operation cost little.
+
+    Returns:
+        The origin of the transform's call. If a function inside the transform loses ties, too, its origin comes
+        second. Empty if no transform is certain to have split the leaf.
     """
-    culprit = culprit_of(one, two, analyses)
+    culprit = culprit_of(leaf1, leaf2, analyses)
     if culprit is None:
         return []
     transform, caller = culprit.transform, culprit.caller
-    inside = _origin_in(culprit.inside) if culprit.inside else origin_of(one)
+    inner_origin = _origin_in(culprit.inside) if culprit.inside else origin_of(leaf1)
     origin = Origin(caller.filename, caller.lineno, transform.title, transform.keeping)
-    return [origin, inside] if inside is not None and inside.keeping is not None else [origin]
+    return [origin, inner_origin] if inner_origin is not None and inner_origin.keeping is not None else [origin]
 
 
 def is_by_transform(leaf: Any) -> bool:
-    """Whether a leaf was made in a call of a vanilla transform, which may have untied it or not."""
+    """Returns True if a leaf was made in a call of a vanilla transform, which may or may not have untied it."""
     return outermost_call(leaf) is not None
 
 
 class Advice(NamedTuple):
-    """What to do about lost ties.
+    """Advice for a message about lost ties.
 
     Attributes:
-        origin: where one of them was lost; None if that cannot be told.
-        fixes: at most two, each a sentence and code.
+        origin: the line that lost one of them. None if it is unknown.
+        fixes: at most two fixes, each a sentence and code.
     """
 
     origin: Origin | None
@@ -152,14 +167,14 @@ class Advice(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As lines of a message."""
-        made = [] if self.origin is None else [f"{self.origin.text} an array for each path."]
+        """The lines of the message. The sentence about the origin stands on the line of the first fix."""
+        origin_sentence = [] if self.origin is None else [f"{self.origin.text} an array for each path."]
         lines = [line for sentence, code in self.fixes for line in (sentence, code)]
-        return "\n".join([" ".join([*made, lines[0]]), *lines[1:], MORE])
+        return "\n".join([" ".join([*origin_sentence, lines[0]]), *lines[1:], MORE])
 
 
 def to_keep(code: str) -> tuple[str, str]:
-    """The fix that keeps ties."""
+    """Makes the fix that replaces the user's code by code that keeps ties."""
     return "This keeps the tie:", code
 
 
@@ -171,14 +186,14 @@ PUT_BACK = (
 MEANT = "To say that it is meant, of the model that should have no ties:", "    model = sharedtree.untie(model)"
 
 
-def to_begin_as_copy(other: str, one: str) -> tuple[str, str]:
-    """The fix for a target, an average or the like: a second model that has begun as the first.
+def to_begin_as_copy(target: str, model: str) -> tuple[str, str]:
+    """Makes the fix for a second model that is the first one at the start, such as a target network or an average.
 
     Args:
-        other: where the second is.
-        one: where the first is.
+        target: path of the second model.
+        model: path of the first model.
     """
     return (
-        f"`{other}` began as `{one}` itself. Begin with a copy, which has arrays and ties of its own:",
+        f"`{target}` began as `{model}` itself. Begin with a copy, which has arrays and ties of its own:",
         "    target = sharedtree.copy(params)",
     )

@@ -24,22 +24,21 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._printing import name_of_class, shown
 from ..core._static_values import Static
-from ..core._structure import Given, Node, Record, Update
+from ..core._structure import FlatDag, Given, Node, Record, Update
 
 NoneFix = Callable[[str], str]
 """The path of a `None` → a line of code that names it."""
 
 
 class Answer(NamedTuple):
-    """What a `where` function names.
+    """The nodes that a `where` function names.
 
     Attributes:
-        records: the numbers of the records, in the order of the answer.
-        is_single: whether it returned one node, and not a sequence.
+        records: numbers of their records, in the order of the answer.
+        is_single: True if the function returned one node, not a sequence of nodes.
     """
 
     records: list[int]
@@ -47,7 +46,7 @@ class Answer(NamedTuple):
 
 
 class WhereTree:
-    """A tree of which `where` functions are asked.
+    """A tree to ask `where` functions about. It makes stand-ins once for all of them.
 
     Args:
         tree: the tree, with the object of each record.
@@ -68,19 +67,23 @@ class WhereTree:
 
         Args:
             where: the function.
-            name: what the user calls it.
-            root: the record of the part that it takes; by default the whole tree.
-            none_fix: how the caller can be told that a `None` counts as a leaf.
+            name: name of the parameter or option that the user passed it as, for errors.
+            root: number of the record that the function is called on. Default: the whole tree.
+            none_fix: makes the fix for an answer with an ambiguous `None`. None if there is no fix.
 
         Raises:
-            SharingMismatchError: if it returns what is not in the tree, computes with a leaf or depends on leaves.
+            SharingMismatchError: if the function returns an object that is not in the tree, computes with a leaf or
+                depends on leaves.
         """
-        asked = _Question(self._tree, self._tree.root if root is None else root, where, name)
-        answer = asked.answer_on(self._stand_ins)
+        question = _Question(self._tree, self._tree.root if root is None else root, where, name)
+        # 1. On stand-ins.
+        answer = question.answer_on(self._stand_ins)
+        # 2. On stand-ins for each `None`, too.
         if None in answer.entries:
-            answer = asked.with_every_none_named(answer, self._stand_ins_for_none_too, none_fix)
+            answer = question.with_every_none_named(answer, self._stand_ins_for_none_too, none_fix)
         records = [number for number in answer.entries if number is not None]
-        asked.require_same_places(answer, records, self._numbers)
+        # 3. On the tree itself.
+        question.require_same_places(answer, records, self._numbers)
         return Answer(records, answer.is_single)
 
     @functools.cached_property
@@ -97,7 +100,7 @@ class WhereTree:
 
 
 class _Marker:
-    """Stands for a leaf. It has no attributes of an array, for `where` must not look at values."""
+    """Stands for a leaf. It has no attributes of an array, because `where` must not look at values."""
 
     __slots__ = ("number",)
 
@@ -124,11 +127,11 @@ jtu.register_pytree_node(_EmptyTuple, lambda _: ((), None), lambda *_: _EmptyTup
 
 
 class _StandIns(NamedTuple):
-    """A stand-in for each record.
+    """Stand-ins for all records of a tree.
 
     Attributes:
-        objects: by the numbers of the records. A `None` that stands for itself is one object for several.
-        numbers: stand-in → record. A `None` has none.
+        objects: number of a record → its stand-in. A `None` that stands for itself occurs several times.
+        numbers: stand-in → number of its record. `None` is no key.
     """
 
     objects: list[Any]
@@ -136,34 +139,39 @@ class _StandIns(NamedTuple):
 
 
 def _stand_ins(records: Sequence[Record], *, none_as_marker: bool) -> _StandIns:
-    """Makes the stand-ins, shared as the records are shared."""
-    made = _StandIns([], IdentityDict())
+    """Makes one stand-in for each record, so that their sharing is that of the tree.
+
+    Args:
+        records: the records of the tree.
+        none_as_marker: True to replace each `None` by a marker, False to keep it.
+    """
+    stand_ins = _StandIns([], IdentityDict())
     for number, (op, children) in enumerate(records):
         assert type(op) not in (Given, Update)
         stand_in: Any = _Marker(number)
         if type(op) is Node and op.type.cls is type(None):
             if not none_as_marker:
-                made.objects.append(None)
+                stand_ins.objects.append(None)
                 continue
         elif type(op) is Node and op.type.cls is tuple and not children:
             stand_in = _EmptyTuple()
         elif type(op) is Node:
-            node = op.type.put_together(op.aux.thaw(), [made.objects[child] for child in children])
-            # A class may have one instance only, or return a child instead of a node.
-            if node not in made.numbers and node is not None:
+            node = op.type.put_together(op.aux.thaw(), [stand_ins.objects[child] for child in children])
+            # A class may have one instance only, or return a child instead of a node. Then the marker stands for it.
+            if node not in stand_ins.numbers and node is not None:
                 stand_in = node
-        made.objects.append(stand_in)
-        made.numbers[stand_in] = number
-    return made
+        stand_ins.objects.append(stand_in)
+        stand_ins.numbers[stand_in] = number
+    return stand_ins
 
 
 class _AnswerOnStandIns(NamedTuple):
-    """What a `where` function returned for stand-ins.
+    """The answer of a `where` function for stand-ins.
 
     Attributes:
-        entries: the record of each stand-in that it returned, and None for each `None`.
-        is_single: whether it is a single entry.
-        treedef: how the entries lie in the answer.
+        entries: number of the record of each stand-in in the answer, and None for each `None`.
+        is_single: True if the answer is a single entry, not a container of entries.
+        treedef: the JAX treedef of the answer, with the entries as leaves.
     """
 
     entries: list[int | None]
@@ -172,7 +180,14 @@ class _AnswerOnStandIns(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A `where` function, what it is called, and the tree and the root of the part that it is asked of."""
+    """One `where` function to ask about one tree.
+
+    Attributes:
+        tree: the whole tree, with its objects.
+        root: number of the record that the function is called on.
+        where: the function.
+        name: name of the parameter or option that the user passed it as, for errors.
+    """
 
     tree: FlatDag
     root: int
@@ -180,6 +195,11 @@ class _Question(NamedTuple):
     name: str
 
     def answer_on(self, stand_ins: _StandIns) -> _AnswerOnStandIns:
+        """Calls the function on stand-ins, and looks up the records of the stand-ins that it returns.
+
+        Raises:
+            SharingMismatchError: if the function computes with a leaf or returns an object that is no stand-in.
+        """
         try:
             answer = self.where(stand_ins.objects[self.root])
         except AttributeError as error:
@@ -188,7 +208,7 @@ class _Question(NamedTuple):
             fact = f"takes `.{error.name}` of a leaf, but is called on a stand-in without values"
             raise self._refusal(fact) from None
         except TypeError as error:
-            # Python's own say the class, JAX's may print the object.
+            # Errors of Python name the class, those of JAX may print the object.
             if not any(text in str(error) for text in (_Marker.__name__, "<leaf ")):
                 raise
             raise self._refusal("computes with a leaf, but is called on a stand-in without values") from None
@@ -217,27 +237,29 @@ class _Question(NamedTuple):
             raise self._refusal("returned `None`, which is not part of the tree it was given")
         try:
             named = self.answer_on(stand_ins)
-        except Exception as error:  # noqa: BLE001 -- whatever a user's function says of a stand-in for a `None`
+        except Exception as error:  # noqa: BLE001 -- a user's function may raise anything on a stand-in for a `None`
             raise self._unclear_none(nones, none_fix) from error
-        if len(named.entries) == len(answer.entries) and None in named.entries:
-            raise self._refusal("returned a `None` that is not part of the tree it was given")
-        if len(named.entries) != len(answer.entries) or not all(
-            before == number or (before is None and number is not None and self._is_none(number))
-            for before, number in zip(answer.entries, named.entries, strict=True)
-        ):
+        if len(named.entries) != len(answer.entries):
             raise self._unclear_none(nones, none_fix)
+        # A `None` that is still there was made by the function itself.
+        if None in named.entries:
+            raise self._refusal("returned a `None` that is not part of the tree it was given")
+        for number, new_number in zip(answer.entries, named.entries, strict=True):
+            is_named_none = number is None and new_number is not None and self._is_none(new_number)
+            if number != new_number and not is_named_none:
+                raise self._unclear_none(nones, none_fix)
         return named
 
     def require_same_places(self, answer: _AnswerOnStandIns, records: list[int], numbers: IdentityDict[int]) -> None:
-        """Asks the tree itself.
+        """Calls the function on the tree itself, and compares the answer with that for stand-ins.
 
         Args:
-            answer: what was returned for stand-ins.
-            records: the records that it names.
-            numbers: object of the tree → a record that it is.
+            answer: the answer for stand-ins.
+            records: numbers of the records that it names.
+            numbers: object of the tree → number of a record that it stands for.
 
         Raises:
-            SharingMismatchError: if it returns other objects than those at the places that it named.
+            SharingMismatchError: if the function returns other objects than those at the places in the first answer.
         """
         returned = self.where(self.tree.objects[self.root])
         try:
@@ -253,14 +275,14 @@ class _Question(NamedTuple):
         return type(op) is Node and op.type.cls is type(None)
 
     def _is_at(self, obj: Any, number: int, numbers: IdentityDict[int]) -> bool:
-        """Whether an object is what a record stands for."""
+        """Returns True if an object is the one that a record stands for, or an equal node made anew for this call."""
         pairs = [(obj, number)]
         while pairs:
             obj, number = pairs.pop()
             if obj is self.tree.objects[number]:
                 continue
-            # Some flatten functions make children anew on each call, such as a dict of a part of the attributes. What
-            # was made for another call is no object of the tree, so it is compared by its parts.
+            # Some flatten functions make children anew on each call, such as a dict of some attributes. A child made
+            # by another call is no object of the tree, so it is compared by its parts.
             op, children = self.tree.records[number]
             if type(op) is not Node or type(obj) is not op.type.cls or obj in numbers:
                 return False
@@ -277,6 +299,12 @@ class _Question(NamedTuple):
         )
 
     def _unclear_none(self, nones: list[int], none_fix: NoneFix | None) -> SharingMismatchError:
+        """Makes the error for an answer with a `None` that may be any of several.
+
+        Args:
+            nones: numbers of the records that are `None`.
+            none_fix: path of a `None` → the fix as a line of code.
+        """
         paths = [self.tree.below(self.root).text(number) for number in nones]
         message = (
             f"`{self.name}` returned a `None`, and which one cannot be told: it answers otherwise where each `None` of "
@@ -288,11 +316,18 @@ class _Question(NamedTuple):
         return SharingMismatchError(f"{message}, and let it count as a leaf:\n{none_fix(paths[0])}", paths)
 
     def _depends_on_leaves(self, records: list[int], number: int | None) -> SharingMismatchError:
-        below = self.tree.below(self.root)
+        """Makes the error for a function that answers differently for stand-ins and for the tree.
+
+        Args:
+            records: numbers of the records in the answer for stand-ins.
+            number: the first of them that is another object in the answer for the tree, None if the two answers have
+                different shapes.
+        """
+        subtree = self.tree.below(self.root)
         if number is None:
             fact = f"{len(records)} nodes where leaves are stand-ins, and something else for the tree itself"
         else:
-            place = below.text(number) or "the whole tree"
+            place = subtree.text(number) or "the whole tree"
             fact = f"`{place}` where leaves are stand-ins, and another object for the tree itself"
         return SharingMismatchError(
             f"`{self.name}` must not depend on the leaves of the tree, but it returns {fact}.\n"
@@ -300,22 +335,22 @@ class _Question(NamedTuple):
             "leaves, it can ask about those of the model:\n"
             f"    {self.name} = lambda m: [leaf for leaf, value in zip(jax.tree.leaves(m), jax.tree.leaves(model)) "
             "if isinstance(value, jax.Array)]",
-            () if number is None else (below.text(number),),
+            () if number is None else (subtree.text(number),),
         )
 
 
 def require_where(where: Any, tree: Any, fix: str) -> None:
-    """Raises if `where` is no function of a tree, as when it and the tree were given in the wrong order.
+    """Raises an error if `where` is no function of a tree, as when the two were passed in the wrong order.
 
     Args:
-        where: what should be the function.
-        tree: what should be the tree.
-        fix: the call as it should be, as a line of code.
+        where: the argument that should be the function.
+        tree: the argument that should be the tree.
+        fix: a correct call, as a line of code.
 
     Raises:
         TypeError: with the fix.
     """
-    # A module may be both, callable and a tree; a function is no tree.
+    # A module may be callable and a tree. A function is no tree.
     if callable(where) and not (node_type_of(where) is not None and node_type_of(tree) is None and callable(tree)):
         return
     raise TypeError(

@@ -1,14 +1,17 @@
-"""Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file a family.
+"""Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file for each family.
 
-Functions and the arguments of their calls come in. What the transform returns goes out, with its ties, and so do errors
-and warnings about what would be lost (`checks/`). A call is one graph (`_caller_side`). Its leaves are grouped
-(`_leaf_groups`, `_grouping_leaves`) by what the transform does with each (`_leaf_labels`). Nothing here keeps the
-arguments of a call alive.
+- A call is one graph (`_caller_side`). Its leaves are grouped (`_leaf_groups`, `_grouping_leaves`) by the treatment
+  that the transform has for each (`_leaf_labels`).
+- The transform gets the leaf groups, and calls a function that builds the user's arguments of them (`_function_side`).
+- The results of the user's function are packed there, and built again on the caller's side.
+- Errors and warnings about lost ties and lost changes are in `checks/`.
+
+Nothing here keeps the arguments of a call alive.
 """
 
 import typing as _typing
 
-# Now, while `jax.jit` is what JAX has by that name: a program may put ours there before it wraps a transform.
+# Imported first, while `jax.jit` is JAX's own. A program may replace it before it wraps a transform.
 from . import _adapter_names as _adapter_names
 from ._preserve_identities import preserve_identities as preserve_identities, register_transform as register_transform
 from ._ready_made_control_flow import (
@@ -53,19 +56,19 @@ from ._ready_made_with_operands import (
 )
 
 if _typing.TYPE_CHECKING:
-    from ._crossing import Crossing as Crossing
+    from ._calls_with_operands import CallWithOperands as CallWithOperands
     from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
-    from ._function_side import Inside as Inside
+    from ._function_side import FunctionTrace as FunctionTrace
     from .checks._explain import Explanation as Explanation, LeafReport as LeafReport, explain as explain
 else:
     from ..core._lazy_names import later_in as _later_in
 
-    # They need what is imported with the first transform that is wrapped.
+    # Imported on first use, since they import the adapters, as the first wrapped transform does.
     _LATER = {
         **dict.fromkeys(("device_put", "with_sharding_constraint"), "_device_put"),
         **dict.fromkeys(("Explanation", "LeafReport", "explain"), "checks._explain"),
-        "Crossing": "_crossing",
-        "Inside": "_function_side",
+        "CallWithOperands": "_calls_with_operands",
+        "FunctionTrace": "_function_side",
     }
     __getattr__ = _later_in(__name__, _LATER)
 

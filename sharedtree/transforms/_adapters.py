@@ -1,7 +1,7 @@
 """The table of adapters, and the wrapping of a transform with the adapter that stands there.
 
     jax.vmap          →  VmapTransform, a class             VmapTransform(jax.vmap, f, policy, options)
-    jax.lax.scan      →  SCAN, a `TakingOperands`           SCAN.applied(jax.lax.scan, policy, options)
+    jax.lax.scan      →  SCAN, a `TakingOperands`           SCAN.wrap(jax.lax.scan, policy, options)
     not in the table  →  UnregisteredTransform
 
 `_preserve_identities` imports this file with the first transform that a program wraps. All adapters are imported with
@@ -19,7 +19,7 @@ from ..libraries._equinox import name_of
 from ..ties import _views as _views
 from ..ties._policy_and_context import Policy, PolicyHere, PolicyOption, with_options
 from ._adapter_names import NAME_OF_ADAPTER
-from ._crossing import TakingOperands
+from ._calls_with_operands import TakingOperands
 from ._function_and_options import How, TransformedModule, apply_options, is_of_equinox
 from ._option_lists import title_of
 from ._transforms_without_adapter import refusal_of
@@ -60,16 +60,19 @@ def wrapped(
     with_options({**options}, policy)
     adapter = _adapter_of(transform)
     if isinstance(adapter, TakingOperands):
-        return adapter.applied(transform, policy, options)
+        return adapter.wrap(transform, policy, options)
 
     def preserving(*positional: Any, **more: Any) -> Any:
+        """Wraps the function that is among the arguments. Without one, returns a decorator."""
         keywords = {**options, **more}
         is_unregistered = adapter is UnregisteredTransform
         if is_unregistered and positional and not any(map(callable, (*positional, *keywords.values()))):
             raise _no_transform_error(transform, positional[0])
         # Takes the options of the package out of `keywords`, and then those of the adapter.
         chosen_policy = with_options(keywords, policy)
-        adapter_options = {name: keywords.pop(name) for name in getattr(adapter, "own_options", ()) if name in keywords}
+        adapter_options = {
+            name: keywords.pop(name) for name in getattr(adapter, "package_options", ()) if name in keywords
+        }
         function, bound_options = apply_options(transform, positional, keywords)
         if function is None:
             return functools.partial(preserving, **more)
@@ -103,12 +106,12 @@ def _adapter_of(transform: Callable[..., Any]) -> Any:
 
 def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: bool) -> None:
     """Adds an adapter to the table. The implementation of `register_transform`: see its documentation."""
-    # `preserve_identities` refuses some transforms. They can be registered with an adapter, but neither without one nor
-    # as the adapter of another transform.
-    has_no_adapter = adapter is None and not takes_operands and _is_hashable(transform)
-    named_transform = transform if has_no_adapter else adapter
-    is_without_adapter = _is_hashable(named_transform) and named_transform not in ADAPTERS
-    refusal = refusal_of(named_transform) if is_without_adapter else None
+    # `preserve_identities` refuses some transforms. A refused transform may get an adapter of its own. It is an error
+    # if it gets none, or if it is to serve as the adapter of another one.
+    is_adapter_missing = adapter is None and not takes_operands and _is_hashable(transform)
+    transform_to_refuse = transform if is_adapter_missing else adapter
+    is_unregistered = _is_hashable(transform_to_refuse) and transform_to_refuse not in ADAPTERS
+    refusal = refusal_of(transform_to_refuse) if is_unregistered else None
     if refusal is not None:
         raise refusal
     if _is_hashable(adapter) and adapter in ADAPTERS:

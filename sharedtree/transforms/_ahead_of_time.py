@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import api_boundary
 from ..core._pack_and_unpack import unpack
-from ..core._structure import LEAF, Node, Structure
+from ..core._structure import LEAF, FlatDag, Node, Structure
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, enter
 from ._joining_trees import Sides, holds_modules, join
@@ -169,6 +168,7 @@ def shapes_of(tree: FlatDag) -> Callable[[int], Any]:
     abstract_objects: dict[int, Any] = {}
 
     def abstract_object(record: int) -> Any:
+        """Builds the objects up to this record, as far as they are missing, and returns its own."""
         # Children come before their parents, so a prefix of the table is complete.
         for i in range(len(abstract_objects), record + 1):
             op, children = tree.records[i]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ..core._call_arguments import Position
-from ..core._warning_source import definition_of
+from ..core._errors import definition_of
 
 
 class Names:
@@ -70,8 +70,8 @@ class Chosen:
     """
 
     def __init__(self, function: Callable[..., Any], argnums: Any, argnames: Any) -> None:
-        self.argnums = () if argnums is None else tuple(several(argnums))
-        self.argnames = () if argnames is None else tuple(several(argnames))
+        self.argnums = () if argnums is None else tuple(as_sequence(argnums))
+        self.argnames = () if argnames is None else tuple(as_sequence(argnames))
         # With both options or none, nothing is inferred.
         if (argnums is None) == (argnames is None):
             return
@@ -110,7 +110,7 @@ class Chosen:
         return chosen
 
 
-def several(value: Any) -> Sequence[Any]:
+def as_sequence(value: Any) -> Sequence[Any]:
     """Returns what an option names, one name or index or several, as a sequence. Indices may be NumPy's."""
     if isinstance(value, str):
         return (value,)

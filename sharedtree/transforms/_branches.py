@@ -1,17 +1,18 @@
 """`jax.lax.cond` and `jax.lax.switch`.
 
-JAX traces each branch by itself, and remembers the traces by function and operands: one that it has traced it does not
-call again. So no branch knows what the others return, and yet the results of all must have one structure. What they
-have in common is known to a *meeting*, which each branch finds in the aux data of its operands. In the first call each
-branch leaves word there of the structure of its result. If that is not the same for all, their join is made
-(`_joining_trees`), and all are traced once more, with a meeting that tells them what to return. Later calls bring the
-same meeting, which lives as long as JAX's caches hold the traces.
+The results of all branches must have one structure, but no branch knows what the others return. JAX traces each branch
+by itself. It caches the traces by function and operands, and does not call a branch again that it has traced.
 
-               true_fun                       false_fun
-    traced     State(z, z): one leaf, z       State(a, b): two leaves, a and b
-    again      as State(·, ·): z and z        as State(·, ·): a and b
+So the branches agree through an object beside their operands, an `Agreement`. In the first call, each branch
+records there the structure of its result. If the structures differ, they are joined (`_joining_trees`), and all
+branches are traced once more with a new agreement. It says what to return. Later calls use the same agreement. It
+lives as long as JAX's caches hold the traces.
 
-In place all operands come out of each branch, for another one may have changed them.
+                 true_fun                       false_fun
+    1st trace    State(z, z): one leaf, z       State(a, b): two leaves, a and b
+    2nd trace    as State(·, ·): z and z        as State(·, ·): a and b
+
+In place, each branch returns all operands too, since another branch may have changed them.
 """
 
 import weakref
@@ -24,244 +25,288 @@ from jax import tree_util as jtu
 from ..core._by_identity import IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._printing import listed
-from ..core._structure import Node, Structure
+from ..core._structure import FlatDag, Node, Structure
 from ._caller_side import leave
-from ._crossing import Crossing, TakingOperands
+from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
-from ._function_side import Inside, packed
+from ._function_side import FunctionTrace, packed
 from ._joining_trees import Sides, holds_modules, join, join_of_branches, leaves_like
 from ._leaf_groups import LeafGroup, whole
-from ._loops import Told, as_kept, form_of, kept_objects
+from ._loops import CarryObjects, find_kept_objects, leaf_types, refer_to_kept
 
 
 def cond(
-    crossing: Crossing, pred: Any, true_fun: Any, false_fun: Any, operands: Sequence[Any] = (), **options: Any
+    call: CallWithOperands, pred: Any, true_fun: Any, false_fun: Any, operands: Sequence[Any] = (), **options: Any
 ) -> Any:
-    """`jax.lax.cond`."""
+    """Adapter of `jax.lax.cond`."""
     if not callable(true_fun) and callable(false_fun) and len(operands) == 2 and callable(operands[1]):
         # JAX still takes an operand for each branch: pred, true_operand, true_fun, false_operand, false_fun.
-        one, f, other, g = true_fun, false_fun, *operands
-        return cond(crossing, pred, lambda x, _: f(x), lambda _, x: g(x), (one, other), **options)
+        true_operand, f, false_operand, g = true_fun, false_fun, *operands
+        return cond(call, pred, lambda x, _: f(x), lambda _, x: g(x), (true_operand, false_operand), **options)
     branches = {"true_fun": true_fun, "false_fun": false_fun}
     if operands and options:
-        return crossing.transform(pred, true_fun, false_fun, *operands, **options)  # says best what is wrong
-    return _joined(
-        crossing,
+        # Operands by position and `operand=` exclude each other. JAX itself says best what is wrong.
+        return call.transform(pred, true_fun, false_fun, *operands, **options)
+    return _run_until_branches_agree(
+        call,
         branches,
         operands,
         options,
-        lambda inner, given: crossing.apply(pred, *inner, given),
-        lambda: crossing.transform(pred, true_fun, false_fun, *operands, **options),
+        lambda inner, packed_operands: call.apply(pred, *inner, packed_operands),
+        lambda: call.transform(pred, true_fun, false_fun, *operands, **options),
     )
 
 
-def switch(crossing: Crossing, index: Any, branches: Any, operands: Sequence[Any] = (), **options: Any) -> Any:
-    """`jax.lax.switch`."""
+def switch(call: CallWithOperands, index: Any, branches: Any, operands: Sequence[Any] = (), **options: Any) -> Any:
+    """Adapter of `jax.lax.switch`."""
     functions = tuple(branches) if isinstance(branches, Iterable) else ()
     if not functions or (operands and options):
-        return crossing.transform(index, branches, *operands, **options)  # says best what is wrong
-    return _joined(
-        crossing,
+        # As for `cond`.
+        return call.transform(index, branches, *operands, **options)
+    return _run_until_branches_agree(
+        call,
         {f"branches[{i}]": function for i, function in enumerate(functions)},
         operands,
         options,
-        lambda inner, given: crossing.apply(index, inner, given),
-        lambda: crossing.transform(index, functions, *operands, **options),
+        lambda inner, packed_operands: call.apply(index, inner, packed_operands),
+        lambda: call.transform(index, functions, *operands, **options),
     )
 
 
-class Meeting:
-    """What the branches of one call have returned, or are to return.
+class Agreement:
+    """Agreement of the branches of one call on the structure of their results.
 
     Args:
-        num_functions: how many different functions the branches are.
-        expected: the structure of their results; None if that is not known.
-        again: whether the branches were called with the same before, so that there is nothing new to warn of.
-        apart: whether the result is not to share objects with the operands, for the branches disagree on that.
+        num_functions: number of different functions among the branches.
+        expected: the structure of their results. None as long as it is not known.
+        is_repeated: True if the branches were traced before with these operands, so that there are no new warnings.
+        is_separate: True if the result shares no object with the operands, since the branches disagree on that.
 
     Attributes:
-        changed: the operands' objects that some branch changes in place.
-        returned: the structure of the result of each function, by the identity of its terms, which the adapter holds.
+        changed: records of the operands changed in place by some branch.
+        returned: the structure of each function's result, by the `id` of the function's terms.
     """
 
     def __init__(
-        self, num_functions: int, expected: Structure | None = None, *, again: bool = False, apart: bool = False
+        self,
+        num_functions: int,
+        expected: Structure | None = None,
+        *,
+        is_repeated: bool = False,
+        is_separate: bool = False,
     ) -> None:
         self.num_functions = num_functions
         self.expected = expected
-        self.again = again
-        self.apart = apart
+        self.is_repeated = is_repeated
+        self.is_separate = is_separate
         self.changed: set[int] = set()
         self.returned: dict[int, Structure] = {}
 
-    def fit(self, inside: Inside, result: FlatDag) -> LeafGroup:
-        """What a branch returns, in the group in which the others do.
+    def fit(self, trace: FunctionTrace, result: FlatDag) -> LeafGroup:
+        """Packs the result of a branch into the leaf group of the other branches.
 
         Raises:
-            NotAlikeError: if they have to return it in another way.
+            NotAlikeError: if the branches have to pack their results in another way.
         """
         group = packed(result)
         structure = group.selection.structure
         if self.expected is None:
-            # Only the structure is kept: JAX's caches hold this meeting, and must not hold tracers.
-            self.returned[id(inside.terms)] = structure  # alive: see above
+            # Only the structure is kept: JAX's caches hold this agreement, and must not hold tracers. The adapter holds
+            # the inner functions and with them the terms, so that the `id` is valid.
+            self.returned[id(trace.terms)] = structure
             if len(self.returned) == self.num_functions and len(set(self.returned.values())) > 1:
                 raise NotAlikeError
             return group
         if structure is self.expected:
             return group
-        before = FlatDag.without_objects(self.expected)
+        expected_tree = FlatDag.without_objects(self.expected)
         try:
-            found = join(before, result, Sides(inside.terms.title, "before", "now"))
+            joined = join(expected_tree, result, Sides(trace.terms.title, "before", "now"))
         except SharingMismatchError:
             raise NotAlikeError from None
-        if not found.fits:
+        if not joined.fits:
             raise NotAlikeError
-        return whole(leaves_like(before, result, found), self.expected)
+        return whole(leaves_like(expected_tree, result, joined), self.expected)
 
 
 class NotAlikeError(Exception):
     """The results of branches have to be packed in another way. Raised by a trace for the adapter, which catches it."""
 
 
-class Attending:
-    """The operands, with a meeting in the aux data, which is compared by identity."""
+class OperandsWithAgreement:
+    """The operands of branches as JAX gets them: a leaf group, with the agreement of the branches as aux data.
 
-    __slots__ = ("group", "meeting")
+    JAX compares aux data by equality. That of agreements is identity, so a new agreement makes JAX trace again.
+    """
 
-    def __init__(self, group: LeafGroup, meeting: Meeting) -> None:
+    __slots__ = ("agreement", "group")
+
+    def __init__(self, group: LeafGroup, agreement: Agreement) -> None:
         self.group = group
-        self.meeting = meeting
+        self.agreement = agreement
 
 
 jtu.register_pytree_with_keys(
-    Attending,
-    # No part of a path, so that JAX's messages name the leaf as if the operands stood there themselves.
-    lambda item: ([(LeafPath(""), item.group)], item.meeting),
-    lambda meeting, groups: Attending(next(iter(groups)), meeting),
-    lambda item: ((item.group,), item.meeting),
+    OperandsWithAgreement,
+    # The empty key adds nothing to a path, so that JAX's errors name leaves as if the group itself stood there.
+    lambda item: ([(LeafPath(""), item.group)], item.agreement),
+    lambda agreement, groups: OperandsWithAgreement(next(iter(groups)), agreement),
+    lambda item: ((item.group,), item.agreement),
 )
 
 
-def _joined(
-    crossing: Crossing,
+def _run_until_branches_agree(
+    call: CallWithOperands,
     branches: Mapping[str, Any],
     operands: Sequence[Any],
     options: dict[str, Any],
     run: Callable[[Sequence[Inner], Any], Any],
-    vanilla: Callable[[], Any],
+    run_vanilla: Callable[[], Any],
 ) -> Any:
-    """What a transform makes of branches whose results are alike."""
+    """Calls the transform, once more if the branches return results of different structures.
+
+    Args:
+        call: the call of the transform.
+        branches: the user's functions by their names in errors.
+        operands: the operands by position.
+        options: the operands by keyword.
+        run: (functions for JAX, packed operands) → what the transform returns.
+        run_vanilla: calls the transform with the user's own functions and operands, for its errors.
+    """
     functions = list(branches.values())
-    own = {f"operands[{i}]": operand for i, operand in enumerate(operands)} | options
-    (group,) = crossing.enter(functions[0], own)
-    if crossing.policy.in_place:
-        _forbid_references(crossing)
-    inner = [crossing.function(function, _branch, adds=False) for function in functions]
+    named_operands = {f"operands[{i}]": operand for i, operand in enumerate(operands)} | options
+    (group,) = call.enter(functions[0], named_operands)
+    if call.policy.in_place:
+        _forbid_references(call)
+    inner = [call.function(function, _branch, adds=False) for function in functions]
+    # `switch` may get one function several times. JAX traces it once.
     num_functions = len(IdentitySet(inner))
-    known = _meetings(crossing, inner)
-    form = form_of(crossing.call)
-    meeting = known.get(form) or Meeting(num_functions)
+    agreements = _agreements_of(call, inner)
+    types = leaf_types(call.packed)
+    agreement = agreements.get(types) or Agreement(num_functions)
     while True:
         try:
-            result = run(inner, Attending(group, meeting))
+            result = run(inner, OperandsWithAgreement(group, agreement))
             break
-        except TypeError as error:  # JAX says where in a result, but of all of it only that
+        except TypeError as error:
+            # JAX says where in a result two branches differ. For the whole result that is the empty path.
             error.args = (str(error).replace(" at path  ", " "),)
             raise
         except NotAlikeError:
-            meeting = _next(crossing, meeting, branches, inner, vanilla)
-    if meeting.expected is not None or len(meeting.returned) == num_functions:
-        meeting.expected = meeting.expected or next(iter(meeting.returned.values()))
-        meeting.again = False
-        known[form] = meeting
-    if not crossing.policy.in_place:
-        return crossing.leave(result)
-    return crossing.leave(_written(crossing, result, meeting.changed), with_state=(0,))
+            agreement = _next_agreement(call, agreement, branches, inner, run_vanilla)
+    # JAX skips branches that it has traced already, so not every call hears of all results.
+    if agreement.expected is not None or len(agreement.returned) == num_functions:
+        agreement.expected = agreement.expected or next(iter(agreement.returned.values()))
+        agreement.is_repeated = False
+        agreements[types] = agreement
+    if not call.policy.in_place:
+        return call.leave(result)
+    return call.leave(_refer_to_callers_objects(call, result, agreement.changed), with_state=(0,))
 
 
-def _next(
-    crossing: Crossing,
-    meeting: Meeting,
+def _next_agreement(
+    call: CallWithOperands,
+    agreement: Agreement,
     branches: Mapping[str, Any],
     inner: Sequence[Inner],
-    vanilla: Callable[[], Any],
-) -> Meeting:
-    """The meeting for the next try, after one in which the branches did not return the same."""
-    if meeting.again:
+    run_vanilla: Callable[[], Any],
+) -> Agreement:
+    """Makes the agreement for the next attempt, after the branches returned results of different structures.
+
+    Raises:
+        SharingMismatchError: if their results cannot be joined, or a branch returns something else each time.
+    """
+    if agreement.is_repeated:
         raise SharingMismatchError(
-            f"A branch of `{crossing.title}` returned something else when it was traced again. What is shared in "
+            f"A branch of `{call.title}` returned something else when it was traced again. What is shared in "
             "its result, and what is static, may depend on the operands only."
         )
-    if meeting.expected is not None:  # it is that of a call with operands of other shapes
-        return Meeting(meeting.num_functions, apart=meeting.apart)
-    each = zip(branches, inner, strict=True)
-    trees = {name: FlatDag.without_objects(meeting.returned[id(one.terms)]) for name, one in each}  # alive in `inner`
+    if agreement.expected is not None:
+        # The agreement was made for operands of other shapes, so the branches start anew.
+        return Agreement(agreement.num_functions, is_separate=agreement.is_separate)
+    named_inner = zip(branches, inner, strict=True)
+    # The terms are alive in `inner`, so their `id`s are valid.
+    returned = {name: agreement.returned[id(function.terms)] for name, function in named_inner}
+    trees = {name: FlatDag.without_objects(structure) for name, structure in returned.items()}
     try:
-        expected = join_of_branches(trees, crossing.title)
+        expected = join_of_branches(trees, call.title)
     except SharingMismatchError:
-        if crossing.policy.in_place and not meeting.apart:
-            # The operands come out too; perhaps one branch returns them, and another something new.
-            return Meeting(meeting.num_functions, apart=True)
+        if call.policy.in_place and not agreement.is_separate:
+            # In place, the operands come out beside the result. One branch may return an operand where another returns
+            # something new: a difference in sharing that is gone if the result shares nothing with the operands.
+            return Agreement(agreement.num_functions, is_separate=True)
         if not any(map(holds_modules, trees.values())):
-            vanilla()  # says best what is wrong
+            # Without modules, JAX itself says best what is wrong.
+            run_vanilla()
         raise
-    return Meeting(meeting.num_functions, expected, again=True, apart=meeting.apart)
+    return Agreement(agreement.num_functions, expected, is_repeated=True, is_separate=agreement.is_separate)
 
 
-def _forbid_references(crossing: Crossing) -> None:
-    """Raises if an operand holds a `jax.Ref`: in place all operands come out of a branch, and no reference can."""
-    at = crossing.call.tree.paths_to(lambda leaf: isinstance(leaf, jax.Ref))
-    if at:
+def _forbid_references(call: CallWithOperands) -> None:
+    """Raises if an operand holds a `jax.Ref`: in place, all operands come out of a branch, and no reference can."""
+    paths = call.packed.tree.paths_to(lambda leaf: isinstance(leaf, jax.Ref))
+    if paths:
         raise ValueError(
-            f"A `jax.Ref` is at {listed(at)}. In place, all operands come out of the branches of `{crossing.title}`, "
-            "and no reference can. What is written to one is seen without that, and other changes can be returned:\n"
-            f"    inner = {in_code(crossing.title, 'in_place=False')}"
+            f"A `jax.Ref` is at {listed(paths)}. In place, all operands come out of the branches of "
+            f"`{call.title}`, and no reference can. What is written to one is seen without that, and other changes "
+            "can be returned:\n"
+            f"    inner = {in_code(call.title, 'in_place=False')}"
         )
 
 
-def _meetings(crossing: Crossing, inner: Sequence[Inner]) -> "weakref.WeakValueDictionary[Any, Meeting]":
-    """The meetings of these branches over operands of this structure, by the types of the leaves."""
+def _agreements_of(call: CallWithOperands, inner: Sequence[Inner]) -> "weakref.WeakValueDictionary[Any, Agreement]":
+    """Returns the agreements of these branches over operands of this structure, by the types of the leaves."""
     learned = inner[0].terms.learned
-    key = [*inner, crossing.call.tree.structure]
-    found = learned.get(key)
-    if found is None:
-        found = weakref.WeakValueDictionary[Any, Meeting]()
-        learned.add(key, found)
-    return found
+    key = [*inner, call.packed.tree.structure]
+    agreements = learned.get(key)
+    if agreements is None:
+        # Weak, so that an agreement goes when JAX's caches forget the traces.
+        agreements = weakref.WeakValueDictionary[Any, Agreement]()
+        learned.add(key, agreements)
+    return agreements
 
 
-def _branch(inside: Inside, first: Attending) -> Any:
-    meeting = first.meeting
-    result = inside.call(first.group, again=meeting.again)
-    if not inside.terms.policy.in_place:
-        return meeting.fit(inside, inside.walked(result))
-    received = inside.received
-    if meeting.apart:
-        result = leave((inside.pack(result),))
-    tree = inside.walked((received.arguments, result))
-    before, after = received.tree, tree.child(0)  # the operands stand before the result
-    found = join(before, after, Sides(inside.terms.title, "when a branch begins", "when it ends"))
-    containers = inside.terms.policy.containers
-    meeting.changed |= kept_objects(before, before, after, found, (), containers=containers)[1]
-    return meeting.fit(inside, tree)
+def _branch(trace: FunctionTrace, operands: OperandsWithAgreement) -> Any:
+    """Runs one branch for JAX. Returns its result as agreed, in place a pair of the operands and the result."""
+    agreement = operands.agreement
+    result = trace.call(operands.group, again=agreement.is_repeated)
+    if not trace.terms.policy.in_place:
+        return agreement.fit(trace, trace.walked(result))
+    received = trace.received
+    if agreement.is_separate:
+        # Packed and built again, the result consists of new objects.
+        result = leave((trace.pack(result),))
+    tree = trace.walked((received.arguments, result))
+    operands_in, operands_out = received.tree, tree.child(0)
+    joined = join(operands_in, operands_out, Sides(trace.terms.title, "when a branch begins", "when it ends"))
+    containers = trace.terms.policy.containers
+    agreement.changed |= find_kept_objects(operands_in, operands_in, operands_out, joined, (), containers=containers)[1]
+    return agreement.fit(trace, tree)
 
 
-def _written(crossing: Crossing, result: LeafGroup, changed: set[int]) -> LeafGroup:
-    """What came out of a branch, with the operands' objects named; those that some branch changes are to be written."""
-    structure, call = result.selection.structure, crossing.call.tree
-    after = FlatDag.without_objects(structure).child(0)
-    found = join(call, after, Sides(crossing.title, "when a branch begins", "when it ends"))
-    numbers = {j: i for i, j in reversed(found.pairs) if type(call.records[i][0]) is Node}
-    every = frozenset([n for n in numbers.values() if call.is_object(n, containers=crossing.policy.containers)])
-    noted = frozenset([structure.leaf_numbers[place] for place in structure.noted])
-    told = Told(every, frozenset(changed), frozenset())
-    of_caller = [numbers.get(number, -1) for number in range(len(structure.records))]
+def _refer_to_callers_objects(call: CallWithOperands, result: LeafGroup, changed: set[int]) -> LeafGroup:
+    """Lets objects of the operands in a result refer to the caller's objects.
+
+    Args:
+        call: the call of the transform.
+        result: the pair of operands and result returned by the branch.
+        changed: records of the operands changed by some branch. Their contents will be written back.
+    """
+    structure, tree = result.selection.structure, call.packed.tree
+    operands_out = FlatDag.without_objects(structure).child(0)
+    joined = join(tree, operands_out, Sides(call.title, "when a branch begins", "when it ends"))
+    # Record of the result → record of the caller. If several fit, the first pair counts.
+    numbers = {j: i for i, j in reversed(joined.pairs) if type(tree.records[i][0]) is Node}
+    containers = call.policy.containers
+    kept = frozenset([number for number in numbers.values() if tree.is_object(number, containers=containers)])
+    untied = frozenset([structure.leaf_numbers[place] for place in structure.noted])
+    objects = CarryObjects(kept, frozenset(changed), frozenset())
+    callers_numbers = [numbers.get(record, -1) for record in range(len(structure.records))]
     return whole(
-        result.leaves, as_kept(structure, of_caller, told, crossing.call.tree.records, in_place=True, noted=noted)
+        result.leaves,
+        refer_to_kept(structure, callers_numbers, objects, tree.records, in_place=True, untied=untied),
     )
 
 

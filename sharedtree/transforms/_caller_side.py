@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..core._call_arguments import Arguments
-from ..core._distinct_leaves import distinct
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import current_trace, with_enclosing
 from ..core._pack_and_unpack import Rules, Tags, build, pack
-from ..core._structure import Structure
+from ..core._sharing import distinct
+from ..core._structure import FlatDag, Structure
 from ..ties._leaf_notes import note, note_tied_values
 from ._grouping_leaves import Cut, LabelledTree, label_arguments
 from ._joining_trees import Repacking
@@ -33,7 +32,7 @@ SINGLE_GROUP: Sequence[tuple[Any, ...]] = ((),)
 
 
 class Plan(NamedTuple):
-    """How the leaves of a structure are grouped.
+    """A grouping of the leaves of a structure.
 
     Attributes:
         structure: structure that the function's side builds, after all cuts.
@@ -53,7 +52,7 @@ class Plan(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """What a transform does with arguments, as far as a plan depends on it.
+    """Treatments of arguments by a transform, and everything else on which a plan depends.
 
     Attributes:
         title: name of the transform, for errors.
@@ -61,7 +60,8 @@ class Grouping(NamedTuple):
         key: what `treatments` depends on besides the structure. None to keep no plan.
         asks: (leaves) → what `treatments` depends on of the leaves, or None to keep no plan. None if on nothing.
         groups: labels that always get a group, in this order, even if no leaf has them. Other labels follow.
-        is_of_form: True if all else is the same in calls with as many arguments and the same keywords.
+        holds_for_like_calls: True if later calls with as many arguments and the same keywords are grouped by the same
+            options, so that C may group them.
     """
 
     title: str
@@ -69,7 +69,7 @@ class Grouping(NamedTuple):
     key: Any = None
     asks: Callable[[Sequence[Any]], Any] | None = None
     groups: Sequence[tuple[Any, ...]] = ()
-    is_of_form: bool = True
+    holds_for_like_calls: bool = True
 
 
 class Call:
@@ -81,18 +81,36 @@ class Call:
         leaves: the packed leaves.
         walked: the packed objects, numbered as before all cuts.
         trace: the trace that was active when the call began. None for the current one.
+        grouping: what the transform does with the arguments. None if C made the call.
 
     Attributes:
         tree: the arguments after all cuts, with the caller's objects.
         groups: the leaf groups, which the transform gets.
-        leaving: labels of the groups of the result, where only the function's result tells them.
-        told: what a trace found out about the arguments, for the adapter. None if nothing.
+        result_labels: labels of the groups of the result, where only the function's result tells them.
+        findings: what a trace found out about the arguments, for the adapter. None if nothing.
     """
 
-    __slots__ = ("arguments", "groups", "leaves", "leaving", "plan", "told", "trace", "tree", "walked")
+    __slots__ = (
+        "arguments",
+        "findings",
+        "grouping",
+        "groups",
+        "leaves",
+        "plan",
+        "result_labels",
+        "trace",
+        "tree",
+        "walked",
+    )
 
     def __init__(
-        self, arguments: Arguments, plan: Plan, leaves: Sequence[Any], walked: Sequence[Any], trace: Any = None
+        self,
+        arguments: Arguments,
+        plan: Plan,
+        leaves: Sequence[Any],
+        walked: Sequence[Any],
+        trace: Any = None,
+        grouping: Grouping | None = None,
     ) -> None:
         self.arguments = arguments
         self.walked = walked
@@ -100,10 +118,11 @@ class Call:
         self.tree = FlatDag.of(plan.structure, objects)
         self.plan = plan
         self.leaves = leaves
-        self.leaving: list[Any] = []
-        self.told: Any = None
+        self.result_labels: list[Any] = []
+        self.findings: Any = None
         self.trace = current_trace() if trace is None else trace
         self.groups: list[LeafGroup] = []
+        self.grouping = grouping
 
     def with_groups(self) -> "Call":
         """Groups the leaves, and returns the call itself. The first group refers to the call until it ends."""
@@ -174,22 +193,22 @@ def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
     tags = Tags()
     leaves, structure = pack(arguments, tags, rules)
     plan = plan_for(FlatDag.of(structure, tags.objects), structure, leaves, grouping)
-    return Call(arguments, plan, leaves, tags.objects).with_groups()
+    return Call(arguments, plan, leaves, tags.objects, grouping=grouping).with_groups()
 
 
-def repacked(call: Call, how: Repacking, grouping: Grouping) -> Call:
+def repacked(call: Call, how: Repacking) -> Call:
     """Makes the same call with other ties, and with static numbers traced.
 
     Args:
         call: the call. It is not changed.
         how: how its arguments are packed instead.
-        grouping: what the transform does with them.
     """
     structure = how.structure(call.tree)
     tree = FlatDag.of(structure, [call.objects[record] for record in how.origins])
     leaves = list(tree.leaves.values())
-    plan = plan_for(tree, structure, leaves, grouping)
-    return Call(call.arguments, plan, leaves, tree.objects).with_groups()
+    assert call.grouping is not None
+    plan = plan_for(tree, structure, leaves, call.grouping)
+    return Call(call.arguments, plan, leaves, tree.objects, grouping=call.grouping).with_groups()
 
 
 def plan_for(tree: FlatDag, structure: Structure, leaves: Sequence[Any], grouping: Grouping) -> Plan:
@@ -221,9 +240,9 @@ def keep(structure: Structure, key: Any, value: V) -> V:
     return value
 
 
-def call_of(known: Any) -> Any:
-    """The call that a selection refers to. A call that runs in C is referred to by the parts of one."""
-    return Call(*known) if type(known) is tuple else known
+def call_of(call_or_parts: Any) -> Any:
+    """Returns the call of a selection. While a call runs in C, its selection has the arguments of `Call` instead."""
+    return Call(*call_or_parts) if type(call_or_parts) is tuple else call_or_parts
 
 
 def _new_plan(tree: FlatDag, structure: Structure, grouping: Grouping) -> Plan:
@@ -267,19 +286,19 @@ def _plan_of(
 
 def leave(
     groups: Sequence[LeafGroup],
-    given: Any = None,
+    callers_object: Any = None,
     update: Callable[[int, Any], Any] | None = None,
 ) -> Any:
     """Builds a result from its groups, of new nodes and of objects of the caller's.
 
     Args:
         groups: all groups of one tree.
-        given: (record) → the caller's object that stands there unchanged.
+        callers_object: (record) → the caller's object that stands there unchanged.
         update: (record, new content) → the caller's object, after the content was written to it.
     """
     structure, leaves = groups[0].selection.structure, distinct(gather_leaves(groups))
     table: list[Any] = []
-    build(structure, leaves, table, given, update)
+    build(structure, leaves, table, callers_object, update)
     if structure.is_noted:
         note(leaves[i] for i in structure.noted)
         note_tied_values(leaves[i] for i in structure.tied_values)

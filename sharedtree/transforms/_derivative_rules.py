@@ -1,86 +1,98 @@
-"""`jax.custom_vjp`, `jax.custom_jvp`, `jax.custom_gradient`: functions with rules for their derivatives.
+"""`jax.custom_vjp`, `jax.custom_jvp`, `jax.custom_gradient`, `custom_vmap`: functions with rules for their derivatives.
 
-The function and its rules take and return modules, with ties. What they hand to each other through JAX are groups:
+The function and its rules take and return modules with their ties. JAX sees leaf groups in place of these:
 
     f(Pair(w, w), x)                  JAX sees    f(LeafGroup([w, x]))
     fwd(Pair(w, w), x) → y, Net(a)                fwd(LeafGroup([w, x])) → y, LeafGroup([a])
     bwd(Net(a), dy) → Pair(d, e), dx              bwd(LeafGroup([a]), dy) → (LeafGroup([d + e, dx]),)
 
-A rule may be called long after the call that it belongs to, and by another one's derivative. So the vanilla object is
-made anew for each call, and its rules know the structures of that call, but hold none of its arrays.
+JAX may call a rule long after the call to which it belongs, and while it differentiates another rule. So each call
+makes a vanilla object of its own. Its rules know the structures of this call and hold none of its arrays.
 """
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
-from ..core._pack_and_unpack import unpack, walked
-from ..core._structure import Structure
+from ..core._pack_and_unpack import Tags, pack, unpack, walked
+from ..core._prefix_trees import Label, labels
+from ..core._printing import listed
+from ..core._structure import FlatDag, Structure
 from ..libraries._equinox import name_of
 from ..ties._leaf_notes import note_tied, noting_whole
+from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
-from ._adapter_names import VANILLA_CUSTOM_VJP
+from ._adapter_names import VANILLA_CUSTOM_JVP, VANILLA_CUSTOM_VJP
 from ._argument_names import Names
 from ._caller_side import Call, leave
 from ._function_and_options import How, in_code
 from ._function_given_to_jax import Inner
-from ._function_side import Inside
+from ._function_side import FunctionTrace
 from ._function_transform import FunctionTransform
 from ._joining_trees import Sides, holds_modules, join
-from ._leaf_groups import LeafGroup, whole
-from ._option_lists import public_name
-from ._tangents import Fit, as_tuple, fitted
+from ._leaf_groups import LeafGroup, tangents_of, whole
+from ._option_lists import lists_options_of, public_name
+from ._tangents import Fit, as_tuple, fit_to_leaves
 from .checks._ties_lost_in_calls import report_lost_ties, ties_lost_between
 
 
 class RuleTransform(FunctionTransform):
-    """A function with rules, with identities preserved. The rules come later, by methods."""
+    """A function with rules, with identities preserved. Its methods, such as `defvjp`, set the rules later.
+
+    A subclass implements `with_rules` for one transform.
+    """
 
     takes_rules = True
     rules_given: Any = None
-    """As the transform's own methods take them; None until they are there."""
+    """The arguments of the method that set the rules. None until it is called."""
     unknown_methods: frozenset[str] = frozenset()
-    """Methods of the transform of which nobody knows what they hand to rules."""
+    """Names of methods that set rules of a kind unknown to this package."""
 
     writes = False
 
+    # Set by `_for_one_call` and `with_rules` on the copy that belongs to one call: the operands with the types of their
+    # leaves, the function that JAX sees, and the structure of its result.
     _operands: FlatDag
     _primal: Inner | None = None
     _returned: Structure | None
 
+    # The object that the user has ------------------------------------------------------------------------------------
+
     def _made_alike(self) -> How | None:
-        """Nothing: two objects of one function may have two rules."""
+        # Two objects of one function may have different rules, so they have no traces in common.
         return None
 
     def check_options(self) -> None:
-        """Applies the transform, which also refuses to be called without rules as it always does."""
+        """Applies the transform, which refuses wrong options. Called without rules, it raises JAX's own error."""
         self._vanilla = self.transform(self.function, **self.options)
-        # Under `jax_custom_vjp3` JAX 0.10 makes an object of another class, which calls them by another name.
+        # Under `jax_custom_vjp3`, JAX 0.10 returns an object of another class with another name for these.
         static = getattr(self._vanilla, "nondiff_argnums", None) or getattr(self._vanilla, "static_argnums", ())
         self._static = tuple(sorted(static))
 
     def __getattr__(self, name: str) -> Any:
-        """What sets rules of another kind on the function itself, as that of `jax.custom_batching.custom_vmap` does."""
+        """Returns a method of the vanilla object that begins with `def`. Its rules are not translated."""
         if not name.startswith("def") or "_vanilla" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        found = getattr(self._vanilla, name)
+        method = getattr(self._vanilla, name)
         if name in self.unknown_methods:
             raise self.unknown_rules(f"the rules that `{name}` sets")
-        return found
+        return method
 
     def unknown_rules(self, rules: str, option: str = "") -> TypeError:
-        """The error for rules that are handed, or return, something else than those that this class knows.
+        """Makes the error for rules with other arguments or results than this class translates.
 
         Args:
-            rules: which rules, in words.
-            option: of the transform, as code that follows the function; empty if a method sets them.
+            rules: the rules, in words.
+            option: the option that asks for such rules, as code after the function. Empty if a method sets them.
         """
         vanilla = public_name(self.transform) or "jax.custom_vjp"
         return TypeError(
@@ -92,27 +104,30 @@ class RuleTransform(FunctionTransform):
         )
 
     def __reduce__(self) -> Any:
-        """As the base, with the rules."""
-        made = super().__reduce__()
-        return made if isinstance(made, str) else (*made, self._own_rules())
+        """Pickles the rules too, as state."""
+        reduced = super().__reduce__()
+        return reduced if isinstance(reduced, str) else (*reduced, self._state_of_rules())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """As the base, with the rules."""
-        made = super().__deepcopy__(memo)
-        if made is not self:
-            memo[id(self)] = made  # a rule may hold this, which the caller keeps alive
-            made.__dict__.update(copy.deepcopy(self._own_rules(), memo))
-        return made
+        """Copies the rules too."""
+        duplicate = super().__deepcopy__(memo)
+        if duplicate is not self:
+            # A rule may refer to this object. The caller keeps it alive, so its `id` is valid.
+            memo[id(self)] = duplicate
+            duplicate.__dict__.update(copy.deepcopy(self._state_of_rules(), memo))
+        return duplicate
 
-    def _own_rules(self) -> dict[str, Any]:
-        return {name: rule for name, rule in self.__dict__.items() if name == "rules_given"}
+    def _state_of_rules(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name == "rules_given"}
 
-    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Those that are not differentiated, which JAX does not trace."""
-        return self._static
+    # One call -------------------------------------------------------------------------------------------------------
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """As the base, under rules."""
+        """Calls a vanilla object that is made for this call.
+
+        Raises:
+            ValueError: if the policy is in place. Rules do not say how the changes of a function are differentiated.
+        """
         if self.rules_given is None:
             return self._vanilla(*args, **kwargs)
         if policy.in_place:
@@ -124,189 +139,501 @@ class RuleTransform(FunctionTransform):
             )
         args, kwargs = self._by_position(tuple(args), kwargs)
         with self.enter(args, kwargs, policy) as call:
-            one = self._for_one_call(call)
-            return leave((one.with_rules(policy, self.function)(*call.groups, *self.statics_of(call)),))
-
-    def statics_of(self, call: Call) -> Sequence[Any]:
-        """The arguments that are not differentiated, as JAX gets them."""
-        return call.statics
-
-    def _for_one_call(self, call: Call) -> Self:
-        """This, for the rules of one call to refer to."""
-        one = self._without_function()
-        types = [_type_of(leaf) for leaf in call.tree.leaves.values()]
-        one._operands = FlatDag.of_leaves(call.tree.structure, types)  # pyright: ignore[reportArgumentType]
-        one._returned = None
-        return one
+            transform_of_call = self._for_one_call(call)
+            vanilla = transform_of_call.with_rules(policy, self.function)
+            return leave((vanilla(*call.groups, *self.statics_of(call)),))
 
     def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments by position, with defaults, as JAX gives them to the rules; as they are without a signature."""
+        """Turns keyword arguments and defaults into positional arguments, as JAX does for rules.
+
+        If the function has no signature, the arguments stay as they are.
+        """
         try:
             bound = inspect.signature(self.function).bind(*args, **kwargs)
         except (TypeError, ValueError) as error:
             if str(error).startswith("missing"):
-                self._vanilla(*args, **kwargs)  # says best what is wrong
+                # JAX itself says best what is wrong.
+                self._vanilla(*args, **kwargs)
             return args, kwargs
         bound.apply_defaults()
         if kwargs.keys() & bound.kwargs.keys():
-            self._vanilla(*args, **kwargs)  # as above
+            # Keyword-only arguments are JAX's to refuse, too.
+            self._vanilla(*args, **kwargs)
             return args, kwargs
         return bound.args, {}
 
-    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The vanilla object for one call, on groups."""
-        raise NotImplementedError
+    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Returns the positions in `nondiff_argnums`. JAX does not trace these arguments."""
+        return self._static
+
+    def statics_of(self, call: Call) -> Sequence[Any]:
+        """Returns the arguments in `nondiff_argnums` as JAX gets them."""
+        return call.statics
 
     @property
-    def _after_hand(self) -> tuple[int, ...]:
+    def _positions_of_statics(self) -> tuple[int, ...]:
+        """Positions of the static arguments for JAX, after the one leaf group of all other arguments."""
         return tuple(range(1, 1 + len(self._static)))
 
-    # What becomes of each function --------------------------------------------------------------------------------
+    def _for_one_call(self, call: Call) -> Self:
+        """Returns a copy of this object for the rules of one call to refer to. It holds no array of the call."""
+        copy_for_call = self._without_function()
+        types = [_type_of(leaf) for leaf in call.tree.leaves.values()]
+        copy_for_call._operands = FlatDag.of_leaves(call.tree.structure, types)  # pyright: ignore[reportArgumentType]
+        copy_for_call._returned = None
+        return copy_for_call
 
-    def inner_of(self, policy: Policy, how: Callable[..., Any], function: Callable[..., Any]) -> Inner:
-        """What JAX sees of the function or a rule: calls `how(policy, function, *args)`."""
-        return Inner(function, lambda: function, lambda own, args, kwargs: how(policy, own, *args, **kwargs))
+    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes the vanilla object for one call. It takes leaf groups, and so do its rules."""
+        raise NotImplementedError
 
-    def primal(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
-        """The function itself."""
-        return self.with_more(policy, function, args, None)
+    # What JAX calls: the function and the rules, on leaf groups -------------------------------------------------------
 
-    def with_more(
-        self, policy: Policy, rule: Callable[..., Any], args: Sequence[Any], finish: Callable[[Inside, Any], Any] | None
-    ) -> Any:
-        """What becomes of the function, or of a rule that returns its result and something beside it.
+    def inner_of(self, policy: Policy, call_rule: Callable[..., Any], function: Callable[..., Any]) -> Inner:
+        """Makes the function for JAX to call in place of the user's function or rule.
 
         Args:
-            policy: what counts as sharing.
-            rule: the function or the rule.
-            args: groups, and what is static.
-            finish: (the trace, what is beside the result) → what JAX gets of that; None if it is the function. If a
-                rule returns no pair, JAX gets that, for it says best what is wrong.
+            policy: what carries identity.
+            call_rule: (policy, function, *leaf groups) → the result for JAX. A method such as `primal`.
+            function: the user's function or rule.
         """
-        inside, result = self.run(policy, rule, args, returns_pair=finish is not None)
-        beside = None
-        if finish is not None:
+        return Inner(
+            function,
+            lambda: function,
+            lambda current, args, kwargs: call_rule(policy, current, *args, **kwargs),
+        )
+
+    def primal(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls the function itself, and packs its result."""
+        return self.packed_result(policy, function, args, None)
+
+    def packed_result(
+        self,
+        policy: Policy,
+        rule: Callable[..., Any],
+        args: Sequence[Any],
+        pack_second: Callable[[FunctionTrace, Any], Any] | None,
+    ) -> Any:
+        """Calls the function, or a rule that returns a pair of the function's result and something else.
+
+        Args:
+            policy: what carries identity.
+            rule: the function or the rule.
+            args: leaf groups, and static arguments.
+            pack_second: (trace, second of the pair) → what JAX gets for it. None for the function itself.
+
+        Returns:
+            The packed result, or a pair. If a rule returns no pair, its result unchanged: JAX says best what is wrong.
+
+        Raises:
+            SharingMismatchError: if the result of a rule has another structure than that of the function.
+        """
+        trace, result = self.run(policy, rule, args, returns_pair=pack_second is not None)
+        second = None
+        if pack_second is not None:
             if not isinstance(result, (tuple, list)) or len(result) != 2:
                 return result
-            result, beside = result
-        tree = inside.walked(result)
-        inside.check_walked(tree)
-        packed = inside.pack(result)
-        if finish is None:
+            result, second = result
+        tree = trace.walked(result)
+        trace.check_walked(tree)
+        packed = trace.pack(result)
+        if pack_second is None:
             self._returned = packed.structure
             return packed
-        return self._as_returned(packed, rule), finish(inside, beside)
+        return self._like_result_of_function(packed, rule), pack_second(trace, second)
 
-    def _as_returned(self, packed: LeafGroup, rule: Callable[..., Any]) -> LeafGroup:
-        """The packed result of a rule, in the shape of that of the function.
+    def _like_result_of_function(self, packed: LeafGroup, rule: Callable[..., Any]) -> LeafGroup:
+        """Returns the packed result of a rule with the very structure of the function's result.
 
         Raises:
             SharingMismatchError: if they differ in shape, static values or ties.
         """
         returned = self._returned
+        # JAX may run a rule without the function. Then there is nothing to compare.
         if returned is None or returned is packed.structure:
             return packed
-        one, two = (f"in what `{name}` returns" for name in (name_of(self, self), name_of(rule, rule)))
-        before = FlatDag.of(returned, [None] * len(returned.records))
-        after = FlatDag.of(packed.structure, [None] * len(packed.structure.records))
-        above = (_Result(),)
-        join(before, after, Sides(self.transform_name, one, two), above, exact=True)
-        join(after, before, Sides(self.transform_name, two, one), above, exact=True)
+        of_function, of_rule = (f"in what `{name}` returns" for name in (name_of(self, self), name_of(rule, rule)))
+        tree_of_function = FlatDag.of(returned, [None] * len(returned.records))
+        tree_of_rule = FlatDag.of(packed.structure, [None] * len(packed.structure.records))
+        path = (_Result(),)
+        # A join forgives ties that only its second tree has, so each is the second one once.
+        join(tree_of_function, tree_of_rule, Sides(self.transform_name, of_function, of_rule), path, exact=True)
+        join(tree_of_rule, tree_of_function, Sides(self.transform_name, of_rule, of_function), path, exact=True)
         return whole(packed.leaves, returned)
-
-    def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
-        """What a rule gives for the operands, in the group in which they came.
-
-        Raises:
-            SharingMismatchError: if they are not as many, differ in shape, or one object is at two paths of a tie.
-        """
-        operands = as_tuple(self._operands)
-        num_operands = len(operands.records[operands.root][1])
-        with noting_whole() as found:
-            # The cotangents that come in are ours: of a tie, each is whole, and so it stays if it is handed on.
-            received = walked(Arguments(Names(rule).of(len(args)), args, {}), self.rules(policy))
-            cotangents = received.child(len(args) - 1)  # what comes before are residuals
-            leaves = [received.leaves[number] for number in cotangents.leaf_numbers]
-            note_tied(cotangents, leaves)
-            given = rule(*args)
-        given = self.as_several(given, num_operands)
-        if not isinstance(given, (tuple, list)) or len(given) != num_operands:
-            self._refuse_as_jax(rule, given)
-            what = f"{len(given)} values" if isinstance(given, (tuple, list)) else f"a `{type(given).__name__}`"
-            raise SharingMismatchError(
-                f"`{name_of(rule, rule)}` returned {what} for the {num_operands} operands of `{name_of(self, self)}` "
-                "that are differentiated. It returns a tuple with one cotangent for each, None where that is zero:\n"
-                "    return (cotangent, None)"
-            )
-        fit = self.fit(policy, whole=found, adds_up=True)
-        try:
-            leaves = list(fitted(operands, tuple(given), "cotangents", fit).values())
-        except SharingMismatchError:
-            self._refuse_as_jax(rule, given)
-            raise
-        if any(np.shape(leaf) != np.shape(own) for leaf, own in zip(leaves, operands.leaves.values(), strict=True)):
-            self._refuse_as_jax(rule, given)
-        # What the rule made of a tied cotangent path by path is added up, and may be the whole at each of them.
-        lost = ties_lost_between(cotangents, walked(tuple(given), self.rules(policy)), policy)
-        report_lost_ties((), lost, policy, Names(rule))
-        return (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
-
-    def _refuse_as_jax(self, rule: Callable[..., Any], given: Any) -> None:
-        """Raises what JAX says of cotangents that do not fit, where there is nothing that it does not know."""
-        if self._primal is None or holds_modules(self._operands):
-            return
-        # JAX traces the function anew, or even calls it (`jax_custom_vjp3`), so it gets one that only looks like it.
-        ruled = VANILLA_CUSTOM_VJP(returning(self._primal.function, 0.0))
-        ruled.defvjp(lambda *args: (0.0, None), returning(rule, given))
-        own = unpack(self._operands.structure, list(self._operands.leaves.values()))
-        operands = [arg for name, arg in zip(own.names, own.args, strict=True) if name is not None]
-        jax.eval_shape(lambda *args: jax.vjp(ruled, *args)[1](0.0), *operands)
-
-    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
-        """As the base, without asking the transform, which has no rules."""
-        raise error
-
-    def as_several(self, given: Any, num_operands: int) -> Any:
-        """What a rule returned, if it may return the cotangent of a single operand itself."""
-        return given
-
-    def fit(self, policy: Policy, *, whole: Any = None, adds_up: bool = False) -> Fit:
-        """How tangents that a rule gave are taken, or cotangents, with those arrays of them that are whole."""
-        rules = self.rules(policy)._replace(convention="jax")
-        return Fit(self.transform_name, rules, adds_up, may_lack=True, is_of_rule=True, whole=whole)
 
     def run(
         self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, returns_pair: bool = False
-    ) -> tuple[Inside, Any]:
-        """Calls a function with what was received.
+    ) -> tuple[FunctionTrace, Any]:
+        """Calls the user's function or rule with arguments built from leaf groups. Returns the trace and the result.
 
         Args:
-            policy: what counts as sharing.
-            function: the function or a rule.
-            args: groups, and what is static.
-            returns_pair: whether it returns a pair, of which callers get the first only.
+            policy: what carries identity.
+            function: the function or the rule.
+            args: leaf groups, and static arguments.
+            returns_pair: True if only the first of the two values returned reaches the caller.
         """
         received = self.received(args)
-        inside = Inside(self.terms(policy), function)
-        own = received.arguments
-        return inside, inside.call_with(received, own.args, own.kwargs, returns_pair=returns_pair)
+        trace = FunctionTrace(self.terms(policy), function)
+        arguments = received.arguments
+        return trace, trace.call_with(received, arguments.args, arguments.kwargs, returns_pair=returns_pair)
+
+    # Cotangents -----------------------------------------------------------------------------------------------------
+
+    def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
+        """Calls a rule for cotangents, and fits its result to the leaf group of the operands.
+
+        Args:
+            policy: what carries identity.
+            rule: (*residuals, cotangent of the result) → cotangents of the operands.
+            args: arguments of the rule, as modules.
+
+        Raises:
+            SharingMismatchError: if there are not as many cotangents as operands, if one differs from its operand in
+                shape, or if one object is at two paths of a tie.
+        """
+        operands = as_tuple(self._operands)
+        num_operands = len(operands.records[operands.root][1])
+        # 1. Call the rule. Within, differentiation of ours notes the arrays that are whole sums over their paths.
+        with noting_whole() as whole_sums:
+            received = walked(Arguments(Names(rule).of(len(args)), args, {}), self.rules(policy))
+            # The arguments before the last one are residuals.
+            cotangents = received.child(len(args) - 1)
+            leaves = [received.leaves[number] for number in cotangents.leaf_numbers]
+            # For a tied leaf, the incoming cotangent is whole, and so it is if the rule passes it on.
+            note_tied(cotangents, leaves)
+            result = rule(*args)
+        # 2. Refuse a wrong number of cotangents.
+        result = self.as_several(result, num_operands)
+        if not isinstance(result, (tuple, list)) or len(result) != num_operands:
+            self._refuse_as_jax(rule, result)
+            is_sequence = isinstance(result, (tuple, list))
+            description = f"{len(result)} values" if is_sequence else f"a `{type(result).__name__}`"
+            raise SharingMismatchError(
+                f"`{name_of(rule, rule)}` returned {description} for the {num_operands} operands of "
+                f"`{name_of(self, self)}` that are differentiated. It returns a tuple with one cotangent for each, "
+                "None where that is zero:\n"
+                "    return (cotangent, None)"
+            )
+        # 3. Add up the cotangents of each leaf.
+        fit = self.fit(policy, whole_sums=whole_sums, adds_up=True)
+        try:
+            leaves = list(fit_to_leaves(operands, tuple(result), "cotangents", fit).values())
+        except SharingMismatchError:
+            self._refuse_as_jax(rule, result)
+            raise
+        pairs = zip(leaves, operands.leaves.values(), strict=True)
+        if any(np.shape(leaf) != np.shape(operand) for leaf, operand in pairs):
+            self._refuse_as_jax(rule, result)
+        # 4. Warn of lost ties. A rule may take the whole cotangent of a tied leaf and compute with it path by path.
+        # These arrays were added up above, though each of them may be the whole.
+        lost = ties_lost_between(cotangents, walked(tuple(result), self.rules(policy)), policy)
+        report_lost_ties((), lost, policy, Names(rule))
+        return (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
+
+    def as_several(self, result: Any, num_operands: int) -> Any:
+        """Returns the result of a rule as a tuple, where JAX allows the cotangent of a single operand by itself."""
+        return result
+
+    def fit(self, policy: Policy, *, whole_sums: Any = None, adds_up: bool = False) -> Fit:
+        """Says how the tangents or cotangents that a rule returned are fitted.
+
+        Args:
+            policy: what carries identity.
+            whole_sums: arrays known to be the whole sum over their paths.
+            adds_up: True for cotangents.
+        """
+        rules = self.rules(policy)._replace(convention="jax")
+        return Fit(self.transform_name, rules, adds_up, may_lack=True, is_of_rule=True, whole_sums=whole_sums)
+
+    def _refuse_as_jax(self, rule: Callable[..., Any], result: Any) -> None:
+        """Raises JAX's own error for cotangents that do not fit. Returns if there are modules, unknown to JAX."""
+        if self._primal is None or holds_modules(self._operands):
+            return
+        # JAX traces the function anew, or even calls it (`jax_custom_vjp3`), so it gets one that only looks like it.
+        vanilla = VANILLA_CUSTOM_VJP(returning(self._primal.function, 0.0))
+        vanilla.defvjp(lambda *args: (0.0, None), returning(rule, result))
+        arguments = unpack(self._operands.structure, list(self._operands.leaves.values()))
+        operands = [arg for name, arg in zip(arguments.names, arguments.args, strict=True) if name is not None]
+        jax.eval_shape(lambda *args: jax.vjp(vanilla, *args)[1](0.0), *operands)
+
+    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
+        """Raises the error. The base asks the transform first, but here it has no rules to answer with."""
+        raise error
+
+
+# The transforms: arguments and results of the rules of each ----------------------------------------------------------
+
+
+class CustomVjpTransform(RuleTransform):
+    """A function under `jax.custom_vjp`, with identities preserved."""
+
+    unknown_methods = frozenset({"defvjp_with_logs", "defvjp_with_accums", "defremat", "defremat_with_logs"})
+
+    @lists_options_of(VANILLA_CUSTOM_VJP.defvjp)
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any) -> None:
+        """Sets the rules, as `jax.custom_vjp.defvjp` does.
+
+        Args:
+            fwd: the arguments → (the result, residuals). Both may hold modules, and keep their ties.
+            bwd: (residuals, cotangent of the result) → a cotangent for each argument, in its shape or None.
+            positional: options of `jax.custom_vjp.defvjp`, by position.
+            options: options of `jax.custom_vjp.defvjp`, by name.
+        """
+        self._vanilla.defvjp(fwd, bwd, *positional, **options)
+        self.rules_given = fwd, bwd, positional, options
+
+    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes an object of `jax.custom_vjp`, with both of its rules."""
+        fwd, bwd, positional, options = self.rules_given
+        transform_options = (
+            {**self.options, "nondiff_argnums": self._positions_of_statics} if self._static else self.options
+        )
+        self._primal = self.inner_of(policy, self.primal, function)
+        vanilla = self.transform(self._primal, **transform_options)
+        rules = self.inner_of(policy, self._forward, fwd), self.inner_of(policy, self._backward, bwd)
+        vanilla.defvjp(*rules, *positional, **options)
+        return vanilla
+
+    def _forward(self, policy: Policy, fwd: Callable[..., Any], *args: Any) -> Any:
+        return self.packed_result(policy, fwd, args, lambda trace, residuals: trace.pack(residuals))
+
+    def _backward(self, policy: Policy, bwd: Callable[..., Any], *args: Any) -> Any:
+        *static, residuals, cotangent = args
+        return self.cotangents(policy, bwd, *static, tree_of(residuals), tangents_of(cotangent))
+
+
+class CustomGradientTransform(RuleTransform):
+    """A function under `jax.custom_gradient`, with identities preserved.
+
+    The function returns its rule beside its result, so no method sets rules.
+    """
+
+    rules_given = ()
+
+    def check_options(self) -> None:
+        """Refuses the options of newer JAX that give a rule other arguments or another result.
+
+        Raises:
+            TypeError: if there is such an option.
+        """
+        # First, since JAX knows best which options it has.
+        super().check_options()
+        for name in ("with_logs", "remat", "with_accums"):
+            option = self.options.get(name)
+            if option:
+                raise self.unknown_rules(f"the rules that it takes with `{name}`", f", {name}={option!r}")
+
+    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes a function under `jax.custom_gradient`. Its rule comes with each result."""
+        return self.transform(self.inner_of(policy, self._result_and_rule, function), **self.options)
+
+    def _result_and_rule(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
+        return self.packed_result(policy, function, args, lambda _, rule: self.inner_of(policy, self._backward, rule))
+
+    def _backward(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
+        return self.cotangents(policy, rule, *map(tangents_of, args))
+
+    def as_several(self, result: Any, num_operands: int) -> Any:
+        """Wraps the cotangent of a single operand in a tuple. Under this transform, rules may return it bare."""
+        return (result,) if num_operands == 1 and not isinstance(result, (tuple, list)) else result
+
+
+class Summands(list[Any]):
+    """Tangents of one result, one from each rule of `defvjps`. Their sum is its tangent."""
+
+
+class CustomJvpTransform(RuleTransform):
+    """A function under `jax.custom_jvp`, with identities preserved."""
+
+    @lists_options_of(VANILLA_CUSTOM_JVP.defjvp)
+    def defjvp(self, jvp: Callable[..., Any], *positional: Any, **options: Any) -> Callable[..., Any]:
+        """Sets the rule, as `jax.custom_jvp.defjvp` does.
+
+        Args:
+            jvp: (tuple of arguments, tuple of tangents in their shapes) → (the result, a tangent in its shape).
+            positional: options of `jax.custom_jvp.defjvp`, by position.
+            options: options of `jax.custom_jvp.defjvp`, by name.
+
+        Returns:
+            The rule.
+        """
+        self._vanilla.defjvp(jvp, *positional, **options)
+        self.rules_given = jvp, positional, options
+        return jvp
+
+    def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
+        """Sets a rule for each argument, as `jax.custom_jvp.defjvps` does.
+
+        Args:
+            jvps: for each argument, (its tangent, the result, the arguments) → a tangent of the result; or None.
+        """
+        self._vanilla.defjvps(*jvps)
+
+        def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+            result = self(*primals)
+            # JAX allows fewer rules than arguments.
+            pairs = zip(jvps, tangents, strict=False)
+            return result, Summands([rule(tangent, result, *primals) for rule, tangent in pairs if rule is not None])
+
+        self.rules_given = jvp, (), {}
+
+    def statics_of(self, call: Call) -> Sequence[Any]:
+        """Packs each argument in `nondiff_argnums` into a leaf group.
+
+        JAX flattens and rebuilds these arguments to stop the gradient, which would lose their ties.
+        """
+        rules = self.rules(Policy())
+        return [whole(*pack(value, Tags(), rules)) for value in call.statics]
+
+    def received(self, args: Sequence[Any]) -> Any:
+        """Unpacks the arguments in `nondiff_argnums` too."""
+        group, *static = args
+        return super().received([group, *map(tree_of, static)])
+
+    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes an object of `jax.custom_jvp`, with its rule."""
+        jvp, positional, options = self.rules_given
+        transform_options = (
+            {**self.options, "nondiff_argnums": self._positions_of_statics} if self._static else self.options
+        )
+        self._primal = self.inner_of(policy, self.primal, function)
+        vanilla = self.transform(self._primal, **transform_options)
+        vanilla.defjvp(self.inner_of(policy, self._forward, jvp), *positional, **options)
+        return vanilla
+
+    def _forward(self, policy: Policy, jvp: Callable[..., Any], *args: Any) -> Any:
+        """Calls the user's rule for JAX: (*static arguments, (primals,), (tangents,)) → (result, its tangent)."""
+        *static, (primal,), (tangent,) = args
+        all_tangents = tangents_of(tangent, is_gradient=False).args
+
+        def rule(*args: Any) -> Any:
+            """Calls the user's rule with static arguments first, as JAX does."""
+            statics = [args[i] for i in self._static]
+            primals = tuple([arg for i, arg in enumerate(args) if i not in self._static])
+            tangents = tuple([arg for i, arg in enumerate(all_tangents) if i not in self._static])
+            return jvp(*statics, primals, tangents)
+
+        packed = self.packed_result(policy, rule, (primal, *static), lambda _, tangent_out: tangent_out)
+        if type(packed) is not tuple or type(packed[0]) is not LeafGroup:
+            # No pair. JAX itself says best what is wrong.
+            return packed
+        result, tangent_out = packed
+        if type(tangent_out) is not Summands:
+            self._refuse_tangent_as_jax(jvp, result, tangent_out)
+        return result, self._pack_tangent(policy, result, tangent_out)
+
+    def _refuse_tangent_as_jax(self, jvp: Callable[..., Any], result: LeafGroup, tangent: Any) -> None:
+        """Raises JAX's own error for a tangent of another structure. Returns if there are modules, unknown to JAX."""
+        if self._primal is None or holds_modules(FlatDag.of_leaves(result.structure, result.leaves)):
+            return
+        value = tree_of(result)
+        if jtu.tree_structure(tangent) != jtu.tree_structure(value):
+            vanilla = VANILLA_CUSTOM_JVP(returning(self._primal.function, value))
+            vanilla.defjvp(returning(jvp, (value, tangent)))
+            jax.eval_shape(lambda: jax.jvp(vanilla, (0.0,), (0.0,)))
+
+    def _pack_tangent(self, policy: Policy, result: LeafGroup, tangent: Any) -> LeafGroup:
+        """Packs a tangent of the result, or the sum of several, into the leaf group of the result."""
+        tree = FlatDag.of_leaves(result.structure, result.leaves)
+        fit = self.fit(policy)
+        total: list[Any] = []
+        # Without a single rule the sum is empty, and the tangent zero.
+        for summand in tangent or [None] if type(tangent) is Summands else [tangent]:
+            tangents = fit_to_leaves(tree, summand, "tangent", fit).values()
+            leaves = [_tangent_or_zeros(primal, leaf) for primal, leaf in zip(result.leaves, tangents, strict=True)]
+            if total:
+                total = [_add_tangents(*triple) for triple in zip(result.leaves, total, leaves, strict=True)]
+            else:
+                total = leaves
+        return LeafGroup(total, result.selection)
+
+
+class CustomVmapTransform(RuleTransform):
+    """A function under `jax.custom_batching.custom_vmap`, with identities preserved."""
+
+    def def_vmap(self, vmap_rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Sets the rule, as `jax.custom_batching.custom_vmap.def_vmap` does.
+
+        Args:
+            vmap_rule: (size of the axis, list with a tree of booleans for each argument, *arguments) → (the result, a
+                tree of booleans in its shape). True marks a leaf that has the axis.
+
+        Returns:
+            The rule.
+        """
+        self._vanilla.def_vmap(vmap_rule)
+        self.rules_given = vmap_rule
+        return vmap_rule
+
+    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes an object of `custom_vmap`, with its rule."""
+        vanilla = self.transform(self.inner_of(policy, self.primal, function), **self.options)
+        vanilla.def_vmap(self.inner_of(policy, self._batched, self.rules_given))
+        return vanilla
+
+    def _batched(self, policy: Policy, rule: Callable[..., Any], size: int, in_batched: Any, group: LeafGroup) -> Any:
+        """Calls the user's rule for JAX, with leaf groups of booleans in `in_batched` and in the result."""
+        in_batched_trees = list(tree_of(in_batched[0]).args)
+
+        def rule_of_arguments(*args: Any) -> Any:
+            return rule(size, in_batched_trees, *args)
+
+        functools.update_wrapper(rule_of_arguments, rule, ("__name__", "__qualname__"), ())
+        packed = self.packed_result(policy, rule_of_arguments, (group,), lambda _, out_batched: out_batched)
+        if type(packed) is not tuple or type(packed[0]) is not LeafGroup:
+            # No pair. JAX itself says best what is wrong.
+            return packed
+        return packed[0], self._pack_out_batched(*packed)
+
+    def _pack_out_batched(self, result: LeafGroup, out_batched: Any) -> LeafGroup:
+        """Packs the booleans that a rule returned into the leaf group of its result.
+
+        Raises:
+            SharingMismatchError: if the paths of a tied leaf have different booleans.
+        """
+        tree = FlatDag.of(result.structure)
+        label_of: dict[int, Label] = {}
+        for label in labels(out_batched, tree, lambda part: isinstance(part, bool), "out_batched"):
+            if label_of.setdefault(label.record, label).label is not label.label:
+                paths = [jtu.keystr(path) for path in (label_of[label.record].path, label.path)]
+                raise SharingMismatchError(
+                    f"A rule of `{self.transform_name}` says of one array that it has the axis and that it has not, at "
+                    f"{listed(paths)} of `out_batched`. Say one of them, or undo the tie, as "
+                    "`result = sharedtree.untie(result)` does.",
+                    tuple(paths),
+                )
+        return LeafGroup([label_of[number].label for number in tree.leaf_numbers], result.selection)
+
+
+def _tangent_or_zeros(primal: Any, tangent: Any) -> Any:
+    """Returns a tangent, with zeros in place of None. JAX wants float0 zeros for leaves that are not inexact."""
+    if not is_inexact(primal):
+        return np.zeros(jnp.shape(primal), jax.dtypes.float0)
+    return jnp.zeros_like(primal) if tangent is None else tangent
+
+
+def _add_tangents(primal: Any, a: Any, b: Any) -> Any:
+    """Adds two tangents of a leaf. Float0 arrays, those of leaves that are not inexact, cannot be added."""
+    return a + b if is_inexact(primal) else a
 
 
 def returning(function: Callable[..., Any], value: Any) -> Inner:
-    """A function that looks like another one, and returns a value whatever it is called with."""
+    """Makes a function with the name and signature of another one. It returns a value whatever its arguments are."""
     return Inner(function, lambda: function, lambda *_: value)
 
 
 class _Result:
+    """The first key of paths in errors about a result."""
+
     def __str__(self) -> str:
         return "result"
 
 
 def _type_of(leaf: Any) -> Any:
-    """What is kept of an operand. What is no array is a number, or JAX will refuse it."""
+    """Returns the shape and dtype of an array. Other leaves stay: they are numbers, or JAX will refuse them."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
 
 
 def tree_of(group: LeafGroup) -> Any:
-    """What a group was made from, put together."""
+    """Builds the tree that a leaf group was packed from."""
     return unpack(group.structure, group.leaves)

@@ -12,16 +12,15 @@ import equinox as eqx
 import jax
 
 from ..core._call_arguments import Arguments
-from ..core._distinct_leaves import distinct
 from ..core._jax_internals import api_boundary
 from ..core._pack_and_unpack import unpack
 from ..core._prefix_trees import Branch
+from ..core._sharing import distinct
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import read_tree
 from ..ties._policy_and_context import Context
-from ._crossing import Crossing, TakingOperands
-from ._inconsistent_sharing import raise_inconsistent
-from ._leaf_labels import Outcomes
+from ._calls_with_operands import CallWithOperands, TakingOperands
+from ._leaf_labels import Outcomes, raise_inconsistent
 from ._option_lists import lists_options_of
 from ._placements import placement_treatment
 from ._signatures import Placing
@@ -80,10 +79,10 @@ def with_sharding_constraint(tree: T, shardings: Any) -> T:
     return _place_leaves(tree, shardings, "shardings", "with_sharding_constraint", jax.lax.with_sharding_constraint)
 
 
-def filter_shard(crossing: Crossing, x: Any, device_or_shardings: Any) -> Any:
+def filter_shard(call: CallWithOperands, x: Any, device_or_shardings: Any) -> Any:
     """The adapter of `equinox.filter_shard`. Like `device_put`, it takes its whole argument as one model."""
-    with Context(crossing.policy):
-        return _place_leaves(x, device_or_shardings, "device_or_shardings", crossing.title, eqx.filter_shard)
+    with Context(call.policy):
+        return _place_leaves(x, device_or_shardings, "device_or_shardings", call.title, eqx.filter_shard)
 
 
 def _place_leaves(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any, Any], Any]) -> T:

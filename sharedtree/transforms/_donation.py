@@ -5,64 +5,49 @@ This call would delete the buffers of `m`, although its second argument is not d
     jit(f, donate_argnums=0)(m, m)
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import jax
 
 from ..core._by_identity import IdentitySet
 from ..core._call_arguments import Arguments, Position, positions_of
-from ..core._distinct_leaves import another
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import current_traces
 from ..core._prefix_trees import Branch
-from ..core._structure import Record, edges
+from ..core._sharing import another
+from ..core._structure import FlatDag, Record, edges
 from ..nn._stateful_layers import makes_state
 from ._caller_side import Call
-from ._function_side import Received
-from ._function_transform import FunctionTransform
-from ._inconsistent_sharing import find_occurrences, inconsistent_sharing_error
 from ._leaf_groups import LeafGroup
-from ._leaf_labels import DONATED, KEPT, Outcomes, Treatment, is_donated
+from ._leaf_labels import DONATED, KEPT, Outcomes, Treatment, find_occurrences, inconsistent_sharing_error, is_donated
 from ._pass_through import is_tracer
 
 
-class DonatingTransform(FunctionTransform):
-    """A function under a transform with an option to take over the buffers of arguments."""
+def donation_treatment(arguments: Arguments, donated: Collection[Position]) -> Treatment | None:
+    """Makes the treatment of donation: each argument is donated or kept. None if all are kept.
 
-    def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Positions and names of the donated arguments."""
-        return ()
+    Args:
+        arguments: the arguments of a call.
+        donated: positions and names of the donated ones.
+    """
+    if not donated:
+        return None
+    labels = [DONATED if position in donated else KEPT for position in positions_of(arguments.parts()[1])]
+    return Treatment("donate_argnums", Branch(tuple(labels)), lambda label: isinstance(label, str))
 
-    def donation_treatment(self, arguments: Arguments) -> Treatment | None:
-        """Makes the treatment of donation: each argument is donated or kept. None if all are kept."""
-        donated = self.donated_positions(len(arguments.args), arguments.kwargs)
-        if not donated:
-            return None
-        names = arguments.parts()[1]
-        labels = [DONATED if position in donated else KEPT for position in positions_of(names)]
-        return Treatment("donate_argnums", Branch(tuple(labels)), lambda label: isinstance(label, str))
 
-    def is_taken(self, received: Received) -> Callable[[int], bool]:
-        """Returns a function that is True for the records below donated arguments."""
-        donation = self.donation_treatment(received.arguments)
-        if donation is None:
-            return super().is_taken(received)
-        tree = received.tree
-        taken: set[int] = set()
-        for label, child in zip(donation.prefix.parts, tree.records[tree.root][1], strict=True):
-            if label == DONATED:
-                taken.update(tree.below(child).reached)
-        return taken.__contains__
+def donated_records(tree: FlatDag, donation: Treatment) -> set[int]:
+    """Finds the records below the donated arguments.
 
-    def executable(self, call: Call) -> Call:
-        """Returns the call, after `take_each_buffer_once`.
-
-        Raises:
-            InconsistentSharingError: if a donated array is also in an argument that is not donated.
-        """
-        donation = self.donation_treatment(call.arguments)
-        return call if donation is None else take_each_buffer_once(call, donation, self.transform_name)
+    Args:
+        tree: the arguments of a call.
+        donation: the treatment of donation.
+    """
+    donated: set[int] = set()
+    for label, child in zip(donation.prefix.parts, tree.records[tree.root][1], strict=True):
+        if label == DONATED:
+            donated.update(tree.below(child).reached)
+    return donated
 
 
 def take_each_buffer_once(call: Call, donation: Treatment, transform: str) -> Call:

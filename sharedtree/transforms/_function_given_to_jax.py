@@ -24,8 +24,7 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import WeakIdentityDict
 from ..core._locks import Lock
-from ..core._static_kinds import IdentityKey, Incomparable
-from ..core._static_values import Static
+from ..core._static_values import IdentityKey, Incomparable, Static
 from ..core._structure import Structure
 from ..libraries._equinox import name_of, update_wrapper
 from ..ties._policy_and_context import Policy

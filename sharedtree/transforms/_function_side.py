@@ -3,35 +3,36 @@
 The adapter of a transform that takes operands has a function of its own, its *body*. The body says how one trace goes:
 which leaf groups the user's function is called with, and how its results are grouped for the transform.
 
-    def iteration(inside, carry, xs):                  # for `jax.lax.scan`
-        carried, emitted = inside.call(carry, xs)
-        return inside.like(carry, carried), inside.pack(emitted)
+    def iteration(trace, carry, xs):                  # for `jax.lax.scan`
+        carried, emitted = trace.call(carry, xs)
+        return trace.like(carry, carried), trace.pack(emitted)
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
-from ..core._by_identity import IdentityDict
+from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import Arguments, LeafPath
-from ..core._flat_dags import FlatDag
+from ..core._errors import Definition, deferring_warnings, give_warnings
 from ..core._jax_internals import current_traces
 from ..core._pack_and_unpack import Rules, build, walked
+from ..core._prefix_trees import Branch
 from ..core._static_values import Static
-from ..core._structure import Node, Op, Structure, intern, statics_of
-from ..core._warning_source import Definition, deferring_warnings, give_warnings
+from ..core._structure import FlatDag, Given, Node, Op, Structure, Update, intern, statics_of
 from ..ties._leaf_notes import hand_on, note_one_around
 from ..ties._policy_and_context import Policy, with_in_place
 from ..ties._views import add_note_of_views
 from ._argument_names import Names
 from ._caller_side import Call, call_of
-from ._grouping_leaves import with_leaf_notes
-from ._in_place import with_changes
+from ._grouping_leaves import GroupedResult, group_result, with_leaf_notes
+from ._in_place import IN_PLACE, conventions, walked_together, with_changes
 from ._joining_trees import Sides, fit_leaves
 from ._leaf_groups import LeafGroup, gather_leaves, whole
+from ._leaf_labels import Outcomes, Piece, Treatment, Visit, raise_inconsistent
 from .checks._closed_over import relating_arguments, report_closed_over
 from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
 from .checks._refused_arguments import require_separate
@@ -43,7 +44,7 @@ from .checks._tracer_leaks import forbid_tracers
 
 
 class Terms(NamedTuple):
-    """What all traces of one function under one transform have in common.
+    """Facts that all traces of one function under one transform have in common.
 
     Attributes:
         title: name of the transform, for errors.
@@ -151,7 +152,7 @@ def _with_copy(op: Op, copies: IdentityDict[Any]) -> Op:
     return op
 
 
-class Inside:
+class FunctionTrace:
     """One trace of a function.
 
     Args:
@@ -397,4 +398,97 @@ def enclosing_traces() -> Sequence[Any]:
     return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-Inside.__module__ = __name__.rpartition(".")[0]  # under which it is printed, pickled and documented
+# ---- In place, under a transform that treats results by label: objects are written back by their places ----
+
+
+def group_result_with_state(
+    result: Any, trace: FunctionTrace, treatment: Treatment, labels: Sequence[Any] | None, changes: Rules
+) -> GroupedResult:
+    """Groups the leaves of a result, and of what the function received and may have changed, by their labels.
+
+    Args:
+        result: what the function returned.
+        trace: the trace of the function.
+        treatment: what the transform will do with it. Its prefix is a `Branch` of two, for the
+            arguments and for the result.
+        labels: labels of the groups. None for those that occur.
+        changes: how what was received is walked.
+    """
+    received, arguments = trace.received.tree, trace.received.arguments
+    prefix_of_arguments, prefix_of_result = treatment.prefix.parts
+    entry = Outcomes(received, treatment._replace(prefix=prefix_of_arguments))
+    entry_visits: dict[int, Visit] = {}
+    for visit in entry.visits():
+        entry_visits.setdefault(visit.record, visit)
+    tree = trace.walked((arguments, result))
+    trace.check_walked(tree, is_with_state=True)
+    # Objects that the function took out of its arguments are walked beside them, so that the caller's are written to,
+    # too. What holds others has a higher number, and brings the detached objects below it along.
+    reachable = IdentitySet(tree.objects)
+    conventions_of = conventions(received, changes)
+    # Record of each object of the caller's that did not change, and of each that may have changed.
+    unchanged, updated = changes.given or IdentityDict[int](), changes.updated or IdentityDict[int]()
+    changeable = sorted(set(updated.values()), reverse=True)
+    detached = [record for record in changeable if received.objects[record] not in reachable]
+    tree = walked_together(
+        [
+            (arguments, changes.convention),
+            *[(received.objects[record], conventions_of[record]) for record in detached],
+            (result, changes.convention),
+        ],
+        trace.forbidding(changes._replace(given=None, updated=None)),
+        [*[IN_PLACE] * (1 + len(detached)), ""],
+    )
+    prefixes = [
+        prefix_of_arguments,
+        *[entry.prefix_at(entry_visits[record]) for record in detached],
+        prefix_of_result,
+    ]
+    num_state = 1 + len(detached)
+
+    def op_of(outcomes: Outcomes) -> Callable[[Piece], Op | None]:
+        """Returns a function from a piece to the op that stands for the caller's object. None for a new object."""
+        # The pieces below the arguments and the detached objects. The same objects in the result are packed.
+        state: set[Piece] = set()
+        for root in outcomes.children(outcomes.root)[:num_state]:
+            state.update(Piece(visit.record, outcomes[visit]) for visit in outcomes.reachable_from(root))
+        _require_one_piece(outcomes, state, IdentitySet([*unchanged, *updated]), trace.terms.title)
+        first_visits = outcomes.first_visits()
+
+        def replacement(piece: Piece) -> Op | None:
+            """Returns `Given` for an object that goes out as it came in, and `Update` for another node."""
+            obj = tree.objects[piece.record]
+            record = updated.get(obj, unchanged.get(obj))
+            if piece not in state or record is None:
+                return None
+            # An object that goes out under another label than it came in with has to be packed, changed or not.
+            is_moved = outcomes.descriptions_below(first_visits[piece]) != entry.descriptions_below(
+                entry_visits[record]
+            )
+            if obj in unchanged and not is_moved:
+                return Given(record)
+            op = tree.records[piece.record][0]
+            return Update.of(record, op, received.records[record][0]) if type(op) is Node else None
+
+        return replacement
+
+    return group_result(tree, treatment._replace(prefix=Branch(tuple(prefixes))), labels, trace.terms.title, op_of)
+
+
+def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], callers: IdentitySet, title: str) -> None:
+    """Raises an error if one of the caller's nodes would have to be written back in two ways."""
+    seen: set[int] = set()
+    for record, _ in sorted(state):
+        is_node = outcomes.tree.node(record) is not None
+        if is_node and outcomes.tree.objects[record] in callers and record in seen:
+            raise_inconsistent(
+                outcomes,
+                record,
+                title,
+                "The function put it where it would be written back in two ways. It can put a copy of it, "
+                "`sharedtree.copy(layer)`, into one of these places.\n",
+            )
+        seen.add(record)
+
+
+FunctionTrace.__module__ = __name__.rpartition(".")[0]  # under which it is printed, pickled and documented

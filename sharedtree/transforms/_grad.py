@@ -24,26 +24,24 @@ import numpy as np
 from jax.core import Tracer
 
 from ..core._call_arguments import Arguments, positions_of
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import ConcreteArray
-from ..core._node_types import is_module
+from ..core._node_types import is_module, is_traced
 from ..core._prefix_trees import Branch
 from ..core._printing import listed, shown
 from ..core._sharing import matching
-from ..core._structure import Node
-from ..core._traced_leaves_and_identity import is_traced
+from ..core._structure import FlatDag, Node
 from ..optim._wrt import OF_GRAD, require_no_prefix_filter, require_nothing_left, select_everywhere
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ..tree._asking_filters import selection
 from ..tree._filters import Filter, Place, filter_of
 from ._adapter_names import UNDER_FILTER
-from ._argument_names import several
+from ._argument_names import as_sequence
 from ._caller_side import Call, Grouping, leave
-from ._function_side import Inside, packed
+from ._function_side import FunctionTrace, packed
 from ._function_transform import FunctionTransform
 from ._grouping_leaves import outermost_modules
-from ._in_place import Changes, conventions, with_changes
+from ._in_place import commit_changes, conventions, with_changes
 from ._leaf_groups import LeafGroup, tree_like_arguments
 from ._leaf_labels import Outcomes, Treatment
 from .checks._partial_gradients import Gradient, report_partial_gradients
@@ -63,8 +61,12 @@ class GradTransform(FunctionTransform):
     """A function under `jax.grad`, with identities preserved."""
 
     calls_each_time = True
-    own_options = frozenset({"wrt"})
+    package_options = frozenset({"wrt"})
     differentiates = True
+    packs_value = False
+    """True if the transform gets the function's value as a leaf group."""
+    returns_value = False
+    """True if the transform returns the value beside the gradient."""
 
     def check_options(self) -> None:
         """Reads the options, and lets the transform refuse wrong ones."""
@@ -73,7 +75,7 @@ class GradTransform(FunctionTransform):
         require_no_prefix_filter(argnums)
         wrt = options.get("wrt")
         self._filter = None if wrt is None else filter_of(wrt, OF_GRAD)
-        self._argnums = tuple(several(argnums))
+        self._argnums = tuple(as_sequence(argnums))
         self._has_single_argnum = not np.ndim(argnums)
         self._has_aux = options.get("has_aux", False)
         self._allow_int = options.get("allow_int", False)
@@ -101,7 +103,7 @@ class GradTransform(FunctionTransform):
                 children = tree.records[tree.root][1]
                 roots = [child for child, part in zip(children, prefix.parts, strict=True) if part]
                 outside.update(*[tree.below(root).outside for root in roots])
-            undifferentiated = handed_beside(tree, self.rules(policy))
+            undifferentiated = undifferentiated_records(tree, self.rules(policy))
             can_differentiate = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
 
             def resolve(label: Any, leaf: Any, record: int) -> bool:
@@ -124,7 +126,7 @@ class GradTransform(FunctionTransform):
         key = "wrt", prefix, self._allow_int, self._filter is not None, self.is_filtered
         asks = functools.partial(_differentiability, allow_int=self._allow_int)
         groups = (False,), (True,)
-        return Grouping(self.transform_name, treatments, key, asks, groups, is_of_form=self._filter is None)
+        return Grouping(self.transform_name, treatments, key, asks, groups, holds_for_like_calls=self._filter is None)
 
     def _prefix(self, arguments: Arguments) -> Branch:
         """Makes the prefix of all arguments: True if selected by `argnums` and `wrt`, else False."""
@@ -150,7 +152,7 @@ class GradTransform(FunctionTransform):
         """Enters a call. Warns if the gradient will lack a part, and refuses a selection without any leaf."""
         # If an argument of `argnums` is missing, the transform raises its own error.
         if len(self.differentiated_positions(len(args))) < len(set(self._argnums)):
-            self.transform(self.function, **self.options)(*args, **kwargs)
+            self.raise_vanilla_error(args, kwargs)
         call = super().enter(args, kwargs, policy)
         positions = self.differentiated_positions(len(args))
         if call.plan.cuts:
@@ -193,10 +195,18 @@ class GradTransform(FunctionTransform):
         return transformed
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Builds the gradient as modules, and the auxiliary data."""
-        gradient, aux = result if self._has_aux or policy.in_place else (result, None)
+        """Builds the gradient as modules, the auxiliary data, and the value if the transform returns it."""
+        has_aux_group = self._has_aux or policy.in_place
+        if self.returns_value:
+            first, gradient = result
+            value, aux = first if has_aux_group else (first, None)
+        else:
+            value = None
+            gradient, aux = result if has_aux_group else (result, None)
         aux = self.leave_aux(aux, call, policy)
         gradient = self.build_gradient(gradient, call)
+        if self.returns_value:
+            return ((value, aux) if self._has_aux else value), gradient
         return (gradient, aux) if self._has_aux else gradient
 
     def leave_aux(self, aux: Any, call: Call, policy: Policy) -> Any:
@@ -205,10 +215,8 @@ class GradTransform(FunctionTransform):
             return None
         if not policy.in_place:
             return leave((aux,))
-        changes = Changes(call, self.transform_name)
-        entries = leave((aux,), call.objects.__getitem__, changes.update)
-        changes.commit()
         # The changes come first, the auxiliary data last.
+        (entries,) = commit_changes(call, self.transform_name, (aux,))
         return entries[-1]
 
     def build_gradient(self, gradient: Any, call: Call) -> Any:
@@ -233,7 +241,7 @@ class GradTransform(FunctionTransform):
 
     # ---- The function's side ----
 
-    def pack_results(self, result: Any, inside: Inside) -> Any:
+    def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
         """Packs auxiliary data and changes into one group beside the value.
 
         Returns:
@@ -242,7 +250,7 @@ class GradTransform(FunctionTransform):
         Raises:
             TypeError: if the result should be a pair and is none. JAX raises the same, but it would see a leaf group.
         """
-        policy = inside.terms.policy
+        policy = trace.terms.policy
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
         if self._has_aux and not is_pair:
             if policy.in_place or is_module(result):
@@ -251,33 +259,27 @@ class GradTransform(FunctionTransform):
                     f"{type(result)} with value {shown(result)}"
                 )
             return result
-        tree = inside.walked(inside.with_state(result))
-        inside.check_walked(tree, is_with_state=bool(policy.in_place))
+        # This tree is only for the check of lost ties. What is packed follows.
+        tree = trace.walked(trace.with_state(result))
+        trace.check_walked(tree, is_with_state=bool(policy.in_place))
         value, aux = result if self._has_aux else (result, None)
         if policy.in_place:
-            is_taken = self.is_taken(inside.received)
-            rules = inside.forbidding(inside.terms.rules)
-            aux_group = packed(with_changes(aux, inside.received.tree, rules, is_taken))
+            is_taken = self.is_taken(trace.received)
+            rules = trace.forbidding(trace.terms.rules)
+            aux_group = packed(with_changes(aux, trace.received.tree, rules, is_taken))
         elif self._has_aux:
-            aux_group = inside.pack(aux)
+            aux_group = trace.pack(aux)
         else:
-            return self.pack_value(value, inside)
-        return self.pack_value(value, inside), aux_group
-
-    def pack_value(self, value: Any, inside: Inside) -> Any:
-        """Returns the value in the form for the transform, which differentiates it."""
-        return value
+            aux_group = None
+        # The value of a Jacobian may be any tree. The transform differentiates each of its leaves.
+        value = trace.pack(value) if self.packs_value else value
+        return value if aux_group is None else (value, aux_group)
 
 
 class ValueAndGradTransform(GradTransform):
     """A function under `jax.value_and_grad`, with identities preserved."""
 
-    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Builds the value, the auxiliary data, and the gradient as modules."""
-        value, gradient = result
-        value, aux = value if self._has_aux or policy.in_place else (value, None)
-        aux = self.leave_aux(aux, call, policy)
-        return ((value, aux) if self._has_aux else value), self.build_gradient(gradient, call)
+    returns_value = True
 
 
 class JacobianTransform(GradTransform):
@@ -287,9 +289,7 @@ class JacobianTransform(GradTransform):
     back as two objects.
     """
 
-    def pack_value(self, value: Any, inside: Inside) -> Any:
-        """Packs the value into a group."""
-        return inside.pack(value)
+    packs_value = True
 
 
 # ---- Which leaves can be differentiated ----
@@ -315,7 +315,7 @@ def _can_be_differentiated(leaf: Any, *, allow_int: bool) -> bool:
     return allow_int and not jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
-def handed_beside(tree: FlatDag, rules: Any) -> set[int]:
+def undifferentiated_records(tree: FlatDag, rules: Any) -> set[int]:
     """Finds the references and structs to be passed to the function around the transform, as in Equinox."""
     records = [record for record, leaf in tree.leaves.items() if _is_reference_or_struct(leaf)]
     convention_of = conventions(tree, rules) if records else {}
@@ -417,7 +417,8 @@ def used_twice(outcomes: Outcomes) -> set[int]:
 
 def _at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
     """Finds the records below either of two modules that are not below the other one at the same path."""
-    # Pairs at which `matching` stops: the classes differ, or both are leaves.
+    # `matching` yields pairs of records at one path, and calls `stop` where it cannot go deeper: the classes differ, or
+    # both are leaves. True lets it go on beside the pair.
     ends: set[tuple[int, int]] = set()
 
     def stop(i: int, j: int) -> bool:

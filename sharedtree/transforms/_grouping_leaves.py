@@ -17,12 +17,20 @@ from typing import Any, NamedTuple
 import jax
 
 from ..core._call_arguments import Arguments
-from ..core._flat_dags import FlatDag
-from ..core._structure import LEAF, Given, Node, Op, Path, Structure, canonical, intern
+from ..core._structure import LEAF, FlatDag, Given, Node, Op, Path, Structure, canonical, intern
 from ..ties._leaf_notes import which_are_noted, which_are_tied_values
-from ._inconsistent_sharing import raise_inconsistent, raise_inconsistent_result
 from ._leaf_groups import LeafGroup, LeafSelection
-from ._leaf_labels import REFUSED, Outcomes, Piece, Treatment, Visit, distinct_labels, is_same_label
+from ._leaf_labels import (
+    REFUSED,
+    Outcomes,
+    Piece,
+    Treatment,
+    Visit,
+    distinct_labels,
+    is_same_label,
+    raise_inconsistent,
+    raise_inconsistent_result,
+)
 
 # ---- Arguments ----
 
@@ -99,21 +107,21 @@ def label_arguments(
             visit_of: dict[int, Visit] = {}
             for visit in outcomes.visits():
                 visit_of.setdefault(visit.record, visit)
-            labels = {
-                record: (*earlier_labels, outcomes.group_label(visit_of[record]))
-                for record, earlier_labels in labels.items()
-            }
+            # The records stay as they are. Each leaf gets one more label.
+            for record in labels:
+                labels[record] = (*labels[record], outcomes.group_label(visit_of[record]))
             continue
         modules = _find_splittable_modules(outcomes, conflicts, transform)
         cuts.append(_cut(outcomes, conflicts, modules, origins))
         # From here on, records are numbered as after the split: one for each piece.
         structure, pieces = split_records(outcomes)
         first_visits = outcomes.first_visits()
-        labels = {
-            record: (*labels[piece.record], outcomes.group_label(first_visits[piece]))
-            for record, piece in enumerate(pieces)
-            if piece.record in labels
-        }
+        labels_of_pieces: dict[int, tuple[Any, ...]] = {}
+        for record, piece in enumerate(pieces):
+            if piece.record in labels:
+                label = outcomes.group_label(first_visits[piece])
+                labels_of_pieces[record] = (*labels[piece.record], label)
+        labels = labels_of_pieces
         tree = FlatDag.of(structure, [tree.objects[piece.record] for piece in pieces])
         origins = [piece.record if origins is None else origins[piece.record] for piece in pieces]
     return LabelledTree(structure, origins, [labels[record] for record in tree.leaf_numbers], cuts)
@@ -139,7 +147,7 @@ def _cut(
 def _find_splittable_modules(
     outcomes: Outcomes, conflicts: Mapping[int, Sequence[Visit]], transform: str
 ) -> Collection[int]:
-    """Returns the modules that the treatment allows to be split.
+    """Refuses conflicts that must not be split, and returns the modules that may be.
 
     Raises:
         InconsistentSharingError: if something else has a conflict that must not be split.

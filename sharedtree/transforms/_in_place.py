@@ -15,17 +15,13 @@ from typing import Any, NoReturn
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
-from ..core._flat_dags import FlatDag
-from ..core._native_walk import native, write_natively
-from ..core._node_types import node_type_of
-from ..core._pack_and_unpack import Rules, Tags, walk
-from ..core._plain_containers import Inherited
-from ..core._static_kinds import Incomparable, objects_with_identity, with_new_parts
-from ..core._static_values import Static, key_of
-from ..core._structure import Node
-from ..core._traced_leaves_and_identity import is_traced
-from ._caller_side import Call
-from ._inconsistent_sharing import raise_inconsistent
+from ..core._node_types import Inherited, is_traced, node_type_of
+from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
+from ..core._static_values import Incomparable, Static, key_of, objects_with_identity, with_new_parts
+from ..core._structure import FlatDag, Node
+from ._caller_side import Call, leave
+from ._leaf_groups import LeafGroup
+from ._leaf_labels import raise_inconsistent
 from ._pass_through import ReceivedObjects
 
 IsTaken = Callable[[int], bool]
@@ -122,6 +118,26 @@ def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
 # ---- On the caller's side: writing back ----
 
 
+def commit_changes(call: Call, transform: str, *trees: Sequence[LeafGroup]) -> list[Any]:
+    """Builds what a transform returned, and writes the changes in it into the caller's objects, all or nothing.
+
+    Args:
+        call: the call.
+        transform: name of the transform, for errors.
+        trees: the trees, each as all of its leaf groups.
+
+    Returns:
+        The trees. A changed object in them is the caller's.
+
+    Raises:
+        InconsistentSharingError: if an object was split, and more than one piece of it was changed.
+    """
+    changes = Changes(call, transform)
+    built = [leave(groups, call.objects.__getitem__, changes.update) for groups in trees]
+    changes.commit()
+    return built
+
+
 class Changes:
     """Contents for the caller's objects. They are collected first, and then written all at once.
 
@@ -147,7 +163,8 @@ class Changes:
             content: an object of its class. Its static objects are replaced by the caller's.
 
         Raises:
-            InconsistentSharingError: if the object was split, and more than one piece of it was changed.
+            InconsistentSharingError: if the object is a container that was split, or a module of which two pieces were
+                changed.
         """
         target = self._call.objects[record]
         is_pending = any(obj is target for obj in self.pending[::2])
@@ -361,6 +378,7 @@ def _names_in_flatten(obj: Any) -> Iterable[str]:
 
 
 def _write(obj: Any, content: Any) -> None:
+    """Puts content into an object, as `_content` returns it. Attributes that are not in the content stay."""
     if isinstance(obj, list):
         obj[:] = content
     elif isinstance(obj, collections.deque):

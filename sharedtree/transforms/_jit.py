@@ -23,15 +23,12 @@ from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._jax_internals import api_boundary, current_traces, used_inputs
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
-from ..core._static_kinds import IdentityKey, Incomparable, copy_of
-from ..core._static_values import Static
+from ..core._static_values import IdentityKey, Incomparable, Static, copy_of
 from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of, used_leaves
-from ._argument_names import Chosen, Names, several
+from ._argument_names import Chosen, Names, as_sequence
 from ._caller_side import Call, Grouping, enter, leave
-from ._donation import DonatingTransform
 from ._function_given_to_jax import Shared, shared_by
-from ._function_side import Terms
 from ._function_transform import FunctionTransform
 from ._leaf_groups import LeafGroups
 from ._leaf_labels import Treatment, is_donated
@@ -53,97 +50,12 @@ _TRANSLATED_OPTIONS = (
 """Options about the user's arguments and results, which are translated to leaf groups."""
 
 
-class JitTransform(DonatingTransform):
-    """A function under `jax.jit`, with identities preserved."""
+class JittedTransform(FunctionTransform):
+    """A function under `jax.jit` or `equinox.filter_jit`: the steps that both have in common."""
 
     caches_traces = True
-    only_for_transform = frozenset({"inline", "keep_unused", "compiler_options", "abstracted_axes"})
 
-    def check_options(self) -> None:
-        """Reads the options, and lets `jax.jit` refuse wrong ones."""
-        options = self.options
-        self._in_shardings, self._out_shardings = options.get("in_shardings"), options.get("out_shardings")
-        self.passes_through = not any(options.get(name) is not None for name in _OPTIONS_THAT_MOVE)
-        # `jax.jit` reads shardings when it wraps a function. If the user changes a list of them later, nothing happens.
-        with contextlib.suppress(Incomparable):
-            # They are copied as one, so that an object in both stays one.
-            in_and_out = options.get("in_shardings"), options.get("out_shardings")
-            self._in_shardings, self._out_shardings = copy_of(in_and_out, IdentityDict())
-        # The base raises the error of `jax.jit` for wrong options, which is the better one.
-        with contextlib.suppress(Exception):
-            self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
-            self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))
-        super().check_options()
-
-    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Positions chosen by `static_argnums` and `static_argnames`."""
-        return self._static.positions(num_args, keywords)
-
-    def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Positions chosen by `donate_argnums` and `donate_argnames`."""
-        return self._donated.positions(num_args, keywords)
-
-    def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Groups leaves by two treatments: whether they are donated, and their shardings."""
-        donation, placement = self.donation_treatment(arguments), self._placement_of_arguments(policy, arguments)
-        treatments = [treatment for treatment in (donation, placement) if treatment is not None]
-        if not treatments:
-            return super().grouping(policy, arguments)
-        if self._in_shardings is None:
-            key = Static(treatments[0].prefix)
-        else:
-            # A prefix of shardings need not be hashable. But a function has only one, so its identity is enough.
-            key = (IdentityKey(self._in_shardings), policy.containers, *map(_key_of_prefix, treatments))
-        return Grouping(self.transform_name, lambda _: treatments, key)
-
-    def _placement_of_arguments(self, policy: Policy, arguments: Arguments) -> Treatment | None:
-        """Makes the treatment of `in_shardings`. None if all arguments have one sharding or none."""
-        prefix, names = self._in_shardings, arguments.parts()[1]
-        if prefix is None or is_sharding(prefix):
-            return None
-        positions = positions_of(names)
-        parts = prefix if isinstance(prefix, (tuple, list)) else [prefix] * len(positions)
-        if len(parts) != len(positions):
-            # Vanilla JAX raises its own error for another number of shardings than of arguments.
-            self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)
-        return placement_treatment("in_shardings", Branch(tuple(parts)), containers=policy.containers)
-
-    def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
-        """Makes the treatment of `out_shardings`. Objects changed in place stay on their devices."""
-        prefix = self._out_shardings
-        if prefix is None or (is_sharding(prefix) and not policy.in_place):
-            return None
-        if policy.in_place:
-            prefix = Branch((None, prefix))
-        return placement_treatment("out_shardings", prefix, containers=policy.containers)
-
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
-    ) -> Any:
-        """Applies `jax.jit` to the inner function, with the options translated to leaf groups."""
-        options = {name: value for name, value in self.options.items() if name not in _TRANSLATED_OPTIONS}
-        is_ignored = any(i < 0 for i in self._donated.argnums) and not _can_donate_from_the_end()
-        donated = [i for i, group_labels in enumerate(labels) if is_donated(group_labels) and not is_ignored]
-        if donated:
-            options["donate_argnums"] = tuple(donated)
-        if num_statics:
-            options["static_argnums"] = tuple(range(len(labels), len(labels) + num_statics))
-        if self._in_shardings is not None:
-            is_for_all = is_sharding(self._in_shardings)
-            options["in_shardings"] = tuple(
-                [self._in_shardings if is_for_all else group_labels[-1] for group_labels in labels]
-            )
-        if leaving is not None or self._out_shardings is not None:
-            options["out_shardings"] = self._out_shardings if leaving is None else LeafGroups(leaving)
-        return self.transform(inner, **options)
-
-    def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """Enters a call. With `in_shardings`, keyword arguments are refused, by JAX's own error."""
-        if kwargs and self._in_shardings is not None:
-            self.transform(self.function, **self.options)(*args, **kwargs)
-        return super().enter(args, kwargs, policy)
-
-    def used(self, call: Call) -> Sequence[Any]:
+    def leaves_used(self, call: Call) -> Sequence[Any]:
         """Leaves used by the computation. JAX drops the others, so their placement has no effect on the results."""
         return used_leaves(call, self._used_flags(call, current_policy(self.policy)))
 
@@ -222,7 +134,95 @@ class JitTransform(DonatingTransform):
             transformed.clear_cache()
 
 
-class FilterJitTransform(JitTransform):
+class JitTransform(JittedTransform):
+    """A function under `jax.jit`, with identities preserved."""
+
+    only_for_transform = frozenset({"inline", "keep_unused", "compiler_options", "abstracted_axes"})
+
+    def check_options(self) -> None:
+        """Reads the options, and lets `jax.jit` refuse wrong ones."""
+        options = self.options
+        self._in_shardings, self._out_shardings = options.get("in_shardings"), options.get("out_shardings")
+        self.passes_through = not any(options.get(name) is not None for name in _OPTIONS_THAT_MOVE)
+        # `jax.jit` reads shardings when it wraps a function. If the user changes a list of them later, nothing happens.
+        with contextlib.suppress(Incomparable):
+            # They are copied as one, so that an object in both stays one.
+            in_and_out = options.get("in_shardings"), options.get("out_shardings")
+            self._in_shardings, self._out_shardings = copy_of(in_and_out, IdentityDict())
+        # The base raises the error of `jax.jit` for wrong options, which is the better one.
+        with contextlib.suppress(Exception):
+            self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
+            self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))
+        super().check_options()
+
+    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Positions chosen by `static_argnums` and `static_argnames`."""
+        return self._static.positions(num_args, keywords)
+
+    def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Positions chosen by `donate_argnums` and `donate_argnames`."""
+        return self._donated.positions(num_args, keywords)
+
+    def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
+        """Groups leaves by two treatments: whether they are donated, and their shardings."""
+        placement = self._placement_of_arguments(policy, arguments)
+        donation = self.donation_treatment(arguments)
+        if placement is None and (donation is None or self._in_shardings is None):
+            return super().grouping(policy, arguments)
+        treatments = [treatment for treatment in (donation, placement) if treatment is not None]
+        # A prefix of shardings need not be hashable. But a function has only one, so its identity is enough.
+        key = (IdentityKey(self._in_shardings), policy.containers, *map(_key_of_prefix, treatments))
+        return Grouping(self.transform_name, lambda _: treatments, key)
+
+    def _placement_of_arguments(self, policy: Policy, arguments: Arguments) -> Treatment | None:
+        """Makes the treatment of `in_shardings`. None if all arguments have one sharding or none."""
+        prefix, names = self._in_shardings, arguments.parts()[1]
+        if prefix is None or is_sharding(prefix):
+            return None
+        positions = positions_of(names)
+        parts = prefix if isinstance(prefix, (tuple, list)) else [prefix] * len(positions)
+        if len(parts) != len(positions):
+            # Vanilla JAX raises its own error for another number of shardings than of arguments.
+            self.raise_vanilla_error(arguments.args, arguments.kwargs)
+        return placement_treatment("in_shardings", Branch(tuple(parts)), containers=policy.containers)
+
+    def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
+        """Makes the treatment of `out_shardings`. Objects changed in place stay on their devices."""
+        prefix = self._out_shardings
+        if prefix is None or (is_sharding(prefix) and not policy.in_place):
+            return None
+        if policy.in_place:
+            prefix = Branch((None, prefix))
+        return placement_treatment("out_shardings", prefix, containers=policy.containers)
+
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
+    ) -> Any:
+        """Applies `jax.jit` to the inner function, with the options translated to leaf groups."""
+        options = {name: value for name, value in self.options.items() if name not in _TRANSLATED_OPTIONS}
+        is_ignored = any(i < 0 for i in self._donated.argnums) and not _can_donate_from_the_end()
+        donated = [i for i, group_labels in enumerate(labels) if is_donated(group_labels) and not is_ignored]
+        if donated:
+            options["donate_argnums"] = tuple(donated)
+        if num_statics:
+            options["static_argnums"] = tuple(range(len(labels), len(labels) + num_statics))
+        if self._in_shardings is not None:
+            is_for_all = is_sharding(self._in_shardings)
+            options["in_shardings"] = tuple(
+                [self._in_shardings if is_for_all else group_labels[-1] for group_labels in labels]
+            )
+        if result_labels is not None or self._out_shardings is not None:
+            options["out_shardings"] = self._out_shardings if result_labels is None else LeafGroups(result_labels)
+        return self.transform(inner, **options)
+
+    def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
+        """Enters a call. With `in_shardings`, keyword arguments are refused, by JAX's own error."""
+        if kwargs and self._in_shardings is not None:
+            self.raise_vanilla_error(args, kwargs)
+        return super().enter(args, kwargs, policy)
+
+
+class FilterJitTransform(JittedTransform):
     """A function under `equinox.filter_jit`, with identities preserved.
 
     The function may be a module. This *called module* is an argument of the inner function, as in Equinox, so its
@@ -230,7 +230,7 @@ class FilterJitTransform(JitTransform):
     """
 
     shares_alike = True
-    only_for_transform = frozenset()
+    passes_through = True
 
     def check_options(self) -> None:
         """Lets `equinox.filter_jit` refuse wrong options, and reads them."""
@@ -241,12 +241,11 @@ class FilterJitTransform(JitTransform):
         self._is_donating = donate != "none"
         self._all_but_first = donate.endswith("-except-first")
         self._is_quiet = donate.startswith("all")
-        self._in_shardings = self._out_shardings = None
-        self.passes_through = True
         self._signature = inspect.signature(self.function)
         self._is_module = is_module(self.function)
         if self._is_module:
             self.names = Names(self.function)
+            self.bound_to = "model"
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """Enters a call. A forbidden bound method is refused first, before its arguments are bound."""
@@ -262,10 +261,6 @@ class FilterJitTransform(JitTransform):
             return Arguments((_NAME_OF_CALLED_MODULE, *names), (self.function, *args), kwargs)
         return Arguments(names, args, kwargs)
 
-    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """No positions. Under Equinox's transforms all leaves but arrays are static anyway."""
-        return ()
-
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """All positions, all but the first, or none, as the option `donate` says."""
         if not self._is_donating:
@@ -276,19 +271,14 @@ class FilterJitTransform(JitTransform):
             positions.discard(int(self._is_module))
         return positions
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies `jax.jit` to the inner function. `Filtered` adds whatever else Equinox does."""
         options = {name: value for name, value in self.options.items() if name != "donate"}
         donated = tuple([i for i, group_labels in enumerate(labels) if is_donated(group_labels)])
         jitted = jax.jit(inner, donate_argnums=donated, **options)
         return Filtered(jitted, inner, bool(donated) and self._is_quiet)
-
-    def terms(self, policy: Policy) -> Terms:
-        """Terms in which a called module has the name `model`, for warnings."""
-        terms = super().terms(policy)
-        return terms._replace(bound_to="model") if self._is_module else terms
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Rules by which C binds these arguments: a called module comes first, and keywords become positions."""
@@ -299,20 +289,15 @@ class FilterJitTransform(JitTransform):
         by_position = [name for name in bound.arguments if name in kwargs and name not in bound.kwargs]
         return called_module, tuple(by_position), tuple(bound.kwargs)
 
-    def settled(self, transformed: Any) -> Any:
+    def for_later_calls(self, transformed: Any) -> Any:
         """The function of `jax.jit` itself, once Equinox is known to do no more than JAX."""
-        return transformed.settled
+        return transformed.for_later_calls
 
     def _shared_by(self, function: Callable[..., Any]) -> Shared:
         """Shares the traces of all called modules, as arguments of one function, `_called`."""
         if not is_module(function):
             return super()._shared_by(function)
         return shared_by(_called, (type(self), self.transform), self.options)
-
-    @property
-    def traced_function(self) -> Callable[..., Any]:
-        """The user's function. For a called module, a function with the module as its first parameter."""
-        return _called if self._is_module else self.function
 
 
 def _called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -357,7 +342,7 @@ class Filtered:
             return self.jitted(*groups)
 
     @property
-    def settled(self) -> Any:
+    def for_later_calls(self) -> Any:
         """The function for later calls: JAX's, if nothing has to be done around it."""
         return self if self._may_raise is not False or self._is_quiet else self.jitted
 
@@ -403,7 +388,7 @@ class CheckpointTransform(FunctionTransform):
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Positions chosen by `static_argnums`."""
-        return {i + num_args if i < 0 else i for i in several(self.options.get("static_argnums", ()))}
+        return {i + num_args if i < 0 else i for i in as_sequence(self.options.get("static_argnums", ()))}
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
         """Groups leaves by `prevent_cse`, if it is a prefix tree of the arguments."""
@@ -421,7 +406,7 @@ class CheckpointTransform(FunctionTransform):
         fits = isinstance(positional, (tuple, list)) and len(positional) == len(indices)
         if not fits or not isinstance(by_name, dict) or by_name.keys() != {*keywords}:
             # Vanilla JAX raises its own error for a prefix that does not fit.
-            self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)
+            self.raise_vanilla_error(arguments.args, arguments.kwargs)
         prefixes = [*positional, *[by_name[name] for name in keywords]]
         treatment = Treatment(
             "prevent_cse",
@@ -430,8 +415,8 @@ class CheckpointTransform(FunctionTransform):
         )
         return Grouping(self.transform_name, lambda _: [treatment], Static(treatment.prefix))
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies `jax.checkpoint` to the inner function, with the options translated to leaf groups."""
         options = {**self.options}

@@ -21,11 +21,10 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import ArgumentNames, Arguments
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
+from ..core._node_types import PYTHON_NUMBERS
 from ..core._sharing import Mismatch, name_of, pairs
 from ..core._static_values import Static, shown_beside
-from ..core._structure import LEAF, Node, Op, Path, Structure, canonical, intern
-from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
+from ..core._structure import LEAF, FlatDag, Node, Op, Path, Structure, canonical, intern
 
 
 class Sides(NamedTuple):
@@ -67,7 +66,7 @@ class RecordsAtPath(NamedTuple):
 
 
 class Join(NamedTuple):
-    """What two trees of one shape have in common.
+    """The records that two trees of one shape have at the same paths, and where the trees differ.
 
     Attributes:
         pairs: the distinct pairs of records at one path, in flatten order.
@@ -167,7 +166,7 @@ def fit_leaves(before: FlatDag, after: FlatDag, sides: Sides, above: Path = ()) 
 
 
 class Repacking(NamedTuple):
-    """How a tree is packed instead, so that what goes in has the structure of what comes out.
+    """Another way to pack a tree, so that what goes in has the structure of what comes out.
 
     It refers to no structure, so that whoever caches it keeps none alive.
 
@@ -247,11 +246,12 @@ def join_of_branches(results: Mapping[str, FlatDag], transform: str) -> Structur
         for records, positions in ((noted, structure.noted), (tied_values, structure.tied_values)):
             records_after = {result.leaf_numbers[position] for position in positions}
             records.update(pair.before for pair in pairs_of_result if pair.after in records_after)
-    noted_positions, tied_positions = (
-        tuple([position for position, record in enumerate(common.leaf_numbers) if record in records])
-        for records in (noted, tied_values)
-    )
-    return intern(tuple(common.records), common.root, 0, None, noted_positions, tied_positions)
+
+    # A structure has the notes by the positions of leaves.
+    def positions_of(records: set[int]) -> tuple[int, ...]:
+        return tuple([position for position, record in enumerate(common.leaf_numbers) if record in records])
+
+    return intern(tuple(common.records), common.root, 0, None, positions_of(noted), positions_of(tied_values))
 
 
 def holds_modules(tree: FlatDag) -> bool:
@@ -304,7 +304,7 @@ def _call_with(names: ArgumentNames) -> str:
 
 def _require_numbers(path: Path, op: Op, op_after: Op, sides: Sides, *, exact: bool) -> None:
     """Raises an error unless both are traced leaves or static numbers. If exact, a static number may not change."""
-    number, number_after = (each.peek() if type(each) is Static else 0 for each in (op, op_after))
+    number, number_after = (record_op.peek() if type(record_op) is Static else 0 for record_op in (op, op_after))
     is_fixed = type(op) is Node or (exact and type(op) is Static)
     if is_fixed or type(number) not in PYTHON_NUMBERS or type(number_after) not in PYTHON_NUMBERS:
         _raise_other_shape(path, describe_beside(op, op_after), describe_beside(op_after, op), sides)

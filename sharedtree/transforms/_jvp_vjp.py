@@ -1,8 +1,8 @@
 """`jax.vjp`, `jax.jvp`, `jax.linearize`, `jax.linear_transpose`, and Equinox's `filter_vjp` and `filter_jvp`.
 
-The transform sees of the primals, and of the result, a group with the leaves that are differentiated. The others go
-around it: those of the primals straight to the function, those of its result out beside it. What holds no module is
-left as it is; so without modules all is vanilla.
+The transform sees one leaf group of the primals, and one of the result: the leaves that are differentiated. The other
+leaves bypass it. Those of the primals go straight to the function, those of the result come out as auxiliary data.
+Trees without modules stay as they are, so that JAX sees exactly what it would see without this package.
 """
 
 import functools
@@ -15,70 +15,387 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, positions_of
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._pack_and_unpack import Tags, walk
 from ..core._prefix_trees import Branch
 from ..core._printing import listed
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static
-from ..core._structure import depth_of
+from ..core._structure import FlatDag, depth_of
 from ..ties._list_ties import is_inexact
 from ._argument_names import Names
 from ._caller_side import Grouping, leave
-from ._crossing import Crossing, TakingOperands
+from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import is_of_equinox
-from ._function_side import Inside, packed
-from ._grad import handed_beside
+from ._function_side import FunctionTrace, packed
+from ._grad import undifferentiated_records
 from ._joining_trees import Repacking, holds_modules
 from ._leaf_groups import LeafGroup, LeafSelection, tree_like_arguments
 from ._leaf_labels import Treatment
-from ._tangents import Fit, as_tuple, fitted
+from ._tangents import Fit, as_tuple, fit_to_leaves
 from .checks._tied_values import report_tied_values
 
-_MOST_LEVELS = 100
+# Deeper trees are packed, though they hold no module.
+_MAX_DEPTH_FOR_JAX = 100
+
+# The adapters ---------------------------------------------------------------------------------------------------------
+
+
+def vjp(call: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any) -> Any:
+    """Adapter of `jax.vjp` and `equinox.filter_vjp`."""
+    trace = Trace(call, fun, primals, has_aux=has_aux, adds_up=True)
+    seen, pullback, unseen = call.apply_other(jax.vjp, trace, *trace.primals, has_aux=True, **options)
+    value, *aux = trace.leave(seen, unseen)
+    return value, trace.linear_map(pullback, adds_up=True), *aux
+
+
+def linearize(
+    call: CallWithOperands, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any
+) -> Any:
+    """Adapter of `jax.linearize`."""
+    trace = Trace(call, fun, primals, has_aux=has_aux)
+    seen, pushforward, unseen = call.apply(trace, *trace.primals, has_aux=True, **options)
+    value, *aux = trace.leave(seen, unseen)
+    return value, trace.linear_map(pushforward, adds_up=False), *aux
+
+
+def linear_transpose(call: CallWithOperands, fun: Any, primals: Sequence[Any] = (), **options: Any) -> Any:
+    """Adapter of `jax.linear_transpose`. Leaves of the result that are not differentiated are left out."""
+    trace = Trace(call, fun, primals, takes_structs=True)
+    unseen_leaves = zip(trace.unseen.paths, trace.unseen.leaves, strict=True)
+    struct_paths = [path for path, leaf in unseen_leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
+    if struct_paths:
+        raise TypeError(
+            f"`{call.title}` was given a `jax.ShapeDtypeStruct` at {listed(struct_paths)}, which is not "
+            "differentiated. So the function needs its value, for only the rest is transposed:\n"
+            "    struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if eqx.is_inexact_array(x) else x\n"
+            "    abstract = sharedtree.tree.map(struct, model)"
+        )
+
+    def differentiated_result(*primals: Any) -> Any:
+        return trace(*primals)[0]
+
+    functools.update_wrapper(differentiated_result, trace, updated=())
+    return trace.linear_map(call.apply(differentiated_result, *trace.primals, **options), adds_up=True)
+
+
+def jvp(call: CallWithOperands, fun: Any, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
+    """Adapter of `jax.jvp`."""
+    if not isinstance(primals, (tuple, list)) or type(primals) is not type(tangents):
+        # JAX itself says best what is wrong.
+        return call.transform(fun, primals, tangents)
+    trace = Trace(call, fun, primals, has_aux=has_aux)
+    try:
+        if not trace.is_bare:
+            trace.trace_numbers(tangents)
+        tangents_in = trace.tangents(tangents)
+    except SharingMismatchError:
+        if not holds_modules(call.packed.tree):
+            # As above.
+            call.transform(fun, primals, tangents, has_aux=has_aux)
+        raise
+    seen, tangent_out, unseen = call.apply(trace, trace.primals, tangents_in, has_aux=True)
+    value, *aux = trace.leave(seen, unseen)
+    return value, trace.tangent_of_value(tangent_out), *aux
+
+
+def filter_jvp(call: CallWithOperands, fn: Any, primals: Any, tangents: Any, **constants: Any) -> Any:
+    """Adapter of `equinox.filter_jvp`.
+
+    It has no auxiliary data. The tangent of leaves that are not differentiated is None.
+
+    Args:
+        call: the call of the transform.
+        fn: the user's function.
+        primals: tuple or list of its arguments.
+        tangents: tuple or list of their tangents.
+        constants: keyword arguments of the function, which are not differentiated. Not named `kwargs`, for then
+            `TakingOperands` would pass them as one dictionary.
+    """
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise TypeError(
+            f"The primals and the tangents of `{call.title}` are tuples or lists, with one for each argument, and "
+            f"not a `{type(primals).__name__}` and a `{type(tangents).__name__}`."
+        )
+    trace = Trace(call, fn, tuple(primals), constants)
+    trace.trace_numbers(tangents)
+    (tangent_group,) = trace.tangents(tangents)
+    tangents_in = (_with_zeros(trace.seen, tangent_group),)
+    seen, tangent_out, unseen = call.apply_other(jax.jvp, trace, trace.primals, tangents_in, has_aux=True)
+    return trace.leave(seen, unseen)[0], trace.tangent_of_value(tangent_out)
+
+
+def _with_zeros(primals: LeafGroup, tangents: LeafGroup) -> LeafGroup:
+    """Puts arrays of zeros in the place of None. `jax.jvp` needs a tangent for each primal."""
+    leaf_pairs = zip(primals.leaves, tangents.leaves, strict=True)
+    leaves = [jnp.zeros_like(primal) if tangent is None else tangent for primal, tangent in leaf_pairs]
+    return LeafGroup(leaves, tangents.selection)
+
+
+# One call -------------------------------------------------------------------------------------------------------------
+
+
+class Trace:
+    """The call of a function by one of these transforms. They cache no traces, so each call traces once.
+
+    It is the function that JAX differentiates: leaf groups, or bare primals → (differentiated result, the rest).
+
+    Args:
+        call: the call of the transform.
+        function: the user's function.
+        primals: arguments of the function that are differentiated.
+        kwargs: further arguments of the function, by name.
+        has_aux: True if the function returns a pair, and the second is not differentiated.
+        adds_up: True if the transform takes cotangents. Then references are not differentiated, since JAX would add up
+            their cotangents in another reference.
+        takes_structs: True if a `jax.ShapeDtypeStruct` in an Equinox module stands for an array.
+
+    Attributes:
+        is_bare: True if the primals hold no module, and the transform gets them as they are.
+        primals: arguments for the transform.
+        seen: leaf group of the primals that the transform gets.
+        unseen: leaf group of the primals that bypasses the transform.
+        result_selection: selection of the differentiated leaves of the result. None before the function has returned,
+            and if its result is bare.
+    """
+
+    def __init__(
+        self,
+        call: CallWithOperands,
+        function: Callable[..., Any],
+        primals: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        has_aux: bool = False,
+        adds_up: bool = False,
+        takes_structs: bool = False,
+    ) -> None:
+        self.call = call
+        self.has_aux = has_aux
+        if not callable(function):
+            # JAX itself says best what is wrong.
+            call.transform(function, primals, primals)
+        arguments = Arguments(Names(function).of(len(primals)), primals, dict(kwargs or {}))
+        self.unseen, self.seen = call.enter_grouped(
+            function, arguments, self._grouping(arguments, adds_up=adds_up, takes_structs=takes_structs)
+        )
+        has_no_objects = not call.policy.containers and _suits_jax(call.packed.tree)
+        self.is_bare = has_no_objects and not call.rules.filtered
+        self.primals = tuple(primals) if self.is_bare else (self.seen,)
+        self.result_selection: LeafSelection | None = None
+        differentiates = call.transform is not jax.linear_transpose
+        self._inner = call.function(
+            function, _pair if has_aux else _value, caches_traces=False, differentiates=differentiates
+        )
+        functools.update_wrapper(self, self._inner, updated=())
+        self.__signature__ = self._inner.__signature__
+
+    def _grouping(self, arguments: Arguments, *, adds_up: bool, takes_structs: bool) -> Grouping:
+        """Returns the rule by which leaves are grouped: differentiated, or not."""
+        # Positional arguments are differentiated, keyword arguments are not.
+        prefix = Branch(tuple([isinstance(position, int) for position in positions_of(arguments.parts()[1])]))
+        rules = self.call.rules
+
+        def treatments(tree: FlatDag) -> Sequence[Treatment]:
+            """Labels each leaf True or False."""
+            outside = () if rules.filtered else tree.outside
+            # Records of leaves that bypass the transform whatever their dtype.
+            bypassing = undifferentiated_records(tree, rules)
+            structs = {number for number in bypassing if isinstance(tree.leaves[number], jax.ShapeDtypeStruct)}
+            if not adds_up:
+                # References have tangents, but no cotangents.
+                bypassing = structs
+            if takes_structs:
+                bypassing = bypassing - structs
+            return (
+                Treatment(
+                    "primals",
+                    prefix,
+                    lambda part: isinstance(part, bool),
+                    # Outside modules, JAX itself accepts or refuses a leaf.
+                    lambda is_primal, leaf, number: (
+                        is_primal and number not in bypassing and (number in outside or is_inexact(leaf))
+                    ),
+                    lambda is_differentiated: "differentiated" if is_differentiated else "not differentiated",
+                    groups_by_outcome=True,
+                ),
+            )
+
+        return Grouping(self.call.title, treatments, None, None, ((False,), (True,)))
+
+    def __call__(self, *primals: Any) -> Any:
+        """Calls the function for the transform, always with auxiliary data.
+
+        Returns:
+            The differentiated leaves of the result, and all others. Bare results: the value, and the user's auxiliary
+            data or None.
+        """
+        call = self.call
+        if self.is_bare:
+            report_tied_values(call.packed.tree, call.names, call.title, call.policy)
+        result = self._inner(*primals) if self.is_bare else self._inner(self.unseen, *primals)
+        if type(result) is tuple and len(result) == 2 and type(result[0]) is LeafGroup:
+            self.result_selection = result[0].selection
+        return result
+
+    def trace_numbers(self, tangents: Sequence[Any]) -> None:
+        """Turns static Python floats of the primals that have a tangent into traced leaves, as vanilla JAX does."""
+        call = self.call
+        tree = call.packed.tree
+        tags = Tags()
+        _, tangent_records, root = walk(tuple(tangents), tags, call.rules)
+        with_tangent = {
+            pair.left
+            for pair in pairs(as_tuple(tree), FlatDag(tangent_records, root), lambda i, j: True)
+            if not isinstance(pair, Mismatch) and tags.objects[pair.right] is not None
+        }
+        statics = {number: op for number in with_tangent if type(op := tree.records[number][0]) is Static}
+        promoted = frozenset([number for number, op in statics.items() if _is_float(op.peek())])
+        if promoted:
+            children_of = [children for _, children in tree.records]
+            call.repack(Repacking(range(len(children_of)), children_of, promoted))
+            self.unseen, self.seen = call.packed.groups
+            self.primals = (self.seen,)
+
+    def leave(self, seen: Any, unseen: Any) -> tuple[Any, ...]:
+        """Builds the function's result of both of its parts. Returns its value, and auxiliary data if there are any."""
+        if type(seen) is not LeafGroup:
+            return (seen, unseen) if self.has_aux else (seen,)
+        result = leave((seen, unseen))
+        return tuple(result) if self.has_aux else (result,)
+
+    def tangents(self, tangents: Sequence[Any]) -> tuple[Any, ...]:
+        """Packs the user's tangents of the primals for the transform."""
+        if self.is_bare:
+            return tuple(tangents)
+        return (pack_like(self.seen.selection, tuple(tangents), "tangents", self.fit(adds_up=False), is_pair=False),)
+
+    def tangent_of_value(self, tangent: Any) -> Any:
+        """Builds the tree of the tangent of the function's value."""
+        if type(tangent) is not LeafGroup:
+            return tangent
+        tree = tree_like_arguments((tangent,), is_gradient=False)
+        return tree[0] if self.has_aux else tree
+
+    def linear_map(self, function: Any, *, adds_up: bool) -> Any:
+        """Lets the function that the transform returned take and return modules."""
+        if self.result_selection is None:
+            return function
+        selection = self.result_selection if adds_up else self.seen.selection
+        return LinearMap(function, selection, self.has_aux, self.fit(adds_up=adds_up), self.is_bare)
+
+    def fit(self, *, adds_up: bool) -> Fit:
+        """Says how tangents are fitted, or cotangents if `adds_up` is True."""
+        call = self.call
+        return Fit(call.title, call.rules, adds_up, may_lack=is_of_equinox(call.transform))
+
+
+def _is_float(value: Any) -> bool:
+    return type(value) in (float, complex)
+
+
+def _suits_jax(tree: FlatDag) -> bool:
+    """Returns True if JAX can take a tree as it is. JAX 0.10 does not recover from a tree too deep to flatten."""
+    return not holds_modules(tree) and depth_of(tree.records) <= _MAX_DEPTH_FOR_JAX
+
+
+# What JAX traces in place of the user's function ----------------------------------------------------------------------
+
+
+def _value(trace: FunctionTrace, *operands: Any) -> Any:
+    """Calls a function without auxiliary data. Returns its value as two leaf groups, or bare, with None."""
+    result, is_bare = _call(trace, operands)
+    tree = trace.walked(result)
+    return (result, None) if is_bare and _suits_jax(tree) else _split(tree, tree)
+
+
+def _pair(trace: FunctionTrace, *operands: Any) -> Any:
+    """Calls a function that returns a value and auxiliary data. Returns two leaf groups, or the bare pair."""
+    result, is_bare = _call(trace, operands)
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        # JAX refuses it.
+        return result
+    tree = trace.walked(tuple(result))
+    return result if is_bare and _suits_jax(tree) else _split(tree, tree.child(0))
+
+
+def _call(trace: FunctionTrace, operands: Sequence[Any]) -> tuple[Any, bool]:
+    """Calls the user's function. Returns its result, and True if its arguments were bare."""
+    if operands and type(operands[0]) is LeafGroup:
+        return trace.call(*operands), False
+    return trace.function(*operands), True
+
+
+def _split(tree: FlatDag, value: FlatDag) -> tuple[LeafGroup, LeafGroup]:
+    """Packs a result into two leaf groups: the differentiated leaves, and all others.
+
+    Args:
+        tree: the result.
+        value: the part of it that is differentiated: all of it, or the first of a pair.
+    """
+    group = packed(tree)
+    outside = tree.below(value.root).outside
+    differentiated = {
+        number
+        for number in tree.leaf_numbers
+        if number in value.reached and (number in outside or is_inexact(tree.objects[number]))
+    }
+
+    def part(is_differentiated: bool) -> LeafGroup:
+        """Packs the leaves of one kind."""
+        numbers = enumerate(tree.leaf_numbers)
+        places = tuple([place for place, number in numbers if (number in differentiated) is is_differentiated])
+        return LeafGroup([group.leaves[place] for place in places], LeafSelection(group.structure, places))
+
+    return part(True), part(False)
+
+
+# The functions that the transforms return -----------------------------------------------------------------------------
 
 
 class LinearMap:
-    """What `jax.vjp`, `jax.linearize` and `jax.linear_transpose` return: takes and gives modules, with their ties.
+    """The function returned by `jax.vjp`, `jax.linearize` and `jax.linear_transpose`, for modules with their ties.
 
-    As what vanilla JAX returns it is a pytree, so it may cross transforms.
+    It is a pytree, as JAX's own functions are, and can be passed through `jax.jit`.
 
     Args:
-        function: the vanilla function, of groups.
-        takes: the leaf group that it takes.
-        is_pair: whether what it takes is the first of a pair.
-        fit: how what it is given is fitted to that.
-        is_bare: whether the primals, and so what is in their shape, are in no group.
+        function: JAX's function of leaf groups.
+        selection: selection of the leaf group that the function takes.
+        is_pair: True if its argument belongs to the first value of a pair, since the function has auxiliary data.
+        fit: how an argument is fitted to that leaf group.
+        is_bare: True if the primals are bare. Then tangents or cotangents of theirs are bare, too.
     """
 
-    __slots__ = ("__weakref__", "fit", "function", "is_bare", "is_pair", "takes")
+    __slots__ = ("__weakref__", "fit", "function", "is_bare", "is_pair", "selection")
 
-    def __init__(self, function: Any, takes: LeafSelection, is_pair: bool, fit: Fit, is_bare: bool) -> None:
+    def __init__(self, function: Any, selection: LeafSelection, is_pair: bool, fit: Fit, is_bare: bool) -> None:
         self.function = function
-        self.takes = takes
+        self.selection = selection
         self.is_pair = is_pair
         self.fit = fit
         self.is_bare = is_bare
 
     def __call__(self, /, *args: Any) -> Any:
+        """Maps a cotangent of the value to cotangents of the primals, or tangents of the primals to one of it."""
         if self.fit.adds_up:
             if len(args) != 1:
-                return self.function(*args)  # says best what is wrong
-            group = seen_of(self.takes, args[0], "cotangent", self.fit, is_pair=self.is_pair)
-            made = self.function(group)
+                # JAX itself says best what is wrong.
+                return self.function(*args)
+            group = pack_like(self.selection, args[0], "cotangent", self.fit, is_pair=self.is_pair)
+            result = self.function(group)
             if self.is_bare:
-                return made
-            made, *logs = made if getattr(self.function, "want_logs", False) else (made,)
-            cotangents = tuple(tree_like_arguments(made).args)
+                return result
+            # With newer JAX, `with_logs` adds a second value.
+            cotangent_groups, *logs = result if getattr(self.function, "want_logs", False) else (result,)
+            cotangents = tuple(tree_like_arguments(cotangent_groups).args)
             return (cotangents, *logs) if logs else cotangents
-        given = args if self.is_bare else (seen_of(self.takes, args, "tangents", self.fit, is_pair=False),)
-        made = tree_like_arguments((self.function(*given),), is_gradient=False)
-        return made[0] if self.is_pair else made
+        tangents_in = args if self.is_bare else (pack_like(self.selection, args, "tangents", self.fit, is_pair=False),)
+        tangents_out = tree_like_arguments((self.function(*tangents_in),), is_gradient=False)
+        return tangents_out[0] if self.is_pair else tangents_out
 
     @property
     def with_logs(self) -> "LinearMap":
-        """With newer JAX, of `vjp`: the same function, which returns a pair with what the rules logged."""
-        return LinearMap(self.function.with_logs, self.takes, self.is_pair, self.fit, self.is_bare)
+        """The same function of `vjp`, which returns a pair with the values logged by rules. Needs a newer JAX."""
+        return LinearMap(self.function.with_logs, self.selection, self.is_pair, self.fit, self.is_bare)
 
     def __repr__(self) -> str:
         return f"<function returned by {self.fit.title}, identities preserved>"
@@ -86,283 +403,33 @@ class LinearMap:
 
 jtu.register_pytree_node(
     LinearMap,
-    lambda item: ((item.function,), (item.takes, item.is_pair, item.fit, item.is_bare)),
-    lambda how, children: LinearMap(children[0], *how),
+    lambda item: ((item.function,), (item.selection, item.is_pair, item.fit, item.is_bare)),
+    lambda aux, children: LinearMap(children[0], *aux),
 )
 
 
-def seen_of(selection: LeafSelection, given: Any, name: str, fit: Fit, *, is_pair: bool) -> LeafGroup:
-    """What a user gave, in the leaf group that the transform sees.
+def pack_like(selection: LeafSelection, value_tree: Any, name: str, fit: Fit, *, is_pair: bool) -> LeafGroup:
+    """Packs a user's tangents or cotangents into the leaf group that the transform takes.
 
     Args:
-        selection: of the group.
-        given: in the shape of the arguments, or of the result.
-        name: what it is called in errors.
-        fit: how it is fitted.
-        is_pair: whether it has the shape of the first of a pair.
+        selection: selection of the leaf group.
+        value_tree: tangents in the shape of the arguments, or a cotangent in the shape of the result.
+        name: name of `value_tree` in errors.
+        fit: how they are fitted.
+        is_pair: True if `value_tree` has the shape of the first value of a pair.
+
+    Raises:
+        SharingMismatchError: if they do not fit.
     """
     structure = selection.structure
-    numbers = set(range(structure.num_leaves) if selection.numbers is None else selection.numbers)
-    # Of its leaves only the types count: those that are seen are differentiated, and the others are not.
-    types = [0.0 if place in numbers else 0 for place in range(structure.num_leaves)]
+    places = set(range(structure.num_leaves) if selection.numbers is None else selection.numbers)
+    # `fit_to_leaves` looks at the types only: a float stands for a differentiated leaf, an integer for any other.
+    types = [0.0 if place in places else 0 for place in range(structure.num_leaves)]
     tree = FlatDag.of_leaves(structure, types)
     tree = as_tuple(tree) if not fit.adds_up else tree.child(0) if is_pair else tree
-    found = fitted(tree, given, name, fit)
-    leaves = [found[number] for place, number in enumerate(structure.leaf_numbers) if place in numbers]
+    value_of = fit_to_leaves(tree, value_tree, name, fit)
+    leaves = [value_of[number] for place, number in enumerate(structure.leaf_numbers) if place in places]
     return LeafGroup(leaves, selection)
-
-
-class Trace:
-    """The one trace of a function in a call of these transforms, which do not cache.
-
-    Args:
-        crossing: the call.
-        function: the user's.
-        primals: what it is differentiated in.
-        others: further arguments, by name, that it gets as they are.
-        has_aux: whether it returns a pair, of which the second is not differentiated.
-        adds_up: whether it is given cotangents. JAX would add those of a reference up in another one.
-        takes_structs: whether a `jax.ShapeDtypeStruct` in an Equinox module stands for an array.
-
-    Attributes:
-        is_bare: whether the primals hold no module, so that the transform gets them as they are.
-        primals: what the transform gets.
-        unseen: what it does not see of them.
-        of_result: what it saw of what the function returned, once it has; None if that is bare.
-    """
-
-    def __init__(
-        self,
-        crossing: Crossing,
-        function: Callable[..., Any],
-        primals: Sequence[Any],
-        others: Mapping[str, Any] | None = None,
-        *,
-        has_aux: bool = False,
-        adds_up: bool = False,
-        takes_structs: bool = False,
-    ) -> None:
-        self.crossing = crossing
-        self.has_aux = has_aux
-        if not callable(function):
-            crossing.transform(function, primals, primals)  # says best what is wrong
-        arguments = Arguments(Names(function).of(len(primals)), primals, dict(others or {}))
-        self.unseen, self.seen = crossing.enter_grouped(
-            function, arguments, self._grouping(arguments, adds_up=adds_up, takes_structs=takes_structs)
-        )
-        of_nothing = not crossing.policy.containers and _is_for_jax(crossing.call.tree)
-        self.is_bare = of_nothing and not crossing.rules.filtered
-        self.primals = tuple(primals) if self.is_bare else (self.seen,)
-        self.of_result: LeafSelection | None = None
-        differentiates = crossing.transform is not jax.linear_transpose
-        self._inner = crossing.function(
-            function, _pair if has_aux else _value, caches_traces=False, differentiates=differentiates
-        )
-        functools.update_wrapper(self, self._inner, updated=())
-        self.__signature__ = self._inner.__signature__
-
-    def _grouping(self, arguments: Arguments, *, adds_up: bool, takes_structs: bool) -> Grouping:
-        prefix = Branch(tuple([isinstance(position, int) for position in positions_of(arguments.parts()[1])]))
-        rules = self.crossing.rules
-
-        def treatments(tree: FlatDag) -> Sequence[Treatment]:
-            outside = () if rules.filtered else tree.outside
-            beside = handed_beside(tree, rules)
-            structs = {n for n in beside if isinstance(tree.leaves[n], jax.ShapeDtypeStruct)}
-            if not adds_up:  # a reference has a tangent
-                beside = structs
-            if takes_structs:
-                beside = beside - structs
-            return (
-                Treatment(
-                    "primals",
-                    prefix,
-                    lambda part: isinstance(part, bool),
-                    lambda chosen, leaf, n: chosen and n not in beside and (n in outside or is_inexact(leaf)),
-                    lambda chosen: "differentiated" if chosen else "not differentiated",
-                    groups_by_outcome=True,
-                ),
-            )
-
-        return Grouping(self.crossing.title, treatments, None, None, ((False,), (True,)))
-
-    def __call__(self, *primals: Any) -> Any:
-        """What the transform calls, with and without auxiliary data of the user's: (seen of the result, beside it)."""
-        crossing = self.crossing
-        if self.is_bare:
-            report_tied_values(crossing.call.tree, crossing.names, crossing.title, crossing.policy)
-        result = self._inner(*primals) if self.is_bare else self._inner(self.unseen, *primals)
-        if type(result) is tuple and len(result) == 2 and type(result[0]) is LeafGroup:
-            self.of_result = result[0].selection
-        return result
-
-    def trace_numbers(self, tangents: Sequence[Any]) -> None:
-        """Lets the transform see the static Python numbers of the primals that have a tangent, as vanilla JAX does."""
-        crossing = self.crossing
-        tree = crossing.call.tree
-        tags = Tags()
-        _, others, root = walk(tuple(tangents), tags, crossing.rules)
-        numbers = {
-            pair.left
-            for pair in pairs(as_tuple(tree), FlatDag(others, root), lambda i, j: True)
-            if not isinstance(pair, Mismatch) and tags.objects[pair.right] is not None
-        }
-        promoted = frozenset([n for n in numbers if type(op := tree.records[n][0]) is Static and _is_float(op.peek())])
-        if promoted:
-            children = [below for _, below in tree.records]
-            crossing.lower(Repacking(range(len(children)), children, promoted))
-            self.unseen, self.seen = crossing.call.groups
-            self.primals = (self.seen,)
-
-    def leave(self, seen: Any, beside: Any) -> tuple[Any, ...]:
-        """What the function returned, put together: its value, and the auxiliary data if there are any."""
-        if type(seen) is not LeafGroup:
-            return (seen, beside) if self.has_aux else (seen,)
-        made = leave((seen, beside))
-        return tuple(made) if self.has_aux else (made,)
-
-    def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """The user's tangents of the primals as the transform sees them."""
-        if self.is_bare:
-            return tuple(given)
-        return (seen_of(self.seen.selection, tuple(given), "tangents", self.fit(adds_up=False), is_pair=False),)
-
-    def fit(self, *, adds_up: bool) -> Fit:
-        """How tangents, or cotangents, are fitted."""
-        crossing = self.crossing
-        return Fit(crossing.title, crossing.rules, adds_up, may_lack=is_of_equinox(crossing.transform))
-
-    def linear_map(self, function: Any, *, adds_up: bool) -> Any:
-        """The vanilla function, made to take and to give modules."""
-        if self.of_result is None:
-            return function
-        takes = self.of_result if adds_up else self.seen.selection
-        return LinearMap(function, takes, self.has_aux, self.fit(adds_up=adds_up), self.is_bare)
-
-    def out_tangents(self, made: Any) -> Any:
-        """Tangents of the value, as a tree."""
-        if type(made) is not LeafGroup:
-            return made
-        tangents = tree_like_arguments((made,), is_gradient=False)
-        return tangents[0] if self.has_aux else tangents
-
-
-def _value(inside: Inside, *operands: Any) -> Any:
-    result, is_bare = _called(inside, operands)
-    tree = inside.walked(result)
-    return (result, None) if is_bare and _is_for_jax(tree) else _split(tree, tree)
-
-
-def _pair(inside: Inside, *operands: Any) -> Any:
-    result, is_bare = _called(inside, operands)
-    if not isinstance(result, (tuple, list)) or len(result) != 2:
-        return result  # which JAX refuses
-    tree = inside.walked(tuple(result))
-    return result if is_bare and _is_for_jax(tree) else _split(tree, tree.child(0))
-
-
-def _is_for_jax(tree: FlatDag) -> bool:
-    """Whether the transform can have a tree as it is: JAX 0.10 does not recover from what is too deep to flatten."""
-    return not holds_modules(tree) and depth_of(tree.records) <= _MOST_LEVELS
-
-
-def _called(inside: Inside, operands: Sequence[Any]) -> tuple[Any, bool]:
-    if operands and type(operands[0]) is LeafGroup:
-        return inside.call(*operands), False
-    return inside.function(*operands), True
-
-
-def _split(tree: FlatDag, value: FlatDag) -> tuple[LeafGroup, LeafGroup]:
-    """The result in two groups: what is differentiated of its value, and all the rest."""
-    group = packed(tree)
-    outside = tree.below(value.root).outside
-    chosen = {n for n in tree.leaf_numbers if n in value.reached and (n in outside or is_inexact(tree.objects[n]))}
-    seen, rest = [tuple([i for i, n in enumerate(tree.leaf_numbers) if (n in chosen) is yes]) for yes in (True, False)]
-    one, other = [
-        LeafGroup([group.leaves[i] for i in own], LeafSelection(group.structure, own)) for own in (seen, rest)
-    ]
-    return one, other
-
-
-def vjp(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any) -> Any:
-    """`jax.vjp` and `equinox.filter_vjp`."""
-    trace = Trace(crossing, fun, primals, has_aux=has_aux, adds_up=True)
-    seen, pullback, beside = crossing.applied(jax.vjp, trace, *trace.primals, has_aux=True, **options)
-    value, *aux = trace.leave(seen, beside)
-    return value, trace.linear_map(pullback, adds_up=True), *aux
-
-
-def linearize(
-    crossing: Crossing, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any
-) -> Any:
-    """`jax.linearize`."""
-    trace = Trace(crossing, fun, primals, has_aux=has_aux)
-    seen, pushforward, beside = crossing.apply(trace, *trace.primals, has_aux=True, **options)
-    value, *aux = trace.leave(seen, beside)
-    return value, trace.linear_map(pushforward, adds_up=False), *aux
-
-
-def linear_transpose(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), **options: Any) -> Any:
-    """`jax.linear_transpose`; what is not differentiated of the result is left out."""
-    trace = Trace(crossing, fun, primals, takes_structs=True)
-    each = zip(trace.unseen.paths, trace.unseen.leaves, strict=True)
-    at = [text for text, leaf in each if isinstance(leaf, jax.ShapeDtypeStruct)]
-    if at:
-        raise TypeError(
-            f"`{crossing.title}` was given a `jax.ShapeDtypeStruct` at {listed(at)}, which is not differentiated. So "
-            "the function needs its value, for only the rest is transposed:\n"
-            "    struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if eqx.is_inexact_array(x) else x\n"
-            "    abstract = sharedtree.tree.map(struct, model)"
-        )
-
-    def seen_only(*primals: Any) -> Any:
-        return trace(*primals)[0]
-
-    functools.update_wrapper(seen_only, trace, updated=())
-    return trace.linear_map(crossing.apply(seen_only, *trace.primals, **options), adds_up=True)
-
-
-def jvp(crossing: Crossing, fun: Any, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
-    """`jax.jvp`."""
-    if not isinstance(primals, (tuple, list)) or type(primals) is not type(tangents):
-        return crossing.transform(fun, primals, tangents)  # says best what is wrong
-    trace = Trace(crossing, fun, primals, has_aux=has_aux)
-    try:
-        if not trace.is_bare:
-            trace.trace_numbers(tangents)
-        given = trace.tangents(tangents)
-    except SharingMismatchError:
-        if not holds_modules(crossing.call.tree):
-            crossing.transform(fun, primals, tangents, has_aux=has_aux)  # says best what is wrong
-        raise
-    seen, made, beside = crossing.apply(trace, trace.primals, given, has_aux=True)
-    value, *aux = trace.leave(seen, beside)
-    return value, trace.out_tangents(made), *aux
-
-
-def filter_jvp(crossing: Crossing, fn: Any, primals: Any, tangents: Any, **others: Any) -> Any:
-    """`equinox.filter_jvp`. It has no auxiliary data; whatever is not differentiated has the tangent None."""
-    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
-        raise TypeError(
-            f"The primals and the tangents of `{crossing.title}` are tuples or lists, with one for each argument, and "
-            f"not a `{type(primals).__name__}` and a `{type(tangents).__name__}`."
-        )
-    trace = Trace(crossing, fn, tuple(primals), others)
-    trace.trace_numbers(tangents)
-    (given,) = trace.tangents(tangents)
-    given = (_filled(trace.seen, given),)
-    seen, made, beside = crossing.applied(jax.jvp, trace, trace.primals, given, has_aux=True)
-    return trace.leave(seen, beside)[0], trace.out_tangents(made)
-
-
-def _is_float(value: Any) -> bool:
-    return type(value) in (float, complex)
-
-
-def _filled(primals: LeafGroup, tangents: LeafGroup) -> LeafGroup:
-    """Tangents with zeros where there are none."""
-    each = zip(primals.leaves, tangents.leaves, strict=True)
-    return LeafGroup([jnp.zeros_like(primal) if leaf is None else leaf for primal, leaf in each], tangents.selection)
 
 
 VJP = TakingOperands(vjp, writes=False, calls_each_time=True)

@@ -21,13 +21,11 @@ import jax
 from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, LeafPath
-from ..core._distinct_leaves import distinct, with_identity
-from ..core._flat_dags import FlatDag, leaf_paths, with_paths
 from ..core._jax_internals import TRACE, ConcreteArray
-from ..core._native_walk import native
-from ..core._pack_and_unpack import build, unpack
+from ..core._pack_and_unpack import build, native, unpack
+from ..core._sharing import distinct, with_identity
 from ..core._static_values import Static
-from ..core._structure import Given, Record, Structure, Update
+from ..core._structure import FlatDag, Given, Record, Structure, Update, leaf_paths, with_paths
 from ..ties._leaf_notes import hand_on, note_gradient, note_tied
 from ..ties._policy_and_context import DEFAULT, Policy, current_policy
 
@@ -269,8 +267,8 @@ def tangents_of(group: LeafGroup, *, is_gradient: bool = True) -> Any:
     """
     structure = group.structure
     outside = FlatDag.of(structure).outside
-    tangents = [
-        None if number not in outside and getattr(leaf, "dtype", None) == jax.dtypes.float0 else leaf
-        for number, leaf in zip(structure.leaf_numbers, group.leaves, strict=True)
-    ]
+    tangents: list[Any] = []
+    for record, leaf in zip(structure.leaf_numbers, group.leaves, strict=True):
+        has_no_tangent = record not in outside and getattr(leaf, "dtype", None) == jax.dtypes.float0
+        tangents.append(None if has_no_tangent else leaf)
     return tree_like_arguments((LeafGroup(tangents, group.selection),), is_gradient=is_gradient)

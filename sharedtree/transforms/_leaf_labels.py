@@ -12,22 +12,27 @@ reached with two different outcomes; two spellings of one outcome are none, as `
 
 Outcomes are stored as integers. As nested tuples they would be as large as the unfolded tree.
 
-An array that a view is computed from has the labels of its own places, if it has one in the same argument: the labels
-on the way to the view hold for the rest.
+An array that a view is computed from has the labels of its own places, if it has one in the same argument. Otherwise
+the labels on the way to the view hold for it.
+
+The end of the file has the error for a conflict that is refused. A DAG of depth 60 can have 2^60 paths to one leaf. So
+only edges that lead to the leaf are followed, and the error names at most the first eight paths of each treatment.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict, IdentitySet
-from ..core._call_arguments import Arguments
-from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
+from ..core._call_arguments import Arguments, LeafPath
+from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, raise_unfit
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node
+from ..core._structure import LEAF, FlatDag, Node, Path
 
 NO_OUTCOME = 0
 """The outcome of an object that holds no traced leaf."""
@@ -37,6 +42,10 @@ SPLIT, SPLIT_WITH_WARNING, REFUSED = "split", "split with a warning", "refused"
 
 DONATED, KEPT = "donated", "not donated"
 """The labels of leaves whose buffers a transform takes over, and of all other leaves."""
+
+
+MAX_PATHS = 8
+"""Number of paths of each treatment that an error names."""
 
 
 def is_donated(group_labels: Sequence[Any]) -> bool:
@@ -76,7 +85,7 @@ def _no_modules(outcomes: "Outcomes") -> Collection[int]:
 
 
 class Treatment(NamedTuple):
-    """What a transform does with a tree.
+    """The labels that a transform gives to the leaves of a tree.
 
     Attributes:
         name: name of the option that holds the prefix, such as `in_axes`.
@@ -212,18 +221,19 @@ class Outcomes:
         return self.leaf_outcomes[self._outcomes[visit]]
 
     def description(self, visit: Visit) -> str:
-        """What the transform does with a leaf, in words."""
+        """Describes the treatment of a leaf in words."""
         return self.treatment.describe(self.outcome_of_leaf(visit))
 
     def descriptions_below(self, visit: Visit) -> set[str]:
-        """What the transform does with the leaves below a visit, in words."""
-        return {
-            self.description(reached)
-            for reached in self.reachable_from(visit)
-            if self.tree.records[reached.record][0] is LEAF
-        }
+        """Describes the treatments of all leaves below a visit in words."""
+        descriptions: set[str] = set()
+        for reached in self.reachable_from(visit):
+            if self.tree.records[reached.record][0] is LEAF:
+                descriptions.add(self.description(reached))
+        return descriptions
 
     def _part_number(self, part: Any) -> int:
+        """Returns the number of a part of the prefix. A part that was not seen before gets the next one."""
         number = self._part_numbers.get(part)
         if number is not None:
             return number
@@ -240,6 +250,7 @@ class Outcomes:
         return number
 
     def _find_children(self, visit: Visit) -> list[Visit]:
+        """Finds the visits of the children of a record, each under its part of the prefix."""
         node = self.tree.node(visit.record)
         if node is None:
             return []
@@ -320,6 +331,7 @@ class Outcomes:
         return number
 
     def _outcome_of_leaf(self, visit: Visit) -> int:
+        """Number of the outcome of a leaf. Leaves whose resolved labels are the same have one number."""
         label = self._parts[visit.part]
         if not self.treatment.is_label(label):
             self._raise_unfit()
@@ -367,3 +379,185 @@ def labels_in(prefix: Any, is_label: Callable[[Any], bool]) -> list[Any]:
         else:
             collected.append(part)
     return distinct_labels(collected)
+
+
+# ---- The error for a conflict ----
+
+
+def raise_inconsistent(outcomes: Outcomes, record: int, transform: str, reason: str = "") -> NoReturn:
+    """Raises the error for a record that has a conflict. It names the paths of one leaf below it that has one, too.
+
+    Args:
+        outcomes: outcomes of every record.
+        record: number of the record.
+        transform: name of the transform.
+        reason: why this is refused; it ends a line. Empty for the usual reason.
+    """
+    obj, leaf = outcomes.tree.objects[record], _leaf_with_conflict(outcomes, record)
+    if not reason and not isinstance(obj, jax.Ref) and outcomes.tree.node(record) is not None:
+        reason = (
+            f"Arrays that are treated differently become two, but not what a shared `{type(obj).__name__}` holds.\n"
+        )
+    advice = reason + outcomes.treatment.advice(_leaves_below(outcomes, record))
+    raise inconsistent_sharing_error(find_occurrences(outcomes, leaf), transform, advice)
+
+
+def raise_inconsistent_result(outcomes: Outcomes, record: int, transform: str) -> NoReturn:
+    """Raises the error for a record of what a function returned."""
+    occurrences = find_occurrences(outcomes, _leaf_with_conflict(outcomes, record))
+    in_result = [
+        Occurrence((LeafPath("result"), *occurrence.path), occurrence.treatment)
+        for occurrence in occurrences.first_ones
+    ]
+    occurrences = Occurrences(in_result, occurrences.unfinished, [])
+    text = (
+        f"{_first_lines(occurrences, transform)}\n{outcomes.treatment.advice(_leaves_below(outcomes, record))}"
+        "Or let the function give each path an array of its own before it returns:\n"
+        "    result = sharedtree.untie(result)"
+    )
+    raise InconsistentSharingError(text, occurrences.paths, occurrences.treatments)
+
+
+class Occurrence(NamedTuple):
+    """One path of a leaf, beginning with the argument, and what the transform does with the leaf there."""
+
+    path: Path
+    treatment: str
+
+
+class Occurrences(NamedTuple):
+    """The paths of a leaf, and its treatments there.
+
+    Attributes:
+        first_ones: the first `MAX_PATHS` of each treatment, in flatten order.
+        unfinished: treatments that have more than these.
+        arguments: for each treatment, names of the arguments in which it occurs.
+    """
+
+    first_ones: list[Occurrence]
+    unfinished: list[str]
+    arguments: list[list[str]]
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths as errors print them."""
+        return [jtu.keystr(occurrence.path) for occurrence in self.first_ones]
+
+    @property
+    def treatments(self) -> list[str]:
+        """The treatment at each path, in words."""
+        return [occurrence.treatment for occurrence in self.first_ones]
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines of a message, one for each path, then one for each treatment that has more."""
+        lines = [f"    `{path}`: {treatment}" for path, treatment in zip(self.paths, self.treatments, strict=True)]
+        return lines + [f"    … and more: {treatment}" for treatment in self.unfinished]
+
+
+def find_occurrences(outcomes: Outcomes, leaf: int) -> Occurrences:
+    """Finds where a leaf is, and what the transform does with it there.
+
+    Cost: linear in the visits, plus the length of the named paths.
+    """
+    treatments_below = _treatments_below(outcomes, leaf)
+    counts: dict[str, int] = {}
+    first_ones: list[Occurrence] = []
+    full: set[str] = set()
+    stack: list[tuple[Visit, Path]] = [(outcomes.root, ())]
+    while stack:
+        visit, path = stack.pop()
+        # Not followed: an edge that leads nowhere, or only to treatments with enough paths. Else this is exponential.
+        if treatments_below[visit] <= full:
+            continue
+        if visit.record == leaf:
+            treatment = outcomes.description(visit)
+            counts[treatment] = counts.get(treatment, 0) + 1
+            if counts[treatment] <= MAX_PATHS:
+                first_ones.append(Occurrence(path, treatment))
+            else:
+                full.add(treatment)
+            continue
+        node = outcomes.tree.node(visit.record)
+        assert node is not None
+        children = list(zip(node.keys, outcomes.children(visit), strict=True))
+        stack.extend([(child, (*path, key)) for key, child in reversed(children)])
+    arguments = _arguments_by_treatment(outcomes, treatments_below, list(counts))
+    return Occurrences(first_ones, [treatment for treatment in counts if treatment in full], arguments)
+
+
+def _treatments_below(outcomes: Outcomes, leaf: int) -> dict[Visit, frozenset[str]]:
+    """For each visit, what the transform does with one leaf below it, in words. Empty if the leaf is not below it."""
+    treatments: dict[Visit, frozenset[str]] = {}
+    # Children come before their parents.
+    for visit in outcomes.visits():
+        here = {outcomes.description(visit)} if visit.record == leaf else set[str]()
+        treatments[visit] = frozenset(here.union(*[treatments[child] for child in outcomes.children(visit)]))
+    return treatments
+
+
+def _arguments_by_treatment(
+    outcomes: Outcomes, treatments_below: Mapping[Visit, frozenset[str]], treatments: list[str]
+) -> list[list[str]]:
+    """For each treatment, names of the arguments below which it occurs."""
+    root = outcomes.tree.node(outcomes.root.record)
+    assert root is not None
+    arguments = [
+        (str(key), treatments_below[child])
+        for key, child in zip(root.keys, outcomes.children(outcomes.root), strict=True)
+    ]
+    return [[name for name, below in arguments if treatment in below] for treatment in treatments]
+
+
+def _leaf_with_conflict(outcomes: Outcomes, record: int) -> int:
+    """Finds a leaf below a record, both of which have a conflict."""
+    first, second, *_ = outcomes.conflicts()[record]
+    # A node's outcome is the tuple of its children's, so where two of it differ, so do those of some child.
+    while outcomes.tree.records[first.record][0] is not LEAF:
+        pairs = zip(outcomes.children(first), outcomes.children(second), strict=True)
+        first, second = next((a, b) for a, b in pairs if outcomes[a] != outcomes[b])
+    return first.record
+
+
+def _leaves_below(outcomes: Outcomes, record: int) -> list[Any]:
+    """The leaves below a record that has a conflict, each once."""
+    tree = outcomes.tree
+    visit = outcomes.conflicts()[record][0]
+    records = dict.fromkeys(reached.record for reached in sorted(outcomes.reachable_from(visit)))
+    return [tree.objects[number] for number in records if tree.records[number][0] is LEAF]
+
+
+def _first_lines(occurrences: Occurrences, transform: str) -> str:
+    return "\n".join([f"One object, but `{transform}` would treat its occurrences differently:", *occurrences.lines])
+
+
+def inconsistent_sharing_error(occurrences: Occurrences, transform: str, advice: str) -> InconsistentSharingError:
+    """Makes the error for a leaf that would be treated in several ways.
+
+    Args:
+        occurrences: where the leaf is.
+        transform: name of the transform.
+        advice: text before the usual fix; it ends a line.
+    """
+    text = f"{_first_lines(occurrences, transform)}\n{advice}{_fix(occurrences)}"
+    return InconsistentSharingError(text, occurrences.paths, occurrences.treatments)
+
+
+def _fix(occurrences: Occurrences) -> str:
+    """The fix that always works: an object of its own for each treatment."""
+    groups = occurrences.arguments
+    arguments = list(dict.fromkeys(name for group in groups for name in group))
+    targets = ", ".join(arguments)
+    advice = "Treat them alike, or give each an object of its own before the call:\n"
+    # One argument holds occurrences of two treatments, so a copy of that argument would hold both again.
+    if sum(map(len, groups)) > len(arguments):
+        value = f"({targets})" if len(arguments) > 1 else targets
+        return f"{advice}    {targets} = sharedtree.untie({value})"
+    lines: list[str] = []
+    for group in groups[1:]:
+        names = ", ".join(group)
+        lines.append(f"    {names} = sharedtree.copy({f'({names})' if len(group) > 1 else names})")
+    if len(arguments) == 2:
+        lines += ["or, with a copy of what they share only:"]
+        lines += [f"    {targets} = sharedtree.untie(({targets}), lambda t: t[1:])"]
+    return advice + "\n".join(lines)

@@ -16,12 +16,10 @@ import jax
 from jax.core import Tracer
 
 from ..core._by_identity import IdentityDict, IdentitySet
-from ..core._flat_dags import FlatDag
 from ..core._jax_internals import ConcreteArray
-from ..core._node_types import is_module, node_type_of
+from ..core._node_types import carries_identity, is_module, node_type_of
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Structure, canonical
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._structure import LEAF, FlatDag, Node, Structure, canonical
 from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, keep
 
@@ -180,8 +178,9 @@ def passed_through(
             placement of a leaf could make a difference.
     """
     objects, records = call.tree.objects, call.tree.records
-    below = {i for record in structure.given for i in canonical(record, lambda i: records[i])[1]}
-    leaves = [record for record in sorted(below) if records[record][0] is LEAF]
+    # The records of all objects that pass through, those inside them included.
+    passed_records = {i for record in structure.given for i in canonical(record, lambda i: records[i])[1]}
+    leaves = [record for record in sorted(passed_records) if records[record][0] is LEAF]
     if call.plan.origins is None:
         _keep_positions(call, structure.given, leaves)
     # A committed argument that is used commits the outputs of vanilla `jax.jit`.
@@ -195,7 +194,7 @@ def passed_through(
     new_leaves = _as_outputs([objects[record] for record in leaves], anchor)
     new_objects: dict[int, Any] = dict(zip(leaves, new_leaves, strict=True))
     # Children come before their parents.
-    for record in sorted(below):
+    for record in sorted(passed_records):
         op, children = records[record]
         if type(op) is Node:
             new_children = [new_objects[child] for child in children]
@@ -205,10 +204,16 @@ def passed_through(
     return new_objects.__getitem__
 
 
-def _keep_positions(call: Call, given: tuple[int, ...], leaves: Sequence[int]) -> None:
-    """Keeps the positions of leaves that are passed through, which a later call in C needs."""
+def _keep_positions(call: Call, roots: tuple[int, ...], leaves: Sequence[int]) -> None:
+    """Keeps the positions of leaves that are passed through, which a later call in C needs.
+
+    Args:
+        call: the call.
+        roots: records of the objects that the result holds.
+        leaves: records of their leaves.
+    """
     position_of = {record: position for position, record in enumerate(call.tree.leaf_numbers)}
-    keep(call.plan.structure, given, tuple([position_of[record] for record in leaves]))
+    keep(call.plan.structure, roots, tuple([position_of[record] for record in leaves]))
 
 
 def _is_what_jit_returns(leaf: Any, anchor: Any) -> bool:

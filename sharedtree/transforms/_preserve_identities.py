@@ -25,9 +25,9 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None, *, ta
             logging does. Or a registered transform with the same options and the same treatment, such as `jax.vmap`.
             Or a function `(transform, f, policy, options) → g`, which passes the policy on unchanged.
         takes_operands: True if the transform is called with operands beside the function, as `jax.lax.scan` is. The
-            adapter is then a function `(crossing, **parameters) → result`. It gets a
-            `sharedtree.transforms.Crossing` and, by name, the parameters in the call. It decides which of them are
-            packed and how each is treated. `docs/adapters.md` has an example. Such a transform refuses
+            adapter is then a function `(call, **parameters) → result`. It gets a
+            `sharedtree.transforms.CallWithOperands` and, by name, the parameters in the call. It decides which of them
+            are packed and how each is treated. `docs/adapters.md` has an example. Such a transform refuses
             `in_place=True`.
 
     Raises:

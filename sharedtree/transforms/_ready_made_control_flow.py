@@ -1,4 +1,4 @@
-"""The loops and branches of `jax.lax` with identities preserved, ready made, with the types of what they take."""
+"""The loops and branches of `jax.lax` with identities preserved, ready made, with types for type checkers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
@@ -17,6 +17,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R")
 
+# Each of these returns the transform with identities preserved. The first call imports the adapters.
 _scan = preserved_later(jax.lax.scan)
 _while_loop = preserved_later(jax.lax.while_loop)
 _fori_loop = preserved_later(jax.lax.fori_loop)
@@ -37,31 +38,33 @@ def scan(
     unroll: int | bool = 1,
     **options: Unpack[Scanning],
 ) -> tuple[Carry, Y]:
-    """`preserve_identities(jax.lax.scan)`: models as carry, models as what is scanned over, models as what comes out.
+    """Runs a function once for each slice of `xs` and carries a state along: `preserve_identities(jax.lax.scan)`.
 
-    What is shared in the carry is shared in each iteration and carried once; the same holds for one slice of `xs` and
-    for `ys`. Each iteration returns the carry with the same classes, static values and ties of modules. Ties of arrays
-    and lists, which may be accidents (`State(zeros, zeros)`), hold if the carry has them before and after; one that is
-    lost warns as in `jit`, and costs one more trace. A static number that changes becomes a traced leaf.
+    The carry, `xs` and the results may be models. A tied leaf of the carry is one object in each iteration and is
+    carried once. The same holds for ties within a slice of `xs` and within `y`.
 
-    With `Policy(in_place=True)` changes of the carry are written back into the caller's objects when the loop ends, if
-    each object that holds traced leaves comes back in its place; changes of what is scanned over come back stacked.
+    Each iteration must return the carry with the same classes, static values and ties of modules. Ties of arrays and
+    lists may be accidents (`State(zeros, zeros)`). They hold if the carry has them before and after each iteration. A
+    lost tie of arrays warns as in `jit`, and costs one more trace. A static number that changes becomes a traced leaf.
+
+    With `in_place=True`, changes of the carry are written back into the caller's objects when the loop ends. For that,
+    each object that holds traced leaves must come back in its place. Changes of a slice of `xs` come back stacked.
 
     Args:
         f: `(carry, x) → (carry, y)`.
         init: the first carry.
-        xs: what is scanned over, along the first axis of each of its leaves.
-        length: how many iterations, if `xs` is None.
-        reverse: of `jax.lax.scan`.
-        unroll: likewise.
+        xs: the tree to scan over, along the first axis of each of its leaves.
+        length: number of iterations. Needed only if `xs` is None.
+        reverse: True to run from the last slice to the first, as `jax.lax.scan` does.
+        unroll: number of iterations to unroll, or True for all, as `jax.lax.scan` has it.
         options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Returns:
-        The last carry and the stacked ys, new objects.
+        The last carry, and the stacked `y`s. Both are new objects.
 
     Raises:
-        SharingMismatchError: if the carry comes out with another class, static value or tie of modules.
-        InconsistentSharingError: if one module is carried and scanned over. Arrays that are become two.
+        SharingMismatchError: if the carry comes back with another class, static value or tie of modules.
+        InconsistentSharingError: if one module is both carried and scanned over. An array in both becomes two arrays.
 
     Example:
         >>> import equinox as eqx, jax.numpy as jnp, sharedtree as st
@@ -85,13 +88,18 @@ def scan(
 def while_loop(
     cond_fun: Callable[[Carry], Any], body_fun: Callable[[Carry], Carry], init_val: Carry, **options: Unpack[Usual]
 ) -> Carry:
-    """`preserve_identities(jax.lax.while_loop)`; the carry is treated as that of `scan`.
+    """Runs a function as long as a condition on the carry is true: `preserve_identities(jax.lax.while_loop)`.
+
+    The carry is treated as by `scan`, with the same errors.
 
     Args:
-        cond_fun: whether to go on; changes nothing.
-        body_fun: one iteration.
+        cond_fun: carry → boolean scalar, True to go on. It changes nothing in place.
+        body_fun: carry → next carry.
         init_val: the first carry.
-        options: as of `scan`.
+        options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
+
+    Returns:
+        The last carry, a new object.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -115,15 +123,20 @@ def fori_loop(
     unroll: int | bool | None = None,
     **options: Unpack[Usual],
 ) -> Carry:
-    """`preserve_identities(jax.lax.fori_loop)`; the carry is treated as that of `scan`.
+    """Runs a function for each index from `lower` to `upper - 1`: `preserve_identities(jax.lax.fori_loop)`.
+
+    The carry is treated as by `scan`, with the same errors.
 
     Args:
         lower: the first index.
-        upper: the one after the last.
-        body_fun: (index, carry) → the next carry.
+        upper: the index after the last one.
+        body_fun: (index, carry) → next carry.
         init_val: the first carry.
-        unroll: of `jax.lax.fori_loop`.
-        options: as of `scan`.
+        unroll: number of iterations to unroll, or True for all, as `jax.lax.fori_loop` has it.
+        options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
+
+    Returns:
+        The last carry, a new object.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -140,13 +153,16 @@ def fori_loop(
 def map(  # noqa: A001 -- as in `jax.lax`
     f: Callable[[X], Y], xs: X, *, batch_size: int | None = None, **options: Unpack[Usual]
 ) -> Y:
-    """`preserve_identities(jax.lax.map)`.
+    """Applies a function to each slice of `xs`, one after the other: `preserve_identities(jax.lax.map)`.
 
     Args:
-        f: the function.
-        xs: what it is mapped over, along the first axis of each leaf. What is shared in it is shared in each slice.
-        batch_size: of `jax.lax.map`.
-        options: as of `scan`.
+        f: slice of `xs` → result.
+        xs: the tree to map over, along the first axis of each leaf. Leaves tied in it are tied in each slice.
+        batch_size: number of slices to compute at a time by `jax.vmap`. None for one.
+        options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
+
+    Returns:
+        The stacked results, new objects.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -162,16 +178,19 @@ def map(  # noqa: A001 -- as in `jax.lax`
 def associative_scan(
     fn: Callable[[X, X], X], elems: X, reverse: bool = False, axis: int = 0, **options: Unpack[Usual]
 ) -> X:
-    """`preserve_identities(jax.lax.associative_scan)`.
+    """Computes the cumulative results of an associative function: `preserve_identities(jax.lax.associative_scan)`.
 
-    What `fn` returns has the classes, static values and ties of modules of `elems`, as the carry of `scan`.
+    The result of `fn` has the classes, static values and ties of modules of `elems`, as a carry of `scan` has.
 
     Args:
-        fn: an associative function of two slices.
-        elems: what is combined, along the first axis of each leaf.
-        reverse: of `jax.lax.associative_scan`.
-        axis: likewise.
+        fn: (slice, slice) → slice. Must be associative.
+        elems: the tree to combine, along one axis of each leaf.
+        reverse: True to combine from the last slice to the first.
+        axis: the axis. The first by default.
         options: `policy=`, a `Policy`, and `in_place=`, which can only be False.
+
+    Returns:
+        A tree in the shape of `elems`. Slice i combines slices 0 to i; with `reverse=True`, slices i to the last.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -194,18 +213,21 @@ def cond(
 @lists_options_of(jax.lax.cond, *OURS)
 @api_boundary
 def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: Any) -> Any:
-    """`preserve_identities(jax.lax.cond)`.
+    """Applies one of two functions to the operands, as a boolean says: `preserve_identities(jax.lax.cond)`.
 
-    The results of both functions must have the same ties of modules, and the same static values. Of the ties of arrays
-    and mutable containers those hold that both have, and a static Python number that is not the same in both comes out
-    as an array.
+    The results of both functions must have the same ties of modules and the same static values. There are two
+    exceptions. A tie of arrays or mutable containers holds if both results have it. A static Python number comes out as
+    an array if it differs between the results.
 
     Args:
-        pred: which function to apply.
-        true_fun: a function of the operands; `pred` is true.
-        false_fun: another one.
-        operands: what it is applied to.
-        options: `operand=`, of `jax.lax.cond`, and those of `scan`.
+        pred: boolean scalar. True to apply `true_fun`, False to apply `false_fun`.
+        true_fun: operands → result.
+        false_fun: operands → result, of the same shape.
+        operands: arguments of the function.
+        options: `operand=`, as `jax.lax.cond` has it; `policy=`, a `Policy`, and `in_place=`, which wins over it.
+
+    Returns:
+        The result of the function, a new object.
 
     Raises:
         SharingMismatchError: if the results differ in a tie of modules, in classes or in static values.
@@ -221,8 +243,7 @@ def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: An
         >>> net.embed is net.head, net.head
         (True, Array([2., 2.], dtype=float32))
 
-    The results are new objects. Where a tie that only one function keeps is dropped, both are traced twice, the first
-    time that they are called with operands of this structure.
+    If only one of the functions keeps a tie, both are traced twice in the first call with operands of this structure.
 
     See `preserve_identities` for cost and limitations.
     """
@@ -236,13 +257,18 @@ def switch(index: Any, branches: Sequence[Callable[[T], R]], *, operand: T, **op
 @lists_options_of(jax.lax.switch, *OURS)
 @api_boundary
 def switch(index: Any, branches: Any, *operands: Any, **options: Any) -> Any:
-    """`preserve_identities(jax.lax.switch)`; see `cond`.
+    """Applies one of several functions to the operands, as an index says: `preserve_identities(jax.lax.switch)`.
+
+    Results are treated as by `cond`, with the same errors.
 
     Args:
-        index: which function to apply.
-        branches: functions of the operands.
-        operands: what it is applied to.
-        options: as of `cond`.
+        index: integer scalar, number of the function. JAX clamps it to the valid numbers.
+        branches: functions of the operands, with results of one shape.
+        operands: arguments of the function.
+        options: `operand=`, as `jax.lax.switch` has it; `policy=`, a `Policy`, and `in_place=`, which wins over it.
+
+    Returns:
+        The result of the function, a new object.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st

@@ -1,8 +1,10 @@
 """The transforms of JAX and Equinox that take a function, with identities preserved, ready made.
 
-Each is `preserve_identities` of the vanilla one and has its options, `policy=`, a `Policy`, and `in_place=`, which wins
-over that. With a function it returns the function under the transform; without one, a decorator. What is said of each
-is what it adds to the vanilla one; errors, cost and limitations are those of `preserve_identities`.
+Each is `preserve_identities` of the vanilla transform. It has the options of this transform, and in addition `policy=`,
+a `Policy`, and `in_place=`, which wins over the policy. With a function it returns the function under the transform,
+without one a decorator.
+
+A function without a body, such as `jit` below, gives the name and the docstring. `ready_made` makes the transform.
 """
 
 import functools
@@ -31,58 +33,79 @@ from ._signatures import (
     Vmap,
 )
 
-Said = Callable[..., Any]
+Stub = Callable[..., Any]
+"""A function without a body: the name and the docstring of a ready-made transform."""
 
 
-def made_of(transform: Callable[..., Any], *own: str) -> Callable[[Said], Any]:
-    """The ready-made version of a transform, of which a function says what it adds.
+def ready_made(transform: Callable[..., Any], *our_options: str) -> Callable[[Stub], Any]:
+    """Returns a decorator that turns a stub into the ready-made version of a transform.
 
     Args:
-        transform: the vanilla one.
-        own: the options of ours that it has, beside `policy` and `in_place`.
+        transform: the vanilla transform.
+        our_options: options that this package adds to it, beside `policy` and `in_place`.
     """
 
-    def made(said: Said) -> Any:
+    def decorate(stub: Stub) -> Any:
+        """Makes the transform, with the docstring and the signature for `help`."""
+
         @api_boundary
         def ready(*function: Any, **options: Any) -> Any:
+            # Wrapped in each call, since the adapters are imported with the first transform that a program uses.
             return preserve_identities(transform)(*function, **options)
 
-        functools.update_wrapper(ready, said)
-        ready.__doc__ = _with_usual(said.__doc__ or "", title_of(transform))
+        functools.update_wrapper(ready, stub)
+        ready.__doc__ = _completed_docstring(stub.__doc__ or "", title_of(transform))
         function = inspect.Parameter("function", inspect.Parameter.POSITIONAL_ONLY, default=None)
-        ready.__signature__ = signature_with(transform, function, (*own, *OURS))  # pyright: ignore[reportFunctionMemberAccess]
+        ready.__signature__ = signature_with(transform, function, (*our_options, *OURS))  # pyright: ignore[reportFunctionMemberAccess]
         return ready
 
-    return made
+    return decorate
 
 
-def _with_usual(said: str, title: str) -> str:
-    """What is said of one, with what holds of all where it says nothing of its own about that."""
-    before, example, after = inspect.cleandoc(said).partition("Example:\n")
-    usual = (
-        "function: the function; without it, returns a decorator.\n"
-        f"options: of `{title}`, `policy=`, a `Policy`, and `in_place=`, which wins over it.\n"
+def _completed_docstring(docstring: str, title: str) -> str:
+    """Adds the usual section `Args:` if a docstring has none, and a last sentence with a link.
+
+    Args:
+        docstring: docstring of a stub.
+        title: name of the vanilla transform.
+    """
+    text, example, after_example = inspect.cleandoc(docstring).partition("Example:\n")
+    usual_args = (
+        "function: the function. Without it, returns a decorator.\n"
+        f"options: options of `{title}`; `policy=`, a `Policy`, and `in_place=`, which wins over it.\n"
     )
-    own = before if "Args:\n" in before else f"{before}Args:\n{textwrap.indent(usual, '    ')}\n"
-    return f"{own}{example}{after}\n\nSee `preserve_identities` for errors, cost and limitations.\n"
+    if "Args:\n" not in text:
+        text = f"{text}Args:\n{textwrap.indent(usual_args, '    ')}\n"
+    return f"{text}{example}{after_example}\n\nSee `preserve_identities` for errors, cost and limitations.\n"
 
 
-# What type checkers take each to be; nothing happens here.
-_jit = cast(Callable[..., Callable[[Said], Jit]], made_of)
-_filter_jit = cast(Callable[..., Callable[[Said], FilterJit]], made_of)
-_checkpoint = cast(Callable[..., Callable[[Said], Checkpoint]], made_of)
-_grad = cast(Callable[..., Callable[[Said], Grad]], made_of)
-_value_and_grad = cast(Callable[..., Callable[[Said], ValueAndGrad]], made_of)
-_vmap = cast(Callable[..., Callable[[Said], Vmap]], made_of)
-_pmap = cast(Callable[..., Callable[[Said], Pmap]], made_of)
-_shard_map = cast(Callable[..., Callable[[Said], ShardMap]], made_of)
-_jacobian = cast(Callable[..., Callable[[Said], Jacobian]], made_of)
-_make_jaxpr = cast(Callable[..., Callable[[Said], MakeJaxpr]], made_of)
+# For type checkers only: each name is `ready_made`, with the type of the transforms that it makes.
+_jit = cast(Callable[..., Callable[[Stub], Jit]], ready_made)
+_filter_jit = cast(Callable[..., Callable[[Stub], FilterJit]], ready_made)
+_checkpoint = cast(Callable[..., Callable[[Stub], Checkpoint]], ready_made)
+_grad = cast(Callable[..., Callable[[Stub], Grad]], ready_made)
+_value_and_grad = cast(Callable[..., Callable[[Stub], ValueAndGrad]], ready_made)
+_vmap = cast(Callable[..., Callable[[Stub], Vmap]], ready_made)
+_pmap = cast(Callable[..., Callable[[Stub], Pmap]], ready_made)
+_shard_map = cast(Callable[..., Callable[[Stub], ShardMap]], ready_made)
+_jacobian = cast(Callable[..., Callable[[Stub], Jacobian]], ready_made)
+_make_jaxpr = cast(Callable[..., Callable[[Stub], MakeJaxpr]], ready_made)
 
 
 @_jit(jax.jit)
 def jit() -> Any:
-    """`preserve_identities(jax.jit)`.
+    """Compiles a function of models, which keep their ties inside: `preserve_identities(jax.jit)`.
+
+    A tied array is one input and one output of the compiled program. Traces are cached by structure: a call with other
+    sharing, other static values, shapes or dtypes compiles again. A module that the function returns unchanged comes
+    back as the caller's own object, without a copy. With `in_place=True`, changes of arguments are written back.
+
+    Args:
+        function: the function. Without it, returns a decorator.
+        options: options of `jax.jit`; `policy=`, a `Policy`, and `in_place=`, which wins over it.
+
+    Returns:
+        The function under the transform, with `lower`, `trace`, `eval_shape` and `clear_cache` as under `jax.jit`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -94,16 +117,21 @@ def jit() -> Any:
 
 @_grad(jax.grad, "wrt")
 def grad() -> Any:
-    """`preserve_identities(jax.grad)`: the gradient with respect to a module is a module with the same ties.
+    """Differentiates a scalar function: `preserve_identities(jax.grad)`. A module's gradient has the module's ties.
 
-    Only the inexact traced leaves of a module are differentiated, the other places of the gradient hold `None`. The
-    gradient of a tied leaf is the sum over its paths, and is one array at all of them.
+    Of a module, only inexact traced leaves are differentiated: arrays of a floating-point or complex dtype. For all
+    other leaves, the gradient holds `None`. The gradient of a tied leaf is the sum over its paths, and is one array at
+    all of them.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.grad`, `policy=`, a `Policy`, and `in_place=`, which wins over it. With `allow_int=True`
-            integer leaves have float0 gradients, as in JAX. `wrt=` is a filter, which selects among the leaves of the
-            differentiated arguments; the others are constants.
+        function: the function. Without it, returns a decorator.
+        options: options of `jax.grad`; `policy=`, a `Policy`, and `in_place=`, which wins over it. With
+            `allow_int=True`, integer leaves have float0 gradients, as in JAX. `wrt=` is a filter that selects among the
+            leaves of the differentiated arguments. All other leaves are constants.
+
+    Returns:
+        A function that returns the gradient, in the shape of the first argument or of those in `argnums`. With
+        `has_aux=True` it returns a pair of the gradient and the auxiliary data.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, sharedtree as st
@@ -115,39 +143,49 @@ def grad() -> Any:
         >>> gradient.embed is gradient.head, gradient.head
         (True, Array([2., 2.], dtype=float32))
 
-    `wrt` is a filter in the terms of Flax NNX, for any model. It is asked about each path and the value there: the
-    variable of NNX that holds a leaf, or the leaf. A class selects its instances, and the leaves whose innermost module
-    is one; a string, values with this `tag`; a function, of a path (a tuple of names, keys and indices) and a value, or
-    of a leaf, those for which it is True; `...` and True everything, False nothing, a list or tuple what any in it
-    selects. A tree of booleans or filters, of the shape of the argument or of its beginning, selects as
-    `equinox.partition` does; so does a list of booleans. None, the default, is no filter. What is selected and not
-    inexact has the gradient `None`, outside modules too.
+    `wrt` is a filter as in Flax NNX, for any model. At each path it is asked about the value there: the variable of NNX
+    that holds a leaf, or the leaf. It can be
+
+    - a class: selects its instances, and leaves whose innermost module is an instance;
+    - a string: selects values with this `tag`;
+    - a function of a path (a tuple of names, keys and indices) and a value, or of a leaf: selects where it is True;
+    - `...` or True: selects everything; False: selects nothing;
+    - a list or tuple of filters: selects a value if one of them does;
+    - a tree of booleans or filters, or a list of booleans, in the shape of the argument or of its beginning: selects as
+      `equinox.partition` does;
+    - None, the default: no filter.
+
+    The gradient of a selected leaf that is not inexact is `None`, outside modules too.
 
         >>> gradient = st.grad(lambda d: d["w"] * d["b"], wrt=lambda path, value: path == ("w",))
         >>> gradient({"w": 2.0, "b": 3.0})
         {'b': None, 'w': Array(3., dtype=float32, weak_type=True)}
 
-    The gradient has the shape and the ties of the model, `None` where nothing was selected, as `apply_updates` and
-    `flax.nnx.Optimizer` take it; `optimizer` does if the model that `init` got has `None` there, too. A filter is asked
-    at each path of what is tied, twice. Modules and variables must be selected at all of their paths or at none. An
-    array that is not is two arrays inside, with an `UntiedWarning`. To select nothing is a `ValueError`.
+    The gradient has the shape and the ties of the model, and `None` for leaves that were not selected. `apply_updates`
+    and `flax.nnx.Optimizer` take it as it is. `optimizer` does if the model passed to `init` has `None` there, too. A
+    filter is asked at each path of a tie, twice. A module or variable must be selected at all of its paths or at none.
+    An array that is selected at some of its paths is two arrays inside, with an `UntiedWarning`. A filter that selects
+    nothing raises `ValueError`.
 
-    An array that is in a differentiated argument and in one that is not is two arrays inside, as in vanilla JAX, and
-    its gradient lacks what flows through the second. Of two differentiated arguments that hold one array, each gets the
-    sum.
+    An array in both a differentiated argument and another one is two arrays inside, as in vanilla JAX. Its gradient
+    lacks the part that flows through the second. If two differentiated arguments hold one array, each gets the sum.
 
-    See `preserve_identities` for errors, cost and limitations. `sharedtree.tree.norm` counts a tied leaf of the
-    gradient once; `optax.global_norm` counts it once for each path.
+    `sharedtree.tree.norm` counts a tied leaf of the gradient once; `optax.global_norm` counts it once for each path.
     """
 
 
 @_value_and_grad(jax.value_and_grad, "wrt")
 def value_and_grad() -> Any:
-    """`preserve_identities(jax.value_and_grad)`; see `grad`.
+    """Computes a scalar function and its gradient: `preserve_identities(jax.value_and_grad)`. See `grad`.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.value_and_grad`, `policy=`, a `Policy`, `in_place=`, which wins over it, and `wrt=`.
+        function: the function. Without it, returns a decorator.
+        options: options of `jax.value_and_grad`; `policy=`, a `Policy`, and `in_place=`, which wins over it. `wrt=` is
+            a filter as `grad` has it.
+
+    Returns:
+        A function that returns a pair of the value and the gradient. With `has_aux=True`, the value is itself a pair,
+        with the auxiliary data.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -159,10 +197,10 @@ def value_and_grad() -> Any:
 
 @_vmap(jax.vmap)
 def vmap() -> Any:
-    """`preserve_identities(jax.vmap)`.
+    """Maps a function over array axes, as if it ran on each slice: `preserve_identities(jax.vmap)`.
 
-    `in_axes` and `out_axes` may reach inside modules. A tied array that they give two axes is two arrays inside; a
-    shared module must have the same axes at all of its paths.
+    `in_axes` and `out_axes` may reach inside modules. A shared module must have the same axes at all of its paths. A
+    tied array with two axes is two arrays inside.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -174,11 +212,14 @@ def vmap() -> Any:
 
 @_checkpoint(jax.checkpoint)
 def checkpoint() -> Any:
-    """`preserve_identities(jax.checkpoint)`; `remat` is the same.
+    """Recomputes intermediate values in the backward pass, to save memory: `preserve_identities(jax.checkpoint)`.
+
+    `remat` is the same function.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.checkpoint`, `in_place=`, and `policy=`: JAX's, or a `Policy`; the type says which.
+        function: the function. Without it, returns a decorator.
+        options: options of `jax.checkpoint`, and `in_place=`. `policy=` is JAX's checkpoint policy, or a `Policy` of
+            this package: the type says which.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -189,16 +230,19 @@ def checkpoint() -> Any:
 
 
 remat = checkpoint
-"""`checkpoint`, by the other name that it has in JAX."""
+"""`checkpoint`, by its other name in JAX."""
 
 
 @_jacobian(jax.jacfwd, "wrt")
 def jacfwd() -> Any:
-    """`preserve_identities(jax.jacfwd)`: the Jacobian, column by column; see `jacrev`.
+    """Computes a Jacobian column by column, in forward mode: `preserve_identities(jax.jacfwd)`.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.jacfwd`, `policy=`, a `Policy`, and `wrt=`, a filter, as `grad` has it.
+        function: the function. Without it, returns a decorator.
+        options: options of `jax.jacfwd`; `policy=`, a `Policy`, and `wrt=`, a filter as `grad` has it.
+
+    Returns:
+        A function that returns the Jacobian, in the form described for `jacrev`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -209,14 +253,15 @@ def jacfwd() -> Any:
 
 @_jacobian(jax.jacrev, "wrt")
 def jacrev() -> Any:
-    """`preserve_identities(jax.jacrev)`: the Jacobian, row by row.
-
-    It is what the function returned, with a module in the shape of the argument in place of each leaf. The block of a
-    tied leaf is the sum over its paths.
+    """Computes a Jacobian row by row, in reverse mode: `preserve_identities(jax.jacrev)`.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.jacrev`, `policy=`, a `Policy`, and `wrt=`, a filter, as `grad` has it.
+        function: the function. Without it, returns a decorator.
+        options: options of `jax.jacrev`; `policy=`, a `Policy`, and `wrt=`, a filter as `grad` has it.
+
+    Returns:
+        A function that returns the Jacobian, which is the result of the function with a tree in the place of each leaf.
+        This tree has the shape and the ties of the argument. The block of a tied leaf is the sum over its paths.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -229,11 +274,15 @@ def jacrev() -> Any:
 
 @_jacobian(jax.hessian, "wrt")
 def hessian() -> Any:
-    """`preserve_identities(jax.hessian)`: a module, with another one in place of each leaf.
+    """Computes the second derivatives of a scalar function: `preserve_identities(jax.hessian)`.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.hessian`, `policy=`, a `Policy`, and `wrt=`, a filter, as `grad` has it.
+        function: the function. Without it, returns a decorator.
+        options: options of `jax.hessian`; `policy=`, a `Policy`, and `wrt=`, a filter as `grad` has it.
+
+    Returns:
+        A function that returns the Hessian, a tree in the shape of the argument, with another such tree in the place of
+        each leaf. The block of two leaves is the sum over the paths of both.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -246,16 +295,16 @@ def hessian() -> Any:
 
 @_shard_map(jax.shard_map)
 def shard_map() -> Any:
-    """`preserve_identities(jax.shard_map)`: of a tied array each device gets one shard.
+    """Runs a function on each device, with its shards of the arguments: `preserve_identities(jax.shard_map)`.
 
-    `in_specs` and `out_specs` may reach inside modules. A tied array that they cut in two ways is two arrays inside; a
-    shared module must have the same specifications at all of its paths. As in JAX, the function is traced on every call
-    that is not itself traced, so put `jit` around it.
+    Each device gets one shard of a tied array. `in_specs` and `out_specs` may reach inside modules. A shared module
+    must have the same specifications at all of its paths. A tied array with two specifications is two arrays inside. As
+    in JAX, each call outside `jit` traces the function, so put `jit` around it.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.shard_map`, `policy=` and `in_place=`. With `in_place=True`, what the function changed
-            leaves it as `in_specs` says.
+        function: the function. Without it, returns a decorator.
+        options: options of `jax.shard_map`; `policy=`, a `Policy`, and `in_place=`, which wins over it. With
+            `in_place=True`, changed arguments leave the function with the specifications in `in_specs`.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -275,11 +324,13 @@ def shard_map() -> Any:
 
 @_pmap(jax.pmap)
 def pmap() -> Any:
-    """`preserve_identities(jax.pmap)`; see `vmap` for `in_axes` and `out_axes`, which may reach inside modules.
+    """Runs a function on several devices, with one slice of the arguments on each: `preserve_identities(jax.pmap)`.
+
+    `in_axes` and `out_axes` may reach inside modules, with the rules of `vmap`.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.pmap`, and `policy=` and `in_place=`.
+        function: the function. Without it, returns a decorator.
+        options: options of `jax.pmap`; `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -287,36 +338,41 @@ def pmap() -> Any:
         >>> st.pmap(lambda d: d.tree["a"] + d.tree["b"])(st.Dag({"a": w, "b": w}))
         Array([[2., 2.]], dtype=float32)
 
-    Limitations: what it returns has no `lower`.
+    Limitations: the function that it returns has no `lower`.
     """
 
 
 @_make_jaxpr(jax.make_jaxpr)
 def make_jaxpr() -> Any:
-    """`preserve_identities(jax.make_jaxpr)`: the jaxpr has one input for a tied leaf, and one output.
+    """Traces a function and returns its jaxpr, without computing anything: `preserve_identities(jax.make_jaxpr)`.
+
+    A tied leaf is one input of the jaxpr, and one output. Nothing is written back in place.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.make_jaxpr`, `policy=` and `in_place=`. With `return_shape=True` the shapes come in modules.
+        function: the function. Without it, returns a decorator.
+        options: options of `jax.make_jaxpr`; `policy=`, a `Policy`, and `in_place=`, which wins over it. With
+            `return_shape=True`, the shapes come in modules, as the function returns them.
+
+    Returns:
+        A function that returns the jaxpr. With `return_shape=True` it returns a pair of the jaxpr and the shapes.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
         >>> w = jnp.ones(2)
         >>> st.make_jaxpr(lambda d: d)(st.Dag({"a": w, "b": w}))
         { lambda ; a:f32[2]. let  in (a,) }
-
-    See `preserve_identities` for errors, cost and limitations. Nothing is written back in place.
     """
 
 
 @_filter_jit(eqx.filter_jit)
 def filter_jit() -> Any:
-    """`preserve_identities(equinox.filter_jit)`.
+    """Compiles a function whose arguments need not be arrays: `preserve_identities(equinox.filter_jit)`.
+
+    Arrays are traced. All other leaves are static, outside modules too. The rest is as under `jit`.
 
     Args:
-        function: the function, or a module, which then becomes a module whose call is compiled; without it, returns a
-            decorator.
-        options: of `equinox.filter_jit`, `policy=`, a `Policy`, and `in_place=`, which wins over it.
+        function: the function. A module becomes a module whose call is compiled. Without it, returns a decorator.
+        options: options of `equinox.filter_jit`; `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -328,7 +384,10 @@ def filter_jit() -> Any:
 
 @_grad(eqx.filter_grad, "wrt")
 def filter_grad() -> Any:
-    """`preserve_identities(equinox.filter_grad)`: the gradient of a module is a module with the same ties.
+    """Differentiates a scalar function in its inexact arrays: `preserve_identities(equinox.filter_grad)`.
+
+    The gradient of a module is a module with the same ties. For leaves that are not differentiated, it holds `None`.
+    The gradient of a tied leaf is the sum over its paths.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -336,14 +395,14 @@ def filter_grad() -> Any:
         >>> gradient = st.filter_grad(lambda d: (d.tree["a"] * d.tree["b"]).sum())(st.Dag({"a": w, "b": w}))
         >>> gradient.tree["a"] is gradient.tree["b"], gradient.tree["b"]
         (True, Array([2., 2.], dtype=float32))
-
-    See `grad` for what becomes of tied leaves, and `preserve_identities` for errors, cost and limitations.
     """
 
 
 @_value_and_grad(eqx.filter_value_and_grad, "wrt")
 def filter_value_and_grad() -> Any:
-    """`preserve_identities(equinox.filter_value_and_grad)`; see `filter_grad`.
+    """Computes a scalar function and its gradient: `preserve_identities(equinox.filter_value_and_grad)`.
+
+    The gradient is that of `filter_grad`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -355,13 +414,14 @@ def filter_value_and_grad() -> Any:
 
 @_vmap(eqx.filter_vmap)
 def filter_vmap() -> Any:
-    """`preserve_identities(equinox.filter_vmap)`.
+    """Maps a function over the axes of arrays: `preserve_identities(equinox.filter_vmap)`.
+
+    By default, only arrays are mapped. A shared module must have the same axes at all of its
+    paths. A tied array with two axes is two arrays inside.
 
     Args:
-        function: the function, or a module, which then becomes a module whose call is mapped; without it, returns a
-            decorator.
-        options: of `equinox.filter_vmap`, `policy=`, a `Policy`, and `in_place=`, which wins over it. The axes of a
-            shared module must be the same at all of its paths; a tied array with two axes is two arrays inside.
+        function: the function. A module becomes a module whose call is mapped. Without it, returns a decorator.
+        options: options of `equinox.filter_vmap`; `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -373,11 +433,14 @@ def filter_vmap() -> Any:
 
 @_checkpoint(eqx.filter_checkpoint)
 def filter_checkpoint() -> Any:
-    """`preserve_identities(equinox.filter_checkpoint)`.
+    """Recomputes intermediate values in the backward pass: `preserve_identities(equinox.filter_checkpoint)`.
+
+    Leaves that are no arrays are static. The rest is as under `checkpoint`.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `equinox.filter_checkpoint`, `in_place=`, and `policy=`: JAX's, or a `Policy`; the type says which.
+        function: the function. Without it, returns a decorator.
+        options: options of `equinox.filter_checkpoint`, and `in_place=`. `policy=` is JAX's checkpoint policy, or a
+            `Policy` of this package: the type says which.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st

@@ -1,8 +1,7 @@
-"""The transforms of JAX and Equinox that take what the function is applied to, ready made; and rules of derivatives.
+"""The transforms with operands beside the function, and those with rules for derivatives, ready made.
 
-Of a module only the inexact traced leaves are differentiated. Tangents and cotangents are modules with the ties of the
-value that they belong to, and None for whatever is not differentiated. Loops and branches are in
-`_ready_made_control_flow`.
+Of a module, only the inexact traced leaves are differentiated. Its tangents and cotangents are modules with the same
+ties, and None for all other leaves. Loops and branches are in `_ready_made_control_flow`.
 """
 
 from collections.abc import Callable
@@ -14,12 +13,13 @@ import jax
 from ..core._jax_internals import api_boundary
 from ._option_lists import OURS, lists_options_of
 from ._preserve_identities import preserved_later
-from ._ready_made_transforms import Said, made_of
+from ._ready_made_transforms import Stub, ready_made
 from ._signatures import LikeCustomJvp, LikeCustomVjp, Linearising, Pulling, Transposing, Usual
 
 R = TypeVar("R")
 A = TypeVar("A")
 
+# Each of these returns the transform with identities preserved. The first call imports the adapters.
 _vjp = preserved_later(jax.vjp)
 _jvp = preserved_later(jax.jvp)
 _linearize = preserved_later(jax.linearize)
@@ -41,23 +41,23 @@ def vjp(
 @lists_options_of(jax.vjp, *OURS)
 @api_boundary
 def vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
-    """`preserve_identities(jax.vjp)`: a value, and the function from its cotangent to those of the primals.
+    """Computes a value and the function that pulls cotangents back through it: `preserve_identities(jax.vjp)`.
 
     Args:
-        function: the function.
+        function: the function to differentiate.
         primals: its arguments.
-        options: of `jax.vjp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
+        options: options of `jax.vjp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        What the function returned; a function that takes a cotangent of it and returns a tuple with one for each
-        primal; with `has_aux=True`, the auxiliary data. The function is a pytree, as vanilla's, and may cross `jit`.
+        The value, and a function that maps a cotangent of the value to a tuple with a cotangent for each primal. With
+        `has_aux=True`, the auxiliary data too. The function is a pytree, as JAX's own is, and can be passed to `jit`.
 
-    The cotangent of a tied leaf of a primal is the sum over its paths. For a tied leaf of the result there may be one
-    cotangent at all of its paths, which counts once, or several objects, which are summed. Two primals that hold one
-    object both get its whole cotangent.
+    The cotangent of a tied leaf of a primal is the sum over its paths. The cotangent of a tied leaf of the value can be
+    one object at all of its paths, which counts once, or several objects, which are added up. If two primals hold one
+    object, both get its whole cotangent.
 
-    Raises, from the function that it returns:
-        SharingMismatchError: if a cotangent has not the shape of the result.
+    The function it returns raises:
+        SharingMismatchError: if a cotangent does not have the shape of the value.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -66,9 +66,8 @@ def vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
         >>> pullback(value)[0].tree
         {'a': Array([2., 2.], dtype=float32), 'b': Array([2., 2.], dtype=float32)}
 
-    See `preserve_identities` for errors, cost and limitations. Where there are modules, the function that it returns
-    can be called and is a pytree, but has none of the other attributes of vanilla's. Options that are trees cannot
-    reach inside a module.
+    See `preserve_identities` for errors, cost and limitations. Further limitations, if there are modules: the returned
+    function has no other attributes of JAX's own, and options that are trees cannot reach inside a module.
     """
     return _vjp()(function, *primals, **options)
 
@@ -94,19 +93,19 @@ def jvp(
 @lists_options_of(jax.jvp, *OURS)
 @api_boundary
 def jvp(function: Any, /, *operands: Any, **options: Any) -> Any:
-    """`preserve_identities(jax.jvp)`: a value and its tangent.
+    """Computes a value and its tangent: `preserve_identities(jax.jvp)`.
 
     Args:
-        function: the function.
-        operands: a tuple of its arguments, the primals, and one of their tangents. What is tied in the primals must be
-            one object in the tangents.
-        options: of `jax.jvp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
+        function: the function to differentiate.
+        operands: the tuple of its arguments, the primals, and the tuple of their tangents. A leaf tied in the primals
+            must have one object as its tangent.
+        options: options of `jax.jvp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        What the function returned, its tangent, and with `has_aux=True` the auxiliary data.
+        The value and its tangent. With `has_aux=True`, the auxiliary data too.
 
     Raises:
-        SharingMismatchError: if the tangents have not the shape and the ties of the primals.
+        SharingMismatchError: if the tangents do not have the shape and the ties of the primals.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -131,16 +130,16 @@ def linearize(
 @lists_options_of(jax.linearize, *OURS)
 @api_boundary
 def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
-    """`preserve_identities(jax.linearize)`: a value, and the function from tangents of the primals to its own.
+    """Computes a value and the function that pushes tangents forward through it: `preserve_identities(jax.linearize)`.
 
     Args:
-        function: the function.
+        function: the function to differentiate.
         primals: its arguments.
-        options: of `jax.linearize`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
+        options: options of `jax.linearize`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        What the function returned; a function that takes a tangent for each primal, as `jvp` does; with
-        `has_aux=True`, the auxiliary data. The function is a pytree, as vanilla's, and may cross `jit`.
+        The value, and a function that maps a tangent for each primal to the tangent of the value. With `has_aux=True`,
+        the auxiliary data too. The function wants tangents as `jvp` does. It is a pytree, and can be passed to `jit`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -160,15 +159,15 @@ def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
 def linear_transpose(
     function: Callable[..., Any], /, *primals: Any, **options: Unpack[Transposing]
 ) -> Callable[[Any], tuple[Any, ...]]:
-    """`preserve_identities(jax.linear_transpose)`: the transpose of a linear function.
+    """Transposes a linear function: `preserve_identities(jax.linear_transpose)`.
 
     Args:
-        function: the function, which must be linear in the inexact leaves of its arguments.
-        primals: arguments, or anything of their shapes and dtypes, as `jax.ShapeDtypeStruct`s.
-        options: of `jax.linear_transpose`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
+        function: the function. It must be linear in the inexact leaves of its arguments.
+        primals: arguments of the function, or `jax.ShapeDtypeStruct`s of their shapes and dtypes.
+        options: options of `jax.linear_transpose`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        A function as the one that `vjp` returns.
+        A function that maps a cotangent of the value to a tuple with a cotangent for each primal, as that of `vjp`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -193,19 +192,19 @@ def filter_vjp(
 @lists_options_of(eqx.filter_vjp, *OURS)
 @api_boundary
 def filter_vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
-    """`preserve_identities(equinox.filter_vjp)`: as `vjp`, where what is not inexact has the cotangent None.
+    """Computes a value and the function that pulls cotangents back: `preserve_identities(equinox.filter_vjp)`.
 
     Args:
-        function: the function.
+        function: the function to differentiate.
         primals: its arguments.
-        options: of `equinox.filter_vjp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
+        options: options of `equinox.filter_vjp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        What the function returned; a function that takes a cotangent of it and returns a tuple with one for each
-        primal; with `has_aux=True`, the auxiliary data.
+        The value, and a function that maps a cotangent of the value to a tuple with a cotangent for each primal, None
+        for leaves that are not inexact. With `has_aux=True`, the auxiliary data too.
 
-    Raises, from the function that it returns:
-        SharingMismatchError: if a cotangent has not the shape of the result.
+    The function it returns raises:
+        SharingMismatchError: if a cotangent does not have the shape of the value.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -222,19 +221,21 @@ def filter_vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
 @lists_options_of(eqx.filter_jvp, *OURS)
 @api_boundary
 def filter_jvp(function: Callable[..., R], primals: Any, tangents: Any, **options: Any) -> tuple[R, Any]:
-    """`preserve_identities(equinox.filter_jvp)`: as `jvp`, where None is the tangent of what is not differentiated.
+    """Computes a value and its tangent: `preserve_identities(equinox.filter_jvp)`.
 
     Args:
-        function: the function.
-        primals: a tuple of its arguments.
-        tangents: a tuple of their tangents. A tied leaf has one, at all of its paths.
-        options: of `equinox.filter_jvp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
+        function: the function to differentiate.
+        primals: tuple of its arguments.
+        tangents: tuple of their tangents, None for leaves that are not differentiated. A tied leaf has one tangent, at
+            all of its paths.
+        options: keyword arguments of the function, which are not differentiated; `policy=`, a `Policy`,
+            and `in_place=`, which can only be False.
 
     Returns:
-        What the function returned, and its tangent.
+        The value, and its tangent.
 
     Raises:
-        SharingMismatchError: if a tangent has not the shape and the ties of its primal.
+        SharingMismatchError: if a tangent does not have the shape and the ties of its primal.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -251,16 +252,18 @@ def filter_jvp(function: Callable[..., R], primals: Any, tangents: Any, **option
 @lists_options_of(eqx.filter_eval_shape, *OURS)
 @api_boundary
 def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """`preserve_identities(equinox.filter_eval_shape)`: a template of what a function returns, with its ties.
+    """Returns a function's result with shapes in place of arrays: `preserve_identities(equinox.filter_eval_shape)`.
+
+    The function is traced, and nothing is computed. So a model that does not fit into memory can have a template.
 
     Args:
         function: the function.
-        args: its arguments; what is no array or shape is static.
-        kwargs: likewise.
+        args: its arguments. Leaves that are neither arrays nor shapes are static.
+        kwargs: its keyword arguments; also `policy=`, if it is a `Policy`, and `in_place=`, which has no effect.
 
     Returns:
-        What the function would return, with a `jax.ShapeDtypeStruct` for each array, one for a tied array. What is no
-        array is itself.
+        The result, with a `jax.ShapeDtypeStruct` for each array, one object for a tied array. Other leaves are as the
+        function returned them.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -279,15 +282,17 @@ def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any
 @lists_options_of(jax.eval_shape, *OURS)
 @api_boundary
 def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """`preserve_identities(jax.eval_shape)`: what a function would return, without computing it.
+    """Returns a function's result with shapes in place of arrays: `preserve_identities(jax.eval_shape)`.
+
+    The function is traced, and nothing is computed. Nothing is written back in place.
 
     Args:
-        function: the function, or what `jit` made of it.
+        function: the function, also one under `jit`.
         *args: its arguments, with arrays or `jax.ShapeDtypeStruct`s.
-        **kwargs: likewise; but `policy=`, if it is a `Policy`, and `in_place=`.
+        **kwargs: its keyword arguments; also `policy=`, if it is a `Policy`, and `in_place=`.
 
     Returns:
-        The result with a `jax.ShapeDtypeStruct` for each traced leaf, one for all paths of a tied one.
+        The result, with a `jax.ShapeDtypeStruct` for each traced leaf, one object for a tied leaf.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -296,41 +301,42 @@ def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
         >>> shapes["a"] is shapes["b"], shapes["a"]
         (True, ShapeDtypeStruct(shape=(), dtype=float32))
 
-    See `preserve_identities` for errors, cost and limitations. Nothing is written back in place.
+    See `preserve_identities` for errors, cost and limitations.
     """
     return _eval_shape()(function, *args, **kwargs)
 
 
-_custom_vjp = cast(Callable[..., Callable[[Said], LikeCustomVjp]], made_of)
-_custom_jvp = cast(Callable[..., Callable[[Said], LikeCustomJvp]], made_of)
+# For type checkers only: each name is `ready_made`, with the type of the transforms that it makes.
+_custom_vjp = cast(Callable[..., Callable[[Stub], LikeCustomVjp]], ready_made)
+_custom_jvp = cast(Callable[..., Callable[[Stub], LikeCustomJvp]], ready_made)
 
 
 @_custom_vjp(jax.custom_vjp)
 def custom_vjp() -> Any:
-    """`preserve_identities(jax.custom_vjp)`: a function whose reverse-mode derivative you write yourself.
+    """Lets you write the reverse-mode derivative of a function yourself: `preserve_identities(jax.custom_vjp)`.
 
-    The function and both rules take and return modules with their ties. Residuals may be modules, too; what is one
-    object in them is one object in `bwd`. The cotangent that `bwd` gets has the shape and the ties of the result. What
-    it returns for an argument has the shape of the argument, with `None` wherever there is no gradient: for static
-    leaves, for integers, for a whole part. At the paths of a tied leaf, different arrays are added up, and one array
-    counts once; numbers are added at each path.
+    The function and both rules take and return modules with their ties:
+
+    - `fwd` returns the result and the residuals. Residuals may hold modules. One object in them is one object in `bwd`.
+    - `bwd` gets the residuals and a cotangent, in the shape and with the ties of the result. It returns a cotangent for
+      each argument, in the shape of the argument, or `None` for a leaf or a part without a gradient. At the paths of a
+      tied leaf, different arrays are added up, one array counts once, and numbers are added at each path.
 
     Args:
-        function: the function; without it, returns a decorator. Then `nondiff_argnums` and other options of
-            `jax.custom_vjp`; arguments that these name are handed on as they are.
-        options: of `jax.custom_vjp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
+        function: the function. Without it, returns a decorator. `nondiff_argnums` and other options of
+            `jax.custom_vjp` can follow. Arguments named by `nondiff_argnums` are passed on unchanged.
+        options: options of `jax.custom_vjp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        The function. `defvjp(fwd, bwd)` sets its rules, with the options of `jax.custom_vjp.defvjp`. With
-        `symbolic_zeros`, the leaves that `fwd` gets are JAX's `CustomVJPPrimal`s, and zeros in the cotangent are
-        `SymbolicZero`s.
+        The function. Its method `defvjp(fwd, bwd)` sets the rules, with the options of `jax.custom_vjp.defvjp`. With
+        `symbolic_zeros`, `fwd` gets a `CustomVJPPrimal` of JAX for each leaf, and a zero in the cotangent is a
+        `SymbolicZero`.
 
-    Raises:
-        SharingMismatchError: when it is traced, if `fwd` returns another structure than the function, or if `bwd`
-            returns something of another shape, or one array or module of its own at several paths of a tie.
+    The function it returns raises:
+        SharingMismatchError: if `fwd` returns another structure than the function; or if `bwd` returns another shape
+            than that of the arguments, or an array or module of its own at several paths of a tie.
         TypeError: if `bwd` does not return as many cotangents as there are arguments.
-        ValueError: when it is called in place, for the rules do not say how what the function changes is
-            differentiated.
+        ValueError: if the policy is in place. The rules do not say how changes of arguments are differentiated.
 
     Example:
         >>> import equinox as eqx, jax.numpy as jnp, sharedtree as st
@@ -350,31 +356,34 @@ def custom_vjp() -> Any:
         >>> st.grad(product)(Net(w, w)).embed
         Array(6., dtype=float32, weak_type=True)
 
-    Limitations: a gradient that `bwd` takes in a further `st.jit` is not known to be whole, and has to be said to be.
-    Rules of newer JAX that log or accumulate are given to a function of a `Dag`. See `preserve_identities` for further
-    errors and limitations. Cost: JAX's, and for each rule one walk over what it is given and returns.
+    Cost: JAX's own, and for each rule one walk over its arguments and its result.
+
+    Limitations: if `bwd` computes a gradient within another `st.jit`, its tied leaves do not count as whole: use
+    `st.retie` or `st.untie`. Newer rules of JAX, which log or accumulate, need a function of a `Dag`.
     """
 
 
 @_custom_jvp(jax.custom_jvp)
 def custom_jvp() -> Any:
-    """`preserve_identities(jax.custom_jvp)`: a function whose forward-mode derivative you write yourself.
+    """Lets you write the forward-mode derivative of a function yourself: `preserve_identities(jax.custom_jvp)`.
 
-    The tangents that the rule gets are modules like the arguments, with their ties, and `None` where there is no
-    tangent. The tangent that it returns is like the result: tied where that is, and `None` for zeros.
+    The rule gets a tuple of arguments and a tuple of tangents. A tangent is a module in the shape of its argument, with
+    the same ties, and `None` for leaves without a tangent. The rule returns the result, and a tangent in the shape of
+    the result: tied where the result is tied, `None` for zeros.
 
     Args:
-        function: the function; without it, returns a decorator. Then `nondiff_argnums` and other options of
-            `jax.custom_jvp`.
-        options: of `jax.custom_jvp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
+        function: the function. Without it, returns a decorator. `nondiff_argnums` and other options of
+            `jax.custom_jvp` can follow.
+        options: options of `jax.custom_jvp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        The function. `defjvp(jvp)` sets its rule, with the options of `jax.custom_jvp.defjvp`; `defjvps` sets one for
-        each argument.
+        The function. Its method `defjvp(jvp)` sets the rule, with the options of `jax.custom_jvp.defjvp`. `defjvps`
+        sets a rule for each argument instead.
 
-    Raises:
-        SharingMismatchError: when it is traced, if the rule returns another structure than the function, a tangent of
-            another shape, or two tangents for one leaf.
+    The function it returns raises:
+        SharingMismatchError: if the rule returns another structure than the function, a tangent of another shape, or
+            two tangents for one leaf.
+        ValueError: if the policy is in place. The rule has no tangent for a changed argument.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -388,7 +397,4 @@ def custom_jvp() -> Any:
         >>> w = jnp.array(3.0)
         >>> st.grad(product)(st.Dag([w, w])).tree[1]
         Array(6., dtype=float32, weak_type=True)
-
-    Limitations: in place it raises `ValueError`, for a tangent of what is changed would have to be known at once. See
-    `preserve_identities` for others.
     """

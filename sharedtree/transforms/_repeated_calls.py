@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core._jax_internals import hide_frames
-from ..core._native_walk import flags_of, native
-from ..core._pack_and_unpack import Rules
+from ..core._pack_and_unpack import Rules, flags_of, native
 from ..ties._policy_and_context import Policy, PolicyOption, current_policy
 from ._caller_side import Call
 from ._in_place import write

@@ -1,7 +1,7 @@
 """`jax.eval_shape`, `jax.make_jaxpr` and their Equinox counterparts: a function is traced, and nothing is computed.
 
-What would be arrays are `jax.ShapeDtypeStruct`s, in modules with the sharing of the function's results. A tied leaf is
-one input of the jaxpr, and one output:
+In place of arrays, results hold `jax.ShapeDtypeStruct`s, in modules with the sharing of the function's results. A tied
+leaf is one input of the jaxpr, and one output:
 
     make_jaxpr(lambda net: net)(Net(w, w))      { lambda ; a:f32[2]. let  in (a,) }
 
@@ -23,29 +23,39 @@ from ..libraries._equinox import name_of
 from ..ties._policy_and_context import Policy, PolicyOption
 from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, leave
-from ._crossing import Crossing, TakingOperands
-from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
+from ._calls_with_operands import CallWithOperands, TakingOperands
+from ._jit import CheckpointTransform, FilterJitTransform, JittedTransform, JitTransform
 from ._joining_trees import holds_modules
 from ._leaf_groups import LeafGroup, whole, without_statics
 from .checks._lost_changes import only_traced
 
+# The class of functions under `jax.jit`.
 _VanillaJitted = type(VANILLA_JIT(lambda: None))
 
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
-def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
-    """`jax.eval_shape`, which asks `jax.jit`: of a function that is jitted already, with its own options."""
-    if isinstance(fun, JitTransform):
+def eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
+    """Adapter of `jax.eval_shape`, which JAX implements by `jax.jit`.
+
+    Args:
+        call: the call of the transform.
+        fun: the user's function. If it is under `sharedtree.jit`, it is traced with the options of that.
+        args: positional arguments of the function.
+        kwargs: its keyword arguments.
+    """
+    if isinstance(fun, JittedTransform):
         return fun.eval_shape(*args, **kwargs)
     if not callable(fun):
-        return crossing.transform(fun, *args, **kwargs)  # says best what is wrong
-    jitted = _ShapesUnderJit(jax.jit, fun, crossing.policy, {})
+        # JAX itself says best what is wrong.
+        return call.transform(fun, *args, **kwargs)
+    jitted = _ShapesUnderJit(jax.jit, fun, call.policy, {})
     if type(fun) is not _VanillaJitted:
         return jitted.eval_shape(*args, **kwargs)
-    with jitted.enter(args, dict(kwargs), crossing.policy) as call:
-        if not holds_modules(call.tree):
-            return crossing.transform(fun, *args, **kwargs)
+    # The function is under `jax.jit` itself, which keeps its options hidden. Without modules, JAX needs no help.
+    with jitted.enter(args, dict(kwargs), call.policy) as packed_call:
+        if not holds_modules(packed_call.tree):
+            return call.transform(fun, *args, **kwargs)
     try:
         return jitted.eval_shape(*args, **kwargs)
     except ValueError as error:
@@ -57,18 +67,19 @@ def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str
         ) from error
 
 
-def filter_eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
-    """`equinox.filter_eval_shape`. A module that is the function is traced, too, as under `equinox.filter_jit`."""
-    jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _without_changes(crossing.policy), {})
+def filter_eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
+    """Adapter of `equinox.filter_eval_shape`. If the function is a module, its leaves are traced too."""
+    jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _without_changes(call.policy), {})
     try:
         jitted.arguments(args, dict(kwargs))
     except TypeError:
-        return crossing.transform(fun, *args, **kwargs)  # says best what is wrong
+        # The arguments do not fit the function. Equinox itself says best what is wrong.
+        return call.transform(fun, *args, **kwargs)
     return jitted.eval_shape(*args, **kwargs)
 
 
 class _ShapesUnderJit(JitTransform):
-    """A function under the `jax.jit` that `jax.eval_shape` asks, of which messages say what the user called."""
+    """A function under `jax.jit`, whose messages name `jax.eval_shape`, which the user called."""
 
     @functools.cached_property
     def transform_name(self) -> str:
@@ -76,7 +87,7 @@ class _ShapesUnderJit(JitTransform):
 
 
 class _ShapesUnderFilterJit(FilterJitTransform):
-    """A function under the `equinox.filter_jit` that `equinox.filter_eval_shape` asks."""
+    """A function under `equinox.filter_jit`, whose messages name `equinox.filter_eval_shape`."""
 
     @functools.cached_property
     def transform_name(self) -> str:
@@ -89,12 +100,12 @@ class MakeJaxprTransform(CheckpointTransform):
     only_for_transform = frozenset({"axis_env", "return_shape"})
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """As the base, without changes in place."""
+        """Traces the function without writing changes back."""
         with only_traced():
             return super().called(args, kwargs, _without_changes(policy))
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Coming out: the jaxpr, and the shapes if they were asked for."""
+        """Builds the result: the jaxpr, with the option `return_shape` a pair of jaxpr and shapes."""
         if not self.options.get("return_shape"):
             return result
         jaxpr, shapes = result
@@ -107,17 +118,20 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
     caches_traces = False
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """As JAX's."""
+        """Applies `jax.make_jaxpr`. It gets leaf groups, so Equinox has nothing to filter."""
         return jax.make_jaxpr(self.inner(policy), return_shape=True)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """The jaxpr, the shapes with `None` for what is static, and the other way round."""
+        """Builds a triple, as Equinox returns it: the jaxpr, the shapes, and the static part of the result.
+
+        The shapes have `None` for static leaves, the static part has `None` for shapes.
+        """
         jaxpr, shapes = result
         structure = shapes.structure
-        without = intern(tuple(without_statics(structure.records)), structure.root)
+        structure_without_statics = intern(tuple(without_statics(structure.records)), structure.root)
         return (
             jaxpr,
-            leave((whole(shapes.leaves, without),)),
+            leave((whole(shapes.leaves, structure_without_statics),)),
             leave((LeafGroup([None] * len(shapes.leaves), shapes.selection),)),
         )
 
@@ -125,17 +139,22 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
 def as_it_is(
     transform: Callable[..., Any], function: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """A function under a transform that hands on the very objects that it is given, as `jax.named_call` does."""
+    """Returns a function under the vanilla transform, if this passes on the very objects that it gets.
+
+    `jax.named_call` does.
+    """
     return transform(function, **options)
 
 
-def exporting(transform: Callable[..., Any], *how: Any) -> Any:
-    """Programs are files, whose part of the package is imported when it is first used."""
+def exporting(transform: Callable[..., Any], *args: Any) -> Any:
+    """Adapter of `jax.export.export`. The room `serialise` implements it."""
+    # Imported here, since `serialise` imports this room, and costs time to import.
     package = __name__.partition(".")[0]
-    return importlib.import_module(f"{package}.serialise._export").exporting(transform, *how)
+    return importlib.import_module(f"{package}.serialise._export").exporting(transform, *args)
 
 
 def _without_changes(policy: Policy) -> Policy:
+    """Returns a policy under which nothing is written back. A trace without values has nothing to write."""
     return dataclasses.replace(policy, in_place=False)
 
 

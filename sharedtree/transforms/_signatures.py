@@ -1,9 +1,11 @@
-"""What type checkers are told: which transforms there are, and what becomes of a function under each.
+"""Types for type checkers: the transforms, their options, and the functions that they return.
 
-A checker cannot ask which transform it is looking at, but can compare signatures. So each of the classes that begin
-with `Like` describes what no other transform of JAX has, and `preserve_identities` has an overload for each.
+A checker cannot compare a transform with `jax.jit`, but it can compare signatures. So each class that begins with
+`Like` describes a signature that no other transform of JAX has. `preserve_identities` has an overload for each.
 
-Options are those of every JAX that is supported; what one of them does not have it refuses itself.
+    preserve_identities(jax.jit)     jax.jit returns a `jax.stages.Wrapped`     → LikeJit    → the overload returns Jit
+
+The options are those of all supported versions of JAX. A version without an option refuses it itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +17,15 @@ from ..ties._policy_and_context import PolicyOption
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
-A = TypeVar("A", bound=Any)  # the bound lets a checker take the parameter of a lambda for anything
+# The bound lets a checker infer `Any` for the parameter of a lambda.
+A = TypeVar("A", bound=Any)
 R = TypeVar("R")
 X = TypeVar("X")
 R_co = TypeVar("R_co", covariant=True)
 
 
 class Jitted(Protocol, Generic[P, R_co]):
-    """What `sharedtree.jit` returns: the function, and JAX's ways to compile it ahead of time."""
+    """A function under `sharedtree.jit`. Its methods compile it ahead of time, as those of `jax.jit` do."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -39,32 +42,32 @@ class Jitted(Protocol, Generic[P, R_co]):
 
 
 class _Unlike:
-    """No value is one: where a transform says `Callable`, its results may be, and nowhere else."""
+    """A class without instances. Only a transform annotated with plain `Callable` can return a function of it."""
 
 
 _Pair = tuple[Any, Any]
 
 
 class LikeJit(Protocol):
-    """What it returns can be lowered."""
+    """Transforms whose functions can be lowered: `jax.jit`."""
 
     def __call__(self, fun: Callable[..., Any], /) -> jax.stages.Wrapped: ...  # noqa: D102
 
 
 class LikeCheckpoint(Protocol):
-    """It has the option `prevent_cse`."""
+    """Transforms with the option `prevent_cse`: `jax.checkpoint`."""
 
     def __call__(self, fun: Callable[..., Any], *, prevent_cse: bool = ...) -> Callable[..., Any]: ...  # noqa: D102
 
 
 class LikeGrad(Protocol):
-    """It has the option `reduce_axes`, and does not say what it returns."""
+    """Transforms with the option `reduce_axes`, whose functions return anything: `jax.grad`."""
 
     def __call__(self, fun: Callable[..., Any], *, reduce_axes: Sequence[Any] = ...) -> Callable[..., _Unlike]: ...  # noqa: D102
 
 
 class LikeValueAndGrad(Protocol):
-    """It has the option `reduce_axes`, and says that it returns a pair."""
+    """Transforms with the option `reduce_axes`, whose functions return a pair: `jax.value_and_grad`."""
 
     def __call__(self, fun: Callable[..., Any], *, reduce_axes: Sequence[Any] = ...) -> Callable[..., _Pair]: ...  # noqa: D102
 
@@ -77,7 +80,7 @@ class Usual(TypedDict, total=False):
 
 
 class Scanning(Usual, total=False):
-    """Options of `jax.lax.scan` that are not for everyone."""
+    """Options of `jax.lax.scan`, with its experimental one."""
 
     _split_transpose: bool
 
@@ -100,13 +103,13 @@ class Compiling(Usual, total=False):
 
 
 class FilterCompiling(Compiling, total=False):
-    """Options of `equinox.filter_jit`, which hands JAX's on."""
+    """Options of `equinox.filter_jit`, which passes those of `jax.jit` on."""
 
     donate: str
 
 
 class Rematerialising(TypedDict, total=False):
-    """Options of `jax.checkpoint`; `policy` may be one of its own."""
+    """Options of `jax.checkpoint`. `policy` is JAX's checkpoint policy, or a `Policy` of this package."""
 
     prevent_cse: Any
     concrete: bool
@@ -117,7 +120,7 @@ class Rematerialising(TypedDict, total=False):
 
 
 class Differentiating(Usual, total=False):
-    """Options of what differentiates, but for those that decide what comes out."""
+    """Options of `jax.grad` and its relatives, without those on which the type of the result depends."""
 
     holomorphic: bool
     allow_int: bool
@@ -126,7 +129,7 @@ class Differentiating(Usual, total=False):
 
 
 class Argnums(Differentiating, total=False):
-    """And those."""
+    """All options of `jax.grad` and its relatives."""
 
     argnums: int | Sequence[int]
     has_aux: bool
@@ -177,13 +180,13 @@ class Tracing(Usual, total=False):
 
 
 class Linearising(Usual, total=False):
-    """Options of `jax.linearize`, but for the one that decides what comes out."""
+    """Options of `jax.linearize`, without `has_aux`, on which the type of the result depends."""
 
     in_nzs: Any
 
 
 class Pulling(Linearising, total=False):
-    """Options of `jax.vjp`, likewise."""
+    """Options of `jax.vjp`, without `has_aux`, on which the type of the result depends."""
 
     reduce_axes: Sequence[Any]
     saveable_args: Any
@@ -239,7 +242,7 @@ class Checkpoint(Protocol):
 
 
 class Grad(Protocol):
-    """`jax.grad` with identities preserved: without `argnums` the gradient has the type of the first argument."""
+    """`jax.grad` with identities preserved. Without `argnums`, the gradient has the type of the first argument."""
 
     @overload
     def __call__(
@@ -268,7 +271,7 @@ class Grad(Protocol):
 
 
 class ValueAndGrad(Protocol):
-    """`jax.value_and_grad` with identities preserved; the gradient as with `Grad`."""
+    """`jax.value_and_grad` with identities preserved. The gradient has the type as under `Grad`."""
 
     @overload
     def __call__(
@@ -336,7 +339,7 @@ class MakeJaxpr(Protocol):
 
 
 class CustomVjp(Protocol, Generic[P, R_co]):
-    """What `sharedtree.custom_vjp` returns: the function, which takes its rules by `defvjp`."""
+    """A function under `sharedtree.custom_vjp`. Its method `defvjp` sets the rules."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
@@ -354,7 +357,7 @@ class CustomVjp(Protocol, Generic[P, R_co]):
 
 
 class CustomJvp(Protocol, Generic[P, R_co]):
-    """What `sharedtree.custom_jvp` returns: the function, which takes its rule by `defjvp` or `defjvps`."""
+    """A function under `sharedtree.custom_jvp`. Its methods `defjvp` and `defjvps` set the rule."""
 
     __name__: str
     __wrapped__: Callable[..., Any]

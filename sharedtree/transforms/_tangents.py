@@ -1,12 +1,14 @@
-"""Tangents and cotangents: what users give in the shape of a tree, fitted to its leaves, and given back as trees.
+"""Fits tangents and cotangents, which users write as trees, to the leaves of the tree to which they belong.
 
-Each leaf that is differentiated has one. What a user gives may have other ties. The cotangent of a tied leaf is the
-sum over its paths, where one object at several paths counts once, if it is known to be the whole sum; its tangent must
-be one.
+Each differentiated leaf has one. A user's tree may have other ties than the tree it belongs to:
+
+- The cotangent of a tied leaf is the sum over its paths. One object at several paths counts once if it is known to be
+  the whole sum.
+- The tangent of a tied leaf must be one object at all paths.
 
     differentiated   (Pair(w, [w, 3]), x)          leaves   w, x
     cotangents       (Pair(a, [b, None]), c)       fitted   a + b, c
-    tangents         (Pair(a, [a, None]), c)       fitted   a, c            as a tree   (Pair(a, [a, None]), c)
+    tangents         (Pair(a, [a, None]), c)       fitted   a, c
 """
 
 import functools
@@ -20,29 +22,29 @@ from jax import tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
 from ..core._prefix_trees import is_number
 from ..core._printing import listed
 from ..core._sharing import Mismatch, RecordPair, name_of, pairs
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges
+from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, at_several_paths, canonical, edges
 from ..ties._list_ties import is_inexact
 from ._joining_trees import describe_beside
 
 
 class Fit(NamedTuple):
-    """How tangents and cotangents are fitted to a tree.
+    """Rules by which tangents or cotangents are fitted to a tree.
 
     Attributes:
-        title: of the transform.
-        rules: how what is given is walked.
-        adds_up: whether a tied leaf may have several, which are summed, as cotangents are.
-        may_lack: whether None stands for zero, and for a whole part of zeros.
-        is_of_rule: whether a rule returned them, whose static data and whatever it has for what is not differentiated
-            are of no concern. What it has for a leaf is converted to the type of the leaf where parts have several.
-        whole: what is known to be the whole sum, if that has to be known of an object at several paths.
+        title: name of the transform, for errors.
+        rules: how the user's tree is walked.
+        adds_up: True if a tied leaf may have several values, to be added up, as cotangents are.
+        may_lack: True if None stands for zero, also in place of a whole subtree.
+        is_of_rule: True if a rule returned the tree. Then its static values do not count, nor what it has for leaves
+            that are not differentiated. Where several values are added up, they are converted to the leaf's dtype.
+        whole_sums: the objects known to be the whole sum over their paths. None if one object at several paths needs no
+            such knowledge.
     """
 
     title: str
@@ -50,87 +52,98 @@ class Fit(NamedTuple):
     adds_up: bool
     may_lack: bool
     is_of_rule: bool = False
-    whole: Container[Any] | None = None
+    whole_sums: Container[Any] | None = None
 
 
-class Part(NamedTuple):
-    """What was given for a leaf at a path."""
+class ValueAtPath(NamedTuple):
+    """The value for a leaf at one of the leaf's paths. None stands for zero."""
 
     value: Any
     path: Path
 
 
 def as_tuple(tree: FlatDag) -> FlatDag:
-    """Positional arguments as a tuple, in the shape of which tangents are given."""
-    whole = node_type_of(())
-    assert whole is not None
+    """Returns the positional arguments of a call as a tuple. Tangents of the arguments have this shape."""
+    tuple_type = node_type_of(())
+    assert tuple_type is not None
     op, children = tree.records[tree.root]
     assert type(op) is Node
     positional, _, _ = op.aux.peek()
     children = children[: len(positional)]
-    top = Node(whole, Static(None), whole.keys_of(children))
-    return FlatDag([*tree.records[: tree.root], (top, children)], tree.root, tree.objects)
+    root = Node(tuple_type, Static(None), tuple_type.keys_of(children))
+    return FlatDag([*tree.records[: tree.root], (root, children)], tree.root, tree.objects)
 
 
-def fitted(tree: FlatDag, given: Any, name: str, fit: Fit) -> dict[int, Any]:
-    """What was given for each leaf of a tree, by its number.
+def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[int, Any]:
+    """Returns the tangent or cotangent of each leaf of a tree, by the leaf's number.
 
     Args:
-        tree: of whose leaves only the types count.
-        given: a tree of its shape.
-        name: what it is called in errors.
-        fit: how it is fitted.
+        tree: the tree that is differentiated. Of its leaves only the types count.
+        value_tree: the tangents or cotangents, in its shape.
+        name: name of `value_tree` in errors.
+        fit: how the values are fitted.
 
     Raises:
-        SharingMismatchError: if it has another shape, a tied leaf has several tangents, or cotangents that are to be
-            added differ in shape.
+        SharingMismatchError: if the value tree has another shape, if a tied leaf has several tangents, or if
+            cotangents that would be added up differ in shape.
     """
-    # Under Equinox's filters what is no array is static outside modules, too, and has no tangent.
+    # Under Equinox's filters, anything but an array is static outside modules too, and has no tangent.
     records, outside = tree.records, set[int]() if fit.rules.filtered else tree.outside
     tags = Tags()
-    _, others, other_root = walk(given, tags, fit.rules, name)
-    found: dict[int, list[Part]] = {}
-    met: list[RecordPair] = []
-    for pair in pairs(tree, FlatDag(others, other_root), lambda i, j: True):
+    _, value_records, value_root = walk(value_tree, tags, fit.rules, name)
+    values_of: dict[int, list[ValueAtPath]] = {}
+    matched: list[RecordPair] = []
+    # Walk both trees together, and collect the values of each record.
+    for pair in pairs(tree, FlatDag(value_records, value_root), lambda i, j: True):
         assert not isinstance(pair, Mismatch)
         number = pair.left
         value: Any = tags.objects[pair.right]
+        # None for a whole subtree: zero for each record in there.
         if value is None and fit.may_lack:
-            for below, path in edges(records, [(pair.path, number)]):
-                found.setdefault(below, []).append(Part(None, path))
+            for descendant, path in edges(records, [(pair.path, number)]):
+                values_of.setdefault(descendant, []).append(ValueAtPath(None, path))
             continue
-        is_prefix = type(others[pair.right][0]) is not Node and type(records[number][0]) is Node and _is_array(value)
-        if fit.is_of_rule and is_prefix:  # for all leaves of a part, as JAX has it
-            for below, count in num_paths(records, number).items():
-                of_all = value if value is None or count == 1 else count * value
-                found.setdefault(below, []).append(Part(of_all, pair.path))
+        # An array for a whole subtree: JAX takes it from rules as the value of each leaf in there.
+        is_prefix = (
+            type(value_records[pair.right][0]) is not Node and type(records[number][0]) is Node and _is_array(value)
+        )
+        if fit.is_of_rule and is_prefix:
+            for leaf_number, count in num_paths(records, number).items():
+                sum_of_paths = value if value is None or count == 1 else count * value
+                values_of.setdefault(leaf_number, []).append(ValueAtPath(sum_of_paths, pair.path))
             continue
-        own = _OUTSIDE if number in outside else tree.leaves.get(number)
-        fault = _fault(records[number], others[pair.right], value, own, fit)
+        leaf = _OUTSIDE if number in outside else tree.leaves.get(number)
+        fault = _fault(records[number], value_records[pair.right], value, leaf, fit)
         if fault:
             path = name + jtu.keystr(pair.path)
-            # A filter for what is like an array keeps a module's static numbers.
-            kept = "is_inexact_array" if type(records[number][0]) is Static else "is_inexact_array_like"
+            # A filter for arrays and numbers keeps a module's static numbers.
+            filter_name = "is_inexact_array" if type(records[number][0]) is Static else "is_inexact_array_like"
             raise SharingMismatchError(
                 f"`{path}` does not fit what `{fit.title}` differentiates: there must be {fault}.\n"
                 "Tangents and cotangents have the shape of the value that they belong to, with None where it is not "
                 f"differentiated{' or where they are zero' if fit.may_lack else ''}:\n"
-                f"    tangent = sharedtree.tree.map(f, sharedtree.tree.filter(value, eqx.{kept}))",
+                f"    tangent = sharedtree.tree.map(f, sharedtree.tree.filter(value, eqx.{filter_name}))",
                 (path,),
             )
-        found.setdefault(number, []).append(Part(value, pair.path))
-        met.append(pair)
-    if fit.whole is not None:
+        values_of.setdefault(number, []).append(ValueAtPath(value, pair.path))
+        matched.append(pair)
+    if fit.whole_sums is not None:
+        # Values at several paths: either the whole sum, or a share at each path.
         doubtful = [
             i
-            for i, pair in enumerate(met)
-            if is_inexact(tree.leaves.get(pair.left, 0)) and tags.objects[pair.right] not in fit.whole
+            for i, pair in enumerate(matched)
+            if is_inexact(tree.leaves.get(pair.left, 0)) and tags.objects[pair.right] not in fit.whole_sums
         ]
-        _require_one_path(doubtful, met, tree, others, name, fit)
-    return {n: _one(found[n], tree.leaves[n], name, fit, n in outside) for n in tree.leaf_numbers if n in found}
+        _require_one_path(doubtful, matched, tree, value_records, name, fit)
+    return {
+        number: _combine(values_of[number], tree.leaves[number], name, fit, number in outside)
+        for number in tree.leaf_numbers
+        if number in values_of
+    }
 
 
 _OUTSIDE = object()
+"""Stands for a leaf outside modules. The transform itself decides about its value."""
 
 
 def _is_array(value: Any) -> bool:
@@ -138,69 +151,82 @@ def _is_array(value: Any) -> bool:
 
 
 def num_paths(records: Sequence[Record], root: int) -> dict[int, int]:
-    """How many paths lead from a record to each leaf below it. Cost: linear in the records."""
-    _, below = canonical(root, lambda number: records[number])
-    counts = dict.fromkeys(below, 0)
+    """Counts the paths from a record to each leaf below it. Cost: linear in the records."""
+    _, numbers = canonical(root, lambda number: records[number])
+    counts = dict.fromkeys(numbers, 0)
     counts[root] = 1
-    for number in reversed(below):  # parents come after their children
+    # `numbers` has children before their parents. In reverse, the count of a record is complete when its turn comes.
+    for number in reversed(numbers):
         for child in records[number][1]:
             counts[child] += counts[number]
     return {number: count for number, count in counts.items() if records[number][0] is LEAF}
 
 
-def _fault(record: Record, other: Record, value: Any, leaf: Any, fit: Fit) -> str | None:
-    """What there must be and what there is, if a tangent or cotangent cannot be where a record is.
+def _fault(record: Record, value_record: Record, value: Any, leaf: Any, fit: Fit) -> str | None:
+    """Says in words what would be right for a record and what there is. None if the value fits.
 
     Args:
-        record: of the tree.
-        other: of what was given.
-        value: likewise, the object.
-        leaf: of the tree; `_OUTSIDE` modules, where that is the transform's to judge.
-        fit: how tangents are fitted.
+        record: record of the tree that is differentiated.
+        value_record: record of the value tree at the same path.
+        value: object of that record.
+        leaf: the leaf of the tree. `_OUTSIDE` if it is outside modules.
+        fit: how the values are fitted.
     """
-    (op, children), (kind, below) = record, other
+    (op, children), (value_op, value_children) = record, value_record
     is_array = _is_array(value)
     if type(op) is Node:
-        is_alike = type(kind) is Node and op.type.cls is kind.type.cls and len(children) == len(below)
-        fits = is_alike and (op == kind or (fit.is_of_rule and not op.type.is_plain))
-        expected = _in_words(op, kind, len(children))
+        is_alike = type(value_op) is Node and op.type.cls is value_op.type.cls and len(children) == len(value_children)
+        fits = is_alike and (op == value_op or (fit.is_of_rule and not op.type.is_plain))
+        expected = _in_words(op, value_op, len(children))
     elif leaf is _OUTSIDE:
-        fits, expected = is_array or value is None or type(kind) is not Node, "an array or a number"
+        fits, expected = is_array or value is None or type(value_op) is not Node, "an array or a number"
     elif op is LEAF and is_inexact(leaf):
         fits, expected = is_array, "a leaf that is differentiated"
     else:
         is_of_no_concern = fit.is_of_rule and (op is not LEAF or is_array)
-        # A number that equals the static one may be meant as its tangent, which would be lost. A cotangent would not:
-        # what is static in a result depends on nothing.
-        rides_along = type(op) is Static and op == kind and (fit.adds_up or type(op.peek()) not in (float, complex))
+        # A float equal to the static one may be meant as its tangent, and would be lost without an error. A cotangent
+        # would not: static values of a result depend on nothing.
+        rides_along = type(op) is Static and op == value_op and (fit.adds_up or type(op.peek()) not in (float, complex))
         fits = value is None or is_of_no_concern or _is_float0(value) or rides_along
         expected = "None, for it is not differentiated"
-    found = "None" if value is None else _in_words(kind, op, len(below))
-    return None if fits else f"{expected}, but there is {found}"
+    actual = "None" if value is None else _in_words(value_op, op, len(value_children))
+    return None if fits else f"{expected}, but there is {actual}"
 
 
-def _in_words(op: Op, other: Op, num_children: int) -> str:
-    is_same_class = type(op) is Node and type(other) is Node and op.type.cls is other.type.cls
-    return describe_beside(op, other) if is_same_class and op != other else name_of(op, num_children)
+def _in_words(op: Op, other_op: Op, num_children: int) -> str:
+    is_same_class = type(op) is Node and type(other_op) is Node and op.type.cls is other_op.type.cls
+    return describe_beside(op, other_op) if is_same_class and op != other_op else name_of(op, num_children)
 
 
-def _one(parts: Sequence[Part], leaf: Any, name: str, fit: Fit, is_outside: bool) -> Any:
-    """What a leaf gets of what there is for it: an object once, None and numbers at each path."""
-    if is_outside and (len(parts) == 1 or not is_inexact(leaf)):
-        return parts[0].value  # the transform judges it
+def _combine(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit, is_outside: bool) -> Any:
+    """Makes one value of the values at all paths of a leaf. None stands for zero.
+
+    Args:
+        values: the values. One object counts once, None and numbers count at each path.
+        leaf: the leaf to which they belong.
+        name: name of the value tree in errors.
+        fit: how the values are fitted.
+        is_outside: True if the leaf is outside modules.
+
+    Raises:
+        SharingMismatchError: if there are several tangents, or cotangents that cannot be added.
+    """
+    if is_outside and (len(values) == 1 or not is_inexact(leaf)):
+        # The transform itself accepts or refuses it.
+        return values[0].value
     if not is_inexact(leaf):
         return None
-    given = [part for part in parts if not _is_zero(part.value)]
-    if fit.adds_up and given:
-        return _sum(given, leaf, name, fit)
-    if fit.is_of_rule and not given:
+    nonzero = [item for item in values if not _is_zero(item.value)]
+    if fit.adds_up and nonzero:
+        return _sum(nonzero, leaf, name, fit)
+    if fit.is_of_rule and not nonzero:
         return None
-    # Other objects are alive in `parts`. Equal numbers of one type are one.
-    found: dict[Any, Part] = {}
-    for part in parts:
-        found.setdefault(Static(part.value) if is_number(part.value) else id(part.value), part)
-    if len(found) > 1 and not fit.adds_up:
-        paths = _paths(found.values(), name)
+    # Tangents are compared by identity, for `values` keeps them alive. Equal numbers of one type are one.
+    distinct: dict[Any, ValueAtPath] = {}
+    for item in values:
+        distinct.setdefault(Static(item.value) if is_number(item.value) else id(item.value), item)
+    if len(distinct) > 1 and not fit.adds_up:
+        paths = _paths(distinct.values(), name)
         raise SharingMismatchError(
             f"`{fit.title}` differentiates one leaf at {listed(paths)}, but the tangents there are {len(paths)} "
             "objects. Which of them is meant cannot be known.\n"
@@ -210,72 +236,89 @@ def _one(parts: Sequence[Part], leaf: Any, name: str, fit: Fit, is_outside: bool
             "    tangent = sharedtree.retie(tangent, like=value)",
             paths,
         )
-    return parts[0].value
+    return values[0].value
 
 
 def _require_one_path(
-    leaves: Sequence[int], met: Sequence[RecordPair], shape: FlatDag, others: Sequence[Record], name: str, fit: Fit
+    doubtful: Sequence[int],
+    matched: Sequence[RecordPair],
+    tree: FlatDag,
+    value_records: Sequence[Record],
+    name: str,
+    fit: Fit,
 ) -> None:
-    """Raises if one object that a rule returned is at several paths of a tie, and holds such a leaf.
+    """Raises if a rule returned one object at several paths of a tie, and nobody knows whether it is the whole sum.
 
     Args:
-        leaves: of which nobody has said that they are whole, by their places in `met`.
-        met: the pairs of a record and one of what was returned, the roots first.
-        shape: of what is differentiated.
-        others: the records of what was returned.
-        name: what it is called in errors.
-        fit: how it is taken.
+        doubtful: the leaves that are not known to be whole, as positions in `matched`.
+        matched: pairs of a record of the tree and one of the value tree, the root first.
+        tree: the tree that is differentiated.
+        value_records: records of the value tree.
+        name: name of the value tree in errors.
+        fit: how the values are fitted.
     """
-    place = {(pair.left, pair.right): i for i, pair in enumerate(met)}
-    table: list[Record] = []
-    for pair in met:
-        op, children = shape.records[pair.left]
-        below = zip(children, others[pair.right][1], strict=True) if children else ()
-        table.append((op, tuple([place.get(each, len(met)) for each in below])))
-    table.append((LEAF, ()))  # for what is None
-    several = at_several_paths(table, [0])
-    one = next((i for i in leaves if i in several), None)
-    if one is None:
+    # The DAG whose records are the pairs. It shares a pair wherever the tree and the value tree both share.
+    position_of = {(pair.left, pair.right): i for i, pair in enumerate(matched)}
+    pair_records: list[Record] = []
+    for pair in matched:
+        op, children = tree.records[pair.left]
+        child_pairs = zip(children, value_records[pair.right][1], strict=True) if children else ()
+        # Subtrees without values, for which there is None or one array, are the last record.
+        pair_records.append((op, tuple([position_of.get(child, len(matched)) for child in child_pairs])))
+    pair_records.append((LEAF, ()))
+    at_several = at_several_paths(pair_records, [0])
+    leaf = next((i for i in doubtful if i in at_several), None)
+    if leaf is None:
         return
-    ways: dict[int, list[str]] = {}
-    for number, path in edges(table, [((), 0)]):
-        ways.setdefault(number, []).append(name + jtu.keystr(path))
-    above = next(i for i, paths in ways.items() if len(paths) > 1 and one in {n for n, _ in edges(table, [((), i)])})
-    op, children = table[above]
-    kind = "an array" if above == one else name_of(op, len(children))
+    # Name the outermost shared object, which may be a module that holds the leaf.
+    paths_of: dict[int, list[str]] = {}
+    for number, path in edges(pair_records, [((), 0)]):
+        paths_of.setdefault(number, []).append(name + jtu.keystr(path))
+    shared = next(
+        i
+        for i, paths in paths_of.items()
+        if len(paths) > 1 and leaf in {number for number, _ in edges(pair_records, [((), i)])}
+    )
+    op, children = pair_records[shared]
+    kind = "an array" if shared == leaf else name_of(op, len(children))
     raise SharingMismatchError(
         f"`{fit.title}` differentiates one leaf at several paths, and a rule returned one object, {kind}, at "
-        f"{listed(ways[above])}. Whether that is each path's share or already their sum cannot be known.\n"
+        f"{listed(paths_of[shared])}. Whether that is each path's share or already their sum cannot be known.\n"
         "Say which. For shares, which are added up:\n"
         "    g = sharedtree.untie(g)\n"
         "For what is the whole gradient and counts once:\n"
         "    g = sharedtree.retie(g, like=m)",
-        ways[above],
+        paths_of[shared],
     )
 
 
-def _sum(parts: Sequence[Part], leaf: Any, name: str, fit: Fit) -> Any:
-    shapes = [jnp.shape(part.value) for part in parts]
+def _sum(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit) -> Any:
+    """Adds up the cotangents of a leaf.
+
+    Raises:
+        SharingMismatchError: if they differ in shape.
+    """
+    shapes = [jnp.shape(item.value) for item in values]
     if any(shape != shapes[0] for shape in shapes):
-        paths = _paths(parts, name)
+        paths = _paths(values, name)
         raise SharingMismatchError(
             f"The cotangents at {listed(paths)} add up, for `{fit.title}` differentiates one leaf there, but their "
             f"shapes are {' and '.join(map(str, shapes))}. Give each the shape of the leaf:\n"
             "    cotangent = jnp.broadcast_to(cotangent, leaf.shape)",
             paths,
         )
-    values = [part.value for part in parts]
+    summands = [item.value for item in values]
     if fit.is_of_rule:
-        own, types = jnp.result_type(leaf), list(map(jnp.result_type, values))
-        are_of_one_type = len(set(types)) == 1
-        # A conversion to the same type would lose that it is weak.
-        values = [
-            value
-            if (are_of_one_type or dtype == own) and hasattr(value, "dtype") and is_inexact(value)
-            else jnp.asarray(value, own)
-            for value, dtype in zip(values, types, strict=True)
+        leaf_type, types = jnp.result_type(leaf), list(map(jnp.result_type, summands))
+        have_one_type = len(set(types)) == 1
+        # A conversion to the same dtype would make a weakly typed array strong, so such arrays stay as they are.
+        summands = [
+            summand
+            if (have_one_type or dtype == leaf_type) and hasattr(summand, "dtype") and is_inexact(summand)
+            else jnp.asarray(summand, leaf_type)
+            for summand, dtype in zip(summands, types, strict=True)
         ]
-    return functools.reduce(operator.add, values)
+    return functools.reduce(operator.add, summands)
 
 
 def _is_zero(value: Any) -> bool:
@@ -286,5 +329,5 @@ def _is_float0(value: Any) -> bool:
     return getattr(value, "dtype", None) == jax.dtypes.float0
 
 
-def _paths(parts: Iterable[Part], name: str) -> list[str]:
-    return [name + jtu.keystr(part.path) for part in parts]
+def _paths(values: Iterable[ValueAtPath], name: str) -> list[str]:
+    return [name + jtu.keystr(item.path) for item in values]

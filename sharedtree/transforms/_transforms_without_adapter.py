@@ -1,7 +1,7 @@
-"""Transforms that `preserve_identities` refuses, and what to write in the place of each.
+"""Transforms that `preserve_identities` refuses, with the code to write instead of each.
 
-Most of them need no adapter, since a `Dag` goes through them as it is: it has one leaf for each tied array, and what
-comes out is a `Dag` with the same ties. `docs/transforms.md` shows the value, the gradient and the ties of each.
+Most of them need no adapter. A `Dag` passes through them as it is: it has one leaf for each tied array, and comes out
+as a `Dag` with the same ties. `docs/transforms.md` shows the value, the gradient and the ties of each.
 
     preserve_identities(jax.lax.custom_root)(f, net, …)     →     jax.lax.custom_root(f_of_dag, Dag(net), …)
 """
@@ -31,18 +31,18 @@ _DAG_FORMS: dict[Callable[..., Any], str] = {
     ),
     jax.debug.callback: "jax.debug.callback(host, sharedtree.Dag(model))",
 }
-"""Transform → its call with a `Dag` in the model's place. The functions that it is given get `Dag`s, too."""
+"""Transform → its call with a `Dag` in the place of the model. The user's functions get `Dag`s, too."""
 
 _READY_MADE: dict[Callable[..., Any], str] = {
     eqx.filter_custom_vjp: "custom_vjp",
     eqx.filter_custom_jvp: "custom_jvp",
     eqx.filter_pmap: "pmap",
 }
-"""Transform of Equinox's with rules of its own → the name of ours that takes its models."""
+"""Transform of Equinox with rules of its own → name of the ready-made transform that takes Equinox modules instead."""
 
 
 def refusal_of(transform: Any) -> TypeError | None:
-    """The error for a transform that is refused; None for all others. The transform must be hashable."""
+    """Makes the error for a refused transform. Returns None for all other transforms, which must be hashable."""
     title = title_of(transform) if transform in _DAG_FORMS or transform in _READY_MADE else ""
     if transform in _DAG_FORMS:
         return TypeError(

@@ -1,13 +1,14 @@
-"""Transforms of functions of which nothing else is known: what they do with arguments and results is theirs.
+"""Transforms that take a function and are unknown otherwise: nobody knows how they treat arguments and results.
 
-They get the arguments as they stand, bare arrays and plain containers, with a group of leaves in the place of each
-outermost module. All modules of a call are one graph, walked once, whose root has them as its children. The group of a
-child has the leaves that no child before it has, so the first one holds what is shared:
+Such a transform gets the arguments as they are, bare arrays and plain containers, but with a leaf group in the place of
+each outermost module. All modules of a call are one graph, walked once: the children of its root. The group of a child
+has the leaves that no earlier child has. So a shared leaf comes with the first module that holds it:
 
     T(f)([Net(w), Net(w)], x)     T gets     f' and ([ChildGroup(0, [w]), ChildGroup(1, [])], x)
 
-What the function returns is a second graph, which goes out in the same way. The transform may give back groups of
-either, in any nesting: results, and something like the arguments, such as gradients. The root tells which.
+The modules in the function's result are a second graph, divided in the same way. The transform may return groups of
+either graph, in any nesting: those of results, and those in the shape of arguments, such as gradients. The class of the
+graph's root tells the two apart.
 """
 
 import bisect
@@ -19,19 +20,17 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments
-from ..core._distinct_leaves import distinct
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag, leaf_paths, with_paths
-from ..core._node_types import is_module, node_type_of
+from ..core._node_types import Inherited, is_module, node_type_of
 from ..core._pack_and_unpack import unpack, walked
-from ..core._plain_containers import Inherited
 from ..core._prefix_trees import Branch
+from ..core._sharing import distinct
 from ..core._static_values import Static
-from ..core._structure import Given, Node, Structure, Update, intern
+from ..core._structure import FlatDag, Given, Node, Structure, Update, intern, leaf_paths, with_paths
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, enter, keep, leave
-from ._function_side import Inside, Received, packed, receive
+from ._function_side import FunctionTrace, Received, packed, receive
 from ._function_transform import FunctionTransform
 from ._in_place import Changes, conventions, rules_for_state, walked_together
 from ._leaf_groups import LeafGroup, LeafSelection, whole
@@ -41,10 +40,10 @@ from .checks._tied_values import report_tied_values
 
 
 class OpaqueTransform(FunctionTransform):
-    """A transform that treats all arguments alike, and of which nothing else is known."""
+    """A transform that is only known to treat all arguments alike."""
 
     def check_options(self) -> None:
-        """Refuses options that reach inside a module: how they are to be translated is not known."""
+        """Refuses options that reach inside a module, since nobody knows how to translate them."""
         for name, option in self.options.items():
             if any(map(is_module, jtu.tree_leaves(option, is_leaf=is_module))):
                 raise TypeError(
@@ -67,11 +66,12 @@ class OpaqueTransform(FunctionTransform):
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Calls the transform with groups in the place of modules, and returns modules in the place of groups."""
-        # The function does not see that bare arrays were one.
+        # Bare arrays are not packed, so a tie between them is lost inside the function.
         if are_tied_values_known():
             arguments = walked(self.arguments(args, kwargs), self.rules(policy))
             report_tied_values(arguments, self.names, self.transform_name, policy)
         call, outermost = self._enter(args, kwargs, policy)
+        # One transformed function for each policy, so that the transform can cache traces.
         transformed = self._made.get(policy)
         if transformed is None:
             transformed = self._made.setdefault(policy, self.transform(self.inner(policy), **self.options))
@@ -85,6 +85,7 @@ class OpaqueTransform(FunctionTransform):
         if not policy.in_place:
             return _put_together(result, call)
         changes = Changes(call, self.transform_name)
+        # Both are put together at once, since a changed object may be part of the result.
         _, result = _put_together(_with_changes_first(result, self.transform_name), call, changes)
         changes.commit()
         return result
@@ -94,8 +95,10 @@ class OpaqueTransform(FunctionTransform):
         return self._enter(args, kwargs, policy)[0]
 
     def _enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> "tuple[Call, _Outermost]":
+        """Packs the outermost modules as one graph. Returns the call, and the modules with the trees around them."""
         values = (*args, *[kwargs[name] for name in sorted(kwargs)])
         outermost = _Outermost.modules(values, policy)
+        # An unregistered transform treats modules by the arguments that hold them, so plans depend on these.
         owners = self._owners(outermost, args, kwargs)
         key = type(self), *owners
         grouping = Grouping(self.transform_name, lambda _: self.treatments(owners), key, _unless_references)
@@ -105,28 +108,34 @@ class OpaqueTransform(FunctionTransform):
         return call, outermost
 
     def _owners(self, outermost: "_Outermost", args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-        """The argument that each module is in, by name."""
+        """Names the argument that holds each module."""
         names = (*self.names.of(len(args)), *sorted(kwargs))
         return [names[path[0].idx] for path in outermost.paths]
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], values: Sequence[Any]) -> Arguments:
-        """Arguments of the same names with other values: those by position, then those by keyword, sorted."""
+        """Returns the arguments of a call with other values.
+
+        Args:
+            args: positional arguments. Only their number counts.
+            kwargs: keyword arguments. Only their names count.
+            values: the new values: those by position, then those by keyword, sorted by name.
+        """
         by_keyword = dict(zip(sorted(kwargs), values[len(args) :], strict=True))
-        # The function may see the order in which its keyword arguments were given, so that is kept.
+        # A function with `**kwargs` sees the order of its keyword arguments, so the order stays.
         return Arguments(self.names.of(len(args)), values[: len(args)], {name: by_keyword[name] for name in kwargs})
 
     # The function's side ------------------------------------------------------------------------------------------
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Calls the user's function with modules in the place of groups, and returns groups in the place of modules."""
-        inside = Inside(self.terms(policy), function)
+        trace = FunctionTrace(self.terms(policy), function)
         received = self._receive(args, kwargs, policy)
-        result = inside.call_with(received, received.arguments.args, received.arguments.kwargs)
-        inside.check_walked(inside.walked(inside.with_state(result)), is_with_state=bool(policy.in_place))
+        result = trace.call_with(received, received.arguments.args, received.arguments.kwargs)
+        trace.check_walked(trace.walked(trace.with_state(result)), is_with_state=bool(policy.in_place))
         outermost = _Outermost.modules(result, policy)
         if not policy.in_place:
-            return outermost.replaced_by(_split(packed(inside.walked(tuple(outermost.objects)))))
-        return _split_with_changes(outermost, inside, received)
+            return outermost.replaced_by(_split(packed(trace.walked(tuple(outermost.objects)))))
+        return _split_with_changes(outermost, trace, received)
 
     def _receive(self, args: Sequence[Any], kwargs: Mapping[str, Any], policy: Policy) -> Received:
         """Puts modules in the place of groups.
@@ -137,6 +146,7 @@ class OpaqueTransform(FunctionTransform):
         """
         outermost = _Outermost((*args, *[kwargs[name] for name in sorted(kwargs)]), _is_group)
         runs = _runs(outermost.objects)
+        # The usual case: the transform passes on all arguments of the call, each once.
         if len(runs) == 1 and runs[0].is_whole and _is_of_arguments(runs[0].structure):
             received = receive([LeafGroup(runs[0].leaves, runs[0].selection)])
             modules = [received.arguments.args[group.position] for group in outermost.objects]
@@ -164,27 +174,29 @@ class OpaqueTransform(FunctionTransform):
         return unpack(run.structure, run.leaves)
 
 
-def _split_with_changes(outermost: "_Outermost", inside: Inside, received: Received) -> "_WithChanges":
+def _split_with_changes(outermost: "_Outermost", trace: FunctionTrace, received: Received) -> "_WithChanges":
     """Splits what a function changed in place, and what it returned, into groups.
 
     Returns:
         A group for each object that was changed; and the result, with groups in the place of its modules.
     """
-    rules = rules_for_state(inside.forbidding(inside.terms.rules), received.tree, lambda _: False)
-    around = conventions(received.tree, rules)
-    # What was changed goes out before the result.
+    rules = rules_for_state(trace.forbidding(trace.terms.rules), received.tree, lambda _: False)
+    # The library of the nearest enclosing module says which leaves of an object are traced.
+    convention_of = conventions(received.tree, rules)
+    # The changed objects are the first children of the graph, and the modules of the result follow.
     updated = list((rules.updated or IdentityDict[int]()).values())
     objects = [*[received.tree.objects[number] for number in updated], *outermost.objects]
-    around_each: list[Inherited] = [around[number] for number in updated]
-    around_each.extend(rules.convention for _ in outermost.objects)
-    groups = _split(packed(walked_together(zip(objects, around_each, strict=True), rules, [""] * len(objects))))
+    convention_of_each: list[Inherited] = [convention_of[number] for number in updated]
+    convention_of_each.extend(rules.convention for _ in outermost.objects)
+    graph = walked_together(zip(objects, convention_of_each, strict=True), rules, [""] * len(objects))
+    groups = _split(packed(graph))
     return _WithChanges(groups[: len(updated)], outermost.replaced_by(groups[len(updated) :]))
 
 
 class _WithChanges(NamedTuple):
-    """What a function changed in place, and what it returned.
+    """Objects that a function changed in place, and its result.
 
-    The transform may put this anywhere in what it returns, beside a value of its own, so it has a class to be found by.
+    A transform may return this anywhere in a tree, beside values of its own. It is found there by its class.
     """
 
     changed: Any
@@ -192,10 +204,13 @@ class _WithChanges(NamedTuple):
 
 
 def _with_changes_first(result: Any, transform_name: str) -> tuple[Any, Any]:
-    """Finds what the function changed in what a transform returned: the changes, and all the rest in its place.
+    """Takes the changes out of the tree that a transform returned.
+
+    Returns:
+        The changes, and the tree with the function's own result in the place of `_WithChanges`.
 
     Raises:
-        SharingMismatchError: if the transform returned it several times or not at all.
+        SharingMismatchError: if the tree holds `_WithChanges` several times or not at all.
     """
     leaves, treedef = jtu.tree_flatten(result, is_leaf=lambda obj: isinstance(obj, (_WithChanges, ChildGroup)))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, _WithChanges)]
@@ -214,7 +229,7 @@ _NOT_RETURNED_ONCE = (
 
 
 def _by_path(owners: Sequence[str], outermost: "_Outermost", objects: Sequence[Any]) -> Arguments:
-    """Objects as the arguments of a call, each named by its path."""
+    """Returns objects as the arguments of a call, each named by its path: the children of the graph's root."""
     texts = [owner + jtu.keystr(path[1:]) for owner, path in zip(owners, outermost.paths, strict=True)]
     return Arguments(tuple(texts), objects, {})
 
@@ -234,16 +249,17 @@ _NOT_WRITTEN_BACK = (
 
 
 class UnregisteredTransform(OpaqueTransform):
-    """A transform that nothing is known about: what it does to each argument is hidden, so none may be tied to another.
+    """A transform that was never registered, and may treat each argument differently.
 
-    Ties inside one argument are kept, those of arrays between arguments are cut. A vmap with `in_axes=(0, None)` hidden
-    in a lambda would otherwise map one occurrence of a module and not the other, and silently compute something else.
+    So a module in two arguments is an error, and arrays are cut between arguments. Ties inside one argument stay. A
+    vmap with `in_axes=(0, None)` hidden in a lambda would otherwise map one occurrence of a module and not the other,
+    and silently compute something else.
     """
 
     writes = False
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """Refuses mutation, whose results would have no place."""
+        """Calls the transform. Refuses `in_place=True`, since changes would have to be returned with the result."""
         if policy.in_place:
             raise ValueError(
                 f"`in_place=True` adds to what a function returns, which `{self.transform_name}` may not "
@@ -273,7 +289,7 @@ class UnregisteredTransform(OpaqueTransform):
 
 
 def _unless_references(leaves: Sequence[Any]) -> tuple[()] | None:
-    """Keeps a plan for all leaves but references, which are an error where an array is cut."""
+    """Returns () if a plan can be kept for such leaves. None if one is a reference, an error where arrays are cut."""
     return None if any(isinstance(leaf, jax.Ref) for leaf in leaves) else ()
 
 
@@ -281,12 +297,12 @@ def _unless_references(leaves: Sequence[Any]) -> tuple[()] | None:
 
 
 class ChildGroup(LeafGroup):
-    """Leaves of one child of a graph's root, except those that a child before it has.
+    """Leaves of one child of a graph's root, without those that an earlier child has.
 
     Args:
-        leaves: in the order of the graph.
-        selection: says which graph; all groups of it have this one.
-        position: which child.
+        leaves: the leaves, in the order of the graph.
+        selection: selection of all leaves of the graph. Groups with one selection belong to one graph.
+        position: position of the child.
     """
 
     __slots__ = ("position",)
@@ -297,12 +313,12 @@ class ChildGroup(LeafGroup):
 
     @property
     def places(self) -> slice:
-        """Where its leaves are among those of the graph."""
+        """Places of its leaves among those of the graph."""
         return _places_of_children(self.structure)[self.position]
 
     @property
     def paths(self) -> list[str]:
-        """Paths below the child. JAX prints where that is before them."""
+        """Paths of its leaves below the child. JAX prints them after the path of the child itself."""
         root, _ = self.structure.records[self.structure.root]
         assert type(root) is Node
         return [path.removeprefix(str(root.keys[self.position])) for path in super().paths[self.places]]
@@ -334,12 +350,12 @@ def _is_group(item: Any) -> bool:
 
 def _split(graph: LeafGroup) -> list[LeafGroup]:
     """Divides all leaves of a graph into one group for each child of its root."""
-    places = _places_of_children(graph.structure)
-    return [ChildGroup(graph.leaves[own], graph.selection, position) for position, own in enumerate(places)]
+    slices = _places_of_children(graph.structure)
+    return [ChildGroup(graph.leaves[places], graph.selection, position) for position, places in enumerate(slices)]
 
 
 def _places_of_children(structure: Structure) -> Sequence[slice]:
-    """Where the leaves are that each child of the root is the first to have."""
+    """Returns, for each child of the root, the places of the leaves that no earlier child has. Cached."""
     places: list[slice] | None = structure.plans.get("places of children")
     if places is None:
         places, start, numbers = [], 0, structure.leaf_numbers
@@ -359,15 +375,15 @@ def _children_of(root: Any) -> Sequence[Any]:
 
 
 class _Outermost:
-    """The outermost objects of a kind in a tree, and the tree around them.
+    """The outermost objects of one kind in a tree, and the tree around them.
 
     Args:
-        tree: as JAX flattens it.
-        is_chosen: whether an object is of the kind.
+        tree: a tree that JAX can flatten around these objects.
+        is_chosen: returns True for an object of this kind.
 
     Attributes:
-        objects: in order.
-        paths: of each of them.
+        objects: the objects, in flatten order.
+        paths: the path of each object.
     """
 
     def __init__(self, tree: Any, is_chosen: Callable[[Any], bool]) -> None:
@@ -379,7 +395,7 @@ class _Outermost:
 
     @classmethod
     def modules(cls, tree: Any, policy: Policy) -> "_Outermost":
-        """The outermost modules, and what else carries identity outside modules."""
+        """Finds the outermost modules, and other objects that carry identity outside modules."""
         return cls(tree, lambda obj: is_object_outside(obj, containers=policy.containers))
 
     def replaced_by(self, objects: Sequence[Any]) -> Any:
@@ -394,18 +410,18 @@ class _Outermost:
 
 
 class _Run:
-    """Groups that belong together: of one graph, each child at most once.
+    """Groups that a transform returned together: groups of one graph, for each child at most one.
 
     Args:
-        groups: position → group; at least one.
+        groups: position → group. At least one.
 
     Attributes:
-        selection: says which graph.
-        is_whole: whether no child is missing.
-        structure: of the graph, with None for each child that is missing.
-        places: of the leaves that it has, among those of the graph.
-        leaves: one for each place; None if the leaf came with a child that is missing.
-        missing_places: of those leaves.
+        selection: the selection of the graph.
+        is_whole: True if no child is missing.
+        structure: structure of the graph, with None in the place of each missing child.
+        places: places of its leaves among those of the whole graph.
+        leaves: the leaf at each place. None if the leaf came with a missing child.
+        missing_places: the places of such missing leaves.
     """
 
     def __init__(self, groups: Mapping[int, ChildGroup]) -> None:
@@ -414,6 +430,7 @@ class _Run:
         structure = self.selection.structure
         self.is_whole = len(groups) == len(_places_of_children(structure))
         self.structure, self.places = _select(structure, tuple(sorted(groups)))
+        # A place of a kept child may belong to a group that the transform left out.
         leaf_at: dict[int, Any] = {}
         for group in groups.values():
             leaf_at.update(zip(range(structure.num_leaves)[group.places], group.leaves, strict=True))
@@ -422,11 +439,11 @@ class _Run:
 
 
 def _select(structure: Structure, positions: tuple[int, ...]) -> tuple[Structure, Sequence[int]]:
-    """Makes a structure that has None for all children but some, and finds the places of its leaves.
+    """Returns a structure with None for all children but some, and the places of its leaves. Cached.
 
     Args:
-        structure: of the whole graph.
-        positions: of the children that stay.
+        structure: structure of the whole graph.
+        positions: positions of the children that stay.
     """
     children = structure.records[structure.root][1]
     if len(positions) == len(children):
@@ -445,11 +462,11 @@ def _select(structure: Structure, positions: tuple[int, ...]) -> tuple[Structure
 def _runs(groups: Sequence[ChildGroup]) -> list[_Run]:
     """Divides groups into runs.
 
-    A transform that calls the function twice may return parts of two graphs that have one structure. What two parts
-    share must not be taken from the other graph, so groups of results belong together only if they have one selection.
-    If JAX has cached the function's trace, both graphs have the same selection; then the second one begins where a
-    child comes again. Arguments belong to one call, but some may have an equal selection that JAX has kept from an
-    earlier call.
+    A transform that calls the function twice may return parts of two graphs of one structure. A shared leaf must not be
+    taken from the other graph. So groups of results belong together only if they have one selection. If JAX has cached
+    the function's trace, both graphs have the same selection. Then the second graph begins where a child comes again.
+    Groups of arguments belong to one call, but JAX may have kept an equal selection of an earlier call for some. So
+    they belong together if they have one structure.
     """
     runs: list[dict[int, ChildGroup]] = []
     latest: IdentityDict[dict[int, ChildGroup]] = IdentityDict()
@@ -464,7 +481,7 @@ def _runs(groups: Sequence[ChildGroup]) -> list[_Run]:
 
 
 def _is_of_arguments(structure: Structure) -> bool:
-    """Tells graphs of arguments from those of results, whose root is a tuple."""
+    """Returns True for a graph of arguments. The root of a graph of results is a tuple."""
     op, _ = structure.records[structure.root]
     return type(op) is Node and op.type.cls is Arguments
 
@@ -473,9 +490,9 @@ def _built(groups: Sequence[ChildGroup], runs: Sequence[_Run], build: Callable[[
     """Builds the child that each group stands for.
 
     Args:
-        groups: all of them, each as often as it is to be replaced.
-        runs: the same in runs.
-        build: returns the root of what is built from a run.
+        groups: the groups. One group may stand at several places.
+        runs: the same groups, divided into runs.
+        build: run → the tree built from it.
     """
     child_of: IdentityDict[Any] = IdentityDict()
     for run in runs:
@@ -491,11 +508,11 @@ def _put_together(result: Any, call: Call, changes: Changes | None = None) -> An
     Args:
         result: what the transform returned.
         call: the call that ends.
-        changes: gets what is to be written into the caller's objects; None if nothing is.
+        changes: collects the changes of the caller's objects. None if nothing is written back.
 
     Raises:
-        SharingMismatchError: if the transform kept a part of the function's results, and another part shares an object
-            with what it left out.
+        SharingMismatchError: if the transform returned only a part of the function's results, and this part shares an
+            object with the rest.
     """
     outermost = _Outermost(result, _is_group)
     groups = outermost.objects
@@ -505,25 +522,27 @@ def _put_together(result: Any, call: Call, changes: Changes | None = None) -> An
 
 
 def _refuse_ambiguous(runs: Sequence[_Run], call: Call) -> None:
-    """Raises if a value that arguments share may be missing, or be that of another result, such as of a gradient.
+    """Raises if nobody can tell which value a shared leaf has in a result of the transform.
 
-    A transform may return several trees like the arguments: gradients and parameters, for example. If they come one
-    after the other, each is complete. If they come by pairs, `[(g0, m0), (g1, m1)]`, what `g1` shares with `g0` cannot
-    be told from what `m1` shares with `m0`.
+    A transform may return several trees in the shape of the arguments, for example gradients and parameters. If they
+    come one after the other, each is complete. If they come in pairs, `[(g0, m0), (g1, m1)]`, the leaf that `g1` shares
+    with `g0` looks like the leaf that `m1` shares with `m0`.
 
     Raises:
-        SharingMismatchError: if one of them is not complete, and a part of it shares a leaf with another part; or if
-            one part of it is the caller's and another is not, and they share a leaf.
+        SharingMismatchError: if a tree is not complete, and a part of it shares a leaf with another part; or if one
+            part of it is the caller's and another is not, and they share a leaf.
     """
     for run in runs:
         if not _is_of_arguments(run.selection.structure):
             continue
+        # A complete tree may still be mixed from two results.
         if run.is_whole:
             place = _find_mixed_place(run, call)
             if place is not None:
                 raise _ambiguous(run, place)
             continue
-        is_only_one = [other.selection.structure for other in runs].count(run.selection.structure) == 1
+        # With several incomplete trees, each group counts by itself, since it may belong to any of them.
+        is_only_one = [r.selection.structure for r in runs].count(run.selection.structure) == 1
         parts = [run] if is_only_one else [_Run({position: group}) for position, group in run.groups.items()]
         missing = [place for part in parts for place in part.missing_places]
         if missing:
@@ -531,10 +550,10 @@ def _refuse_ambiguous(runs: Sequence[_Run], call: Call) -> None:
 
 
 def _find_mixed_place(run: _Run, call: Call) -> int | None:
-    """Finds a leaf that two modules of a complete graph share, one of which came back as the caller's own.
+    """Finds a leaf shared by two modules of a complete graph, if only one of them came back with the caller's leaves.
 
-    A transform may return a parameter of one module and the gradient of another. Together they look like one tree, and
-    the leaf that came with the first would be put into the second, too.
+    A transform may return the parameters of one module and the gradient of another. Together they look like one tree,
+    and the leaf that came with the first would be put into the second, too.
 
     Returns:
         The place of the leaf in the graph. None if there is none.
@@ -542,6 +561,7 @@ def _find_mixed_place(run: _Run, call: Call) -> int | None:
     if run.selection.structure is not call.tree.structure:
         return None
     originals = list(call.tree.leaves.values())
+    # 1. Find out for each module with leaves of its own whether they are the caller's.
     places_of = {position: range(len(originals))[group.places] for position, group in run.groups.items()}
     is_callers: dict[int, bool] = {}
     for position, group in run.groups.items():
@@ -550,6 +570,7 @@ def _find_mixed_place(run: _Run, call: Call) -> int | None:
             is_callers[position] = all(leaf is originals[place] for leaf, place in pairs)
     if len(set(is_callers.values())) < 2:
         return None
+    # 2. Find a leaf that comes with one module and belongs to another of the other kind.
     holder_of = {place: position for position, places in places_of.items() for place in places}
     for position, is_unchanged in is_callers.items():
         for place in _Run({position: run.groups[position]}).missing_places:
@@ -559,6 +580,7 @@ def _find_mixed_place(run: _Run, call: Call) -> int | None:
 
 
 def _ambiguous(run: _Run, place: int) -> SharingMismatchError:
+    """Makes the error for a shared leaf whose value nobody can tell."""
     path = leaf_paths(run.selection.structure)[place]
     return SharingMismatchError(
         f"The transform returns something like a part of its arguments, and this shares `{path}` with another "
@@ -571,15 +593,16 @@ def _ambiguous(run: _Run, place: int) -> SharingMismatchError:
 
 
 def _root_of_run(run: _Run, call: Call, changes: Changes | None) -> Any:
-    """Builds the graph of a run, with None for each child that is missing."""
+    """Builds the graph of a run on the caller's side, with None for each missing child."""
     structure = run.selection.structure
     if run.missing_places:
         raise SharingMismatchError(_PART_OF_RESULTS)
-    # In a Jacobian, what stands for a leaf is a tree with groups of its own.
+    # In a Jacobian, a tree with groups of its own stands in the place of a leaf.
     leaves: Sequence[Any] = [
         leaf if node_type_of(leaf) is None else _put_together(leaf, call, changes) for leaf in run.leaves
     ]
     if structure is call.tree.structure:
+        # A tree in the shape of the arguments, such as a gradient: what is known of their leaves holds for its own.
         leaves = distinct(leaves)
         originals = list(call.tree.leaves.values())
         hand_on([originals[place] for place in run.places], leaves)

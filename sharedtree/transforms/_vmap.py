@@ -22,15 +22,13 @@ from ..core._jax_internals import is_batched, varying_axes
 from ..core._node_types import is_module, node_type_of
 from ..core._pack_and_unpack import walked
 from ..core._prefix_trees import Branch
-from ..core._static_kinds import Incomparable
-from ..core._static_values import Static
+from ..core._static_values import Incomparable, Static
 from ..ties._policy_and_context import Policy
-from ._argument_names import several
+from ._argument_names import as_sequence
 from ._caller_side import Call, Grouping
-from ._donation import DonatingTransform
 from ._function_and_options import in_code
-from ._function_side import Inside, Received
-from ._grouping_leaves import GroupedResult
+from ._function_side import FunctionTrace
+from ._function_transform import FunctionTransform
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import SPLIT_WITH_WARNING, Treatment, is_donated, labels_in
 from ._placements import shortened
@@ -39,7 +37,7 @@ _UNMAPPED_BUT_BATCHED = re.compile(r"at vmap out_axes in place of (.*), got axis
 """JAX's error for an object that was changed in place, whose new value has an axis although the old one had none."""
 
 
-class VmapTransform(DonatingTransform):
+class VmapTransform(FunctionTransform):
     """A function under `jax.vmap`, with identities preserved. Base of the transforms with similar options."""
 
     calls_each_time = True
@@ -54,11 +52,12 @@ class VmapTransform(DonatingTransform):
     """Returns True for an object in a prefix that is a label, and not a part of the tree."""
     groups_by_outcome = False
     """True to group leaves by their resolved labels, False to group them by the labels as written."""
-
-    @classmethod
-    def is_label_of_results(cls, obj: Any) -> bool:
-        """Returns True if an object in the prefix of results is a label."""
-        return cls.is_label(obj)
+    none_is_result = False
+    """True if None in the prefix of results stands for a result `None`, so that it is no label there."""
+    has_functions_as_labels = False
+    """True if a label may be a function: leaf → axis."""
+    can_compare_elements = True
+    """True if a new value tells whether it differs between the elements."""
 
     def check_options(self) -> None:
         """Copies a list of axes, and lets the transform refuse wrong options. All else is read again on each call."""
@@ -66,19 +65,6 @@ class VmapTransform(DonatingTransform):
         if self.transform is jax.vmap and isinstance(self.options.get(self.in_name), list):
             self.options = {**self.options, self.in_name: tuple(self.options[self.in_name])}
         super().check_options()
-
-    def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """Enters a call. If the options do not fit its arguments, the transform raises its own error first."""
-        # Fitting options have as many parts as there are arguments, labels only, and no static position too many.
-        prefix = self.prefix_of_arguments(self.arguments(args, kwargs))
-        is_valid = prefix is not None and all(map(self.is_label, labels_in(prefix, self.is_label)))
-        if (
-            not (args or kwargs)
-            or not is_valid
-            or any(isinstance(i, int) and i >= len(args) for i in self.static_positions(len(args), kwargs))
-        ):
-            self.transform(self.function, **self.options)(*args, **kwargs)
-        return super().enter(args, kwargs, policy)
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
         """Rewrites two errors: sizes of keyword arguments, and changes in place of an object without an axis."""
@@ -102,21 +88,33 @@ class VmapTransform(DonatingTransform):
             )
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Groups leaves by two treatments: their axes, and whether they are donated."""
+        """Groups leaves by two treatments: their axes, and whether they are donated.
+
+        If the options do not fit the arguments, the transform raises its own error.
+        """
         prefix = self.prefix_of_arguments(arguments)
-        if prefix is None:
+        labels = None if prefix is None else labels_in(prefix, self.is_label)
+        args, kwargs = arguments.args, arguments.kwargs
+        # Fitting options have as many parts as there are arguments, labels only, and no static position too many.
+        if (
+            not (args or kwargs)
+            or labels is None
+            or not all(map(self.is_label, labels))
+            or any(isinstance(i, int) and i >= len(args) for i in self.static_positions(len(args), kwargs))
+        ):
+            self.raise_vanilla_error(args, kwargs)
+        if labels is None:
             return super().grouping(policy, arguments)
         mapping = Treatment(
             self.in_name,
             prefix,
             self.is_label,
-            lambda label, leaf, _: self.resolve_in(label, leaf),
+            lambda label, leaf, _: self._label_of_argument(label, leaf),
             functools.partial("{} {}".format, self.in_name),
             self.groups_by_outcome,
             within_module=SPLIT_WITH_WARNING,
             has_containers=policy.containers,
         )
-        labels = labels_in(prefix, self.is_label)
         donation = self.donation_treatment(arguments)
         treatments = [mapping] if donation is None else [mapping, donation]
         if self.groups_by_outcome:
@@ -132,7 +130,7 @@ class VmapTransform(DonatingTransform):
             _ndims if len(labels) > 1 else None,
             groups,
             # JAX reads the options anew on each call. Where the user can change them, a call in C would miss that.
-            is_of_form=not (key.is_mutable or _can_change(self.options.get(self.out_name))),
+            holds_for_like_calls=not (key.is_mutable or _can_change(self.options.get(self.out_name))),
         )
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
@@ -151,7 +149,10 @@ class VmapTransform(DonatingTransform):
             return None
         return Branch(tuple([parts[i] if isinstance(i, int) else 0 for i in positions]))
 
-    def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
+    def _is_label_of_results(self, obj: Any) -> bool:
+        return self.is_label(obj) and not (obj is None and self.none_is_result)
+
+    def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """Makes the treatment of results. Objects changed in place go out along the axes along which they came in."""
         prefix = self.options.get(self.out_name, self.default_out)
         if policy.in_place:
@@ -161,8 +162,8 @@ class VmapTransform(DonatingTransform):
         return Treatment(
             self.out_name,
             prefix,
-            self.is_label_of_results,
-            lambda label, leaf, _: self.resolve_out(label, leaf),
+            self._is_label_of_results,
+            lambda label, leaf, _: self._label_of_result(label, leaf),
             lambda label: f"{self.out_name} {label}",
             self.groups_by_outcome,
             within_module=SPLIT_WITH_WARNING,
@@ -180,28 +181,38 @@ class VmapTransform(DonatingTransform):
 
     def may_differ(self, value: Any) -> bool:
         """Returns True if a new value may differ between the elements. None stands for an unknown value."""
-        return value is None or any(map(is_batched, walked(value).leaves.values()))
+        if value is None or not self.can_compare_elements:
+            return True
+        return any(map(is_batched, walked(value).leaves.values()))
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies the transform to the inner function, with one axis for each leaf group."""
         options = {
             **self.options,
             self.in_name: tuple([group_labels[0] for group_labels in labels]),
-            self.out_name: LeafGroups(leaving or ()),
+            self.out_name: LeafGroups(result_labels or ()),
         }
         return self.transform(inner, **options)
 
-    # ---- Differences between the transforms ----
+    # ---- Labels of single leaves ----
 
-    def resolve_in(self, label: Any, leaf: Any) -> Any:
-        """The axis of one leaf of the arguments. A negative axis counts from the last one, and is made positive."""
+    def _label_of_argument(self, label: Any, leaf: Any) -> Any:
+        """Resolves the label of a leaf of the arguments: axes are positive, specifications as short as possible."""
+        if self.has_functions_as_labels and callable(label):
+            label = label(leaf)
+        if isinstance(label, PartitionSpec):
+            return shortened(label)
         num_axes = _ndim(leaf)
         return label + num_axes if isinstance(label, int) and -num_axes <= label < 0 else label
 
-    def resolve_out(self, label: Any, leaf: Any) -> Any:
-        """The axis of one leaf of the result. The leaf has one axis more outside the transform than inside."""
+    def _label_of_result(self, label: Any, leaf: Any) -> Any:
+        """Resolves the label of a leaf of the result. The leaf has one axis more in the result than in the trace."""
+        if self.has_functions_as_labels and callable(label):
+            label = label(leaf)
+        if isinstance(label, PartitionSpec):
+            return shortened(label)
         return label + _ndim(leaf) + 1 if isinstance(label, int) and label < 0 else label
 
     def state_prefix(self, prefix: Any) -> Any:
@@ -235,10 +246,7 @@ class PmapTransform(VmapTransform):
 
     caches_traces = True
     calls_each_time = False
-
-    def may_differ(self, value: Any) -> bool:
-        """Returns True. Under `jax.pmap`, nothing tells which values differ between the devices."""
-        return True
+    can_compare_elements = False
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
         """Refuses leaves with the axis None. JAX would take the value of the first device, without comparing."""
@@ -251,20 +259,20 @@ class PmapTransform(VmapTransform):
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Positions chosen by `static_broadcasted_argnums`."""
-        return several(self.options.get("static_broadcasted_argnums", ()))
+        return as_sequence(self.options.get("static_broadcasted_argnums", ()))
 
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Positions chosen by `donate_argnums`."""
-        return {i + num_args if i < 0 else i for i in several(self.options.get("donate_argnums", ()))}
+        return {i + num_args if i < 0 else i for i in as_sequence(self.options.get("donate_argnums", ()))}
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies `jax.pmap` to the inner function, with all options translated to leaf groups."""
         options = {name: value for name, value in self.options.items() if name != "static_broadcasted_argnums"}
         options |= {
             "in_axes": (*[group_labels[0] for group_labels in labels], *[None] * num_statics),
-            "out_axes": LeafGroups(leaving or ()),
+            "out_axes": LeafGroups(result_labels or ()),
             "donate_argnums": tuple([i for i, group_labels in enumerate(labels) if is_donated(group_labels)]),
             "static_broadcasted_argnums": tuple(range(len(labels), len(labels) + num_statics)),
         }
@@ -283,11 +291,7 @@ class ShardMapTransform(VmapTransform):
     default_in = _INFERRED
     default_out = PartitionSpec()
     is_label = staticmethod(lambda obj: obj is None or node_type_of(obj) is None)
-
-    @classmethod
-    def is_label_of_results(cls, obj: Any) -> bool:
-        """Returns True if an object in the prefix of results is a label. None stands for a result `None`."""
-        return obj is not None and cls.is_label(obj)
+    none_is_result = True
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
         """Returns the reason why a leaf cannot be written.
@@ -313,7 +317,7 @@ class ShardMapTransform(VmapTransform):
         if isinstance(error, ValueError) and self.in_name in str(error):
             arguments = call().arguments
             try:
-                self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)
+                self.raise_vanilla_error(arguments.args, arguments.kwargs)
             except ValueError as vanilla_error:
                 error.args = vanilla_error.args
             except Exception:  # noqa: BLE001 -- another error than the one to be explained
@@ -326,20 +330,14 @@ class ShardMapTransform(VmapTransform):
             return None
         return super().prefix_of_arguments(arguments)
 
-    def applied(
-        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    def apply_transform(
+        self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """Applies `jax.shard_map` to the inner function, without `in_specs` if JAX has to infer them."""
-        options = {**self.options, self.out_name: LeafGroups(leaving or ())}
+        options = {**self.options, self.out_name: LeafGroups(result_labels or ())}
         if labels != ((_INFERRED,),):
             options[self.in_name] = tuple([group_labels[0] for group_labels in labels])
         return self.transform(inner, **options)
-
-    def resolve_in(self, label: Any, leaf: Any) -> Any:
-        """The specification of one leaf, written in the shortest way."""
-        return shortened(label) if isinstance(label, PartitionSpec) else label
-
-    resolve_out = resolve_in
 
     def state_prefix(self, prefix: Any) -> Any:
         """The prefix under which a changed argument goes out: whole, if each device got it whole.
@@ -363,6 +361,7 @@ class FilterVmapTransform(VmapTransform):
     default_out = eqx.if_array(0)
     is_label = staticmethod(lambda obj: obj is None or isinstance(obj, int) or (callable(obj) and not is_module(obj)))
     groups_by_outcome = True
+    has_functions_as_labels = True
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
         """Makes the prefix of all arguments. `in_axes` may be a dict from parameter to axis, as Equinox allows."""
@@ -376,30 +375,22 @@ class FilterVmapTransform(VmapTransform):
             return None
         return Branch(tuple([axes.get(name, self.default_in) for name in parameters]))
 
-    def resolve_in(self, label: Any, leaf: Any) -> Any:
-        """The axis of one leaf of the arguments, after asking a label that is a function."""
-        return super().resolve_in(label(leaf) if callable(label) else label, leaf)
-
-    def resolve_out(self, label: Any, leaf: Any) -> Any:
-        """The axis of one leaf of the result, after asking a label that is a function."""
-        return super().resolve_out(label(leaf) if callable(label) else label, leaf)
-
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """Makes the transformed function anew for each call.
 
-        The axes of results are only known when the function has returned. Then `handed_out` puts them into the list
-        `call.leaving`, and JAX reads `out_axes` after that.
+        The axes of results are only known when the function has returned. Then the base puts them into the list
+        `call.result_labels`, and JAX reads `out_axes` after that.
         """
         labels = [group_labels[0] for group_labels in call.plan.labels]
         if all(label is None for label in labels) and self.options.get("axis_size") is None:
             return self.inner(policy)
         options = {name: value for name, value in self.options.items() if name not in ("in_axes", "out_axes")}
-        return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=LeafGroups(call.leaving), **options)
+        return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=LeafGroups(call.result_labels), **options)
 
-    def pack_results(self, result: Any, inside: Inside) -> Any:
+    def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
         """Groups the results. First, Python numbers with an axis outside modules become arrays, as in Equinox."""
         prefix = self.options.get(self.out_name, self.default_out)
-        return super().pack_results(self._with_arrays(prefix, result), inside)
+        return super().pack_results(self._with_arrays(prefix, result), trace)
 
     def _with_arrays(self, prefix: Any, result: Any) -> Any:
         """Replaces Python numbers by arrays, outside modules and wherever the prefix has an axis for them."""
@@ -409,32 +400,26 @@ class FilterVmapTransform(VmapTransform):
             return result
 
         def has_axis(leaf: Any) -> bool:
-            return isinstance(leaf, complex | float | int) and self.resolve_out(prefix, leaf) is not None
+            return isinstance(leaf, complex | float | int) and self._label_of_result(prefix, leaf) is not None
 
         # `tree_map` would make new containers, so a result without such numbers is left alone.
         if not any(map(has_axis, jtu.tree_leaves(result, is_leaf=is_module))):
             return result
         return jtu.tree_map(lambda leaf: jnp.asarray(leaf) if has_axis(leaf) else leaf, result, is_leaf=is_module)
 
-    def handed_out(self, out: GroupedResult, received: Received) -> Any:
-        """Fills the list of axes that `jax.vmap` has as its `out_axes`, and returns the groups."""
-        assert received.call is not None
-        received.call.leaving[:] = out.labels
-        return super().handed_out(out, received)
-
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
         """Builds the result, after the two steps of Equinox's that `jax.vmap` lacks."""
         has_axes = any(group_labels[0] is not None for group_labels in call.plan.labels)
         is_mapped = has_axes or self.options.get("axis_size") is not None
         # Equinox refuses axes of results if nothing was mapped.
-        if not is_mapped and any(label is not None for label in call.leaving):
+        if not is_mapped and any(label is not None for label in call.result_labels):
             raise ValueError(
                 "Cannot resolve batch dimension. Non-`None` `out_axes` requires either `in_axes` or `axis_size` to be "
                 "not `None`."
             )
         # Equinox moves the axes of mapped results, and so makes arrays of all of them.
         groups: list[LeafGroup] = []
-        for group, label in zip(result.parts, call.leaving, strict=True):
+        for group, label in zip(result.parts, call.result_labels, strict=True):
             is_moved = label is not None
             groups.append(LeafGroup(list(map(jnp.asarray, group.leaves)), group.selection) if is_moved else group)
         return super().leave(LeafGroups(groups), call, policy, used)

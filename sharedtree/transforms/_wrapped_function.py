@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ..core._static_kinds import Incomparable
+from ..core._static_values import Incomparable
 from ..libraries._equinox import name_of, update_wrapper, warn_of_layers_in
 from ..ties._policy_and_context import PolicyOption, current_policy
 from ._function_and_options import How, is_of_equinox, transform_named
@@ -43,7 +43,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         transform: the vanilla transform.
         function: the user's function.
         policy: what carries identity. None for the policy in force at each call.
-        options: options of the transform, and the `own_options`.
+        options: options of the transform, and the `package_options`.
 
     Attributes:
         caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
@@ -51,7 +51,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
             this very call.
         only_for_transform: options without effect on the inner function.
         shares_alike: True to recognise equal methods, and equal wrappers, as one function. See `shared_by`.
-        own_options: options of the package. The transform does not take them.
+        package_options: options of the package. The transform does not take them.
         takes_rules: True if it has methods of its own (`defvjp`). Then it is no module, even around a module.
     """
 
@@ -59,7 +59,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
     calls_each_time = False
     only_for_transform: frozenset[str] = frozenset()
     shares_alike = False
-    own_options: frozenset[str] = frozenset()
+    package_options: frozenset[str] = frozenset()
     takes_rules = False
 
     def __init_subclass__(cls) -> None:
@@ -75,7 +75,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.transform = transform
         self.function = function
         self.policy = policy
-        self.options = {name: value for name, value in options.items() if name not in self.own_options}
+        self.options = {name: value for name, value in options.items() if name not in self.package_options}
         self.all_options = options
         self.is_filtered = is_of_equinox(transform)
         self.alike = self._made_alike()
@@ -122,6 +122,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         return shared_by(function, (type(self), self.transform), options, alike=self.shares_alike)
 
     def __reduce__(self) -> Any:
+        """Pickles by name, as a function is, or by the parts."""
         # A decorated function can be found by its name, so it is pickled by name, as a function is.
         qualname = getattr(self, "__qualname__", "")
         obj: Any = sys.modules.get(self.__module__)

@@ -1,13 +1,13 @@
-"""What a filter selects of a tree: it is asked about each leaf, and what it answers becomes a prefix of the tree.
+"""Asks a filter about each leaf of a tree. The answers become a prefix of the tree, which says what is selected.
 
     Net(kernel=Param(k), mean=BatchStat(m), rest=[x, y])  under  nnx.Param      Branch(True, False, False)
 
-Where a whole branch has one answer, the answer stands for the branch. So under a transform one object at two paths with
-two answers is what it is under `in_axes`, too: an array parts, a module is an error.
+If all leaves of a branch have one answer, that answer stands for the branch. So an object that is selected at one path
+and not at another is treated as under `in_axes`: an array is split, a module is an error.
 
-A record is asked about once where the path makes no difference, and equal branches are one object, so a tower of sixty
-layers that each hold the one below twice costs sixty steps. A function of a path is asked at each path, of which there
-may be too many.
+A filter that does not look at paths is asked about each record once, and equal branches are one object. So a tower of
+sixty layers, each of which holds the next one twice, costs sixty steps. A function of a path is asked at each path, of
+which there may be too many.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,13 +18,12 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import InconsistentSharingError, SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._node_types import is_module, node_type_of
 from ..core._pack_and_unpack import walked
 from ..core._prefix_trees import branch_of, parts_for
 from ..core._printing import MOST_PATHS, listed, name_of_class, shown
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Path
+from ..core._structure import LEAF, FlatDag, Node, Path
 from ._dag import Dag
 from ._filters import (
     AnyFilter,
@@ -40,7 +39,7 @@ from ._filters import (
 )
 
 MOST_REPEATED_VISITS = 100_000
-"""Visits of records that were visited before, which a function of a path may make. It bounds the time to seconds."""
+"""Limit on repeated visits of records, for filters that look at paths. It bounds the time to seconds."""
 
 
 def selection(argument: Any, spec: AnyFilter, name: str) -> Any:
@@ -62,7 +61,13 @@ def selection(argument: Any, spec: AnyFilter, name: str) -> Any:
 
 
 class Asked(NamedTuple):
-    """What was answered about a leaf at one of its paths, which is here in two forms: of JAX's keys, and of NNX's."""
+    """The answer about a leaf at one of its paths.
+
+    Attributes:
+        keys: the path as JAX's key entries.
+        path: the path as Flax NNX writes it.
+        answer: True if the leaf is selected.
+    """
 
     keys: Path
     path: tuple[Any, ...]
@@ -70,11 +75,11 @@ class Asked(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a filter said of a tree.
+    """The answers of a filter about a tree.
 
     Attributes:
-        prefix: True, False, or a `Branch` of such. Equal ones are one object.
-        of_leaves: for each leaf, by its number, what was answered at its paths.
+        prefix: True, False, or a `Branch` of such prefixes. Equal prefixes are one object.
+        of_leaves: number of a leaf → the answers at its paths.
     """
 
     prefix: Any
@@ -82,14 +87,20 @@ class Answers(NamedTuple):
 
 
 class Words(NamedTuple):
-    """What an option is called in errors, and what is said of a leaf that it selects, or does not select."""
+    """Words for errors about an option.
+
+    Attributes:
+        option: name of the option.
+        selected: describes a leaf that is selected.
+        not_selected: describes a leaf that is not selected.
+    """
 
     option: str
     selected: str
     not_selected: str
 
     def of(self, answer: bool) -> str:
-        """Returns what is said of a leaf."""
+        """Describes a leaf with this answer."""
         return self.selected if answer else self.not_selected
 
 
@@ -103,7 +114,7 @@ def ask(
     tree: FlatDag,
     spec: AnyFilter,
     name: str = "",
-    above: Place = ROOT,
+    root_place: Place = ROOT,
     *,
     asks_static: bool = False,
     words: Words = IN_WRT,
@@ -113,27 +124,27 @@ def ask(
     Args:
         tree: the tree, with its objects.
         spec: the filter.
-        name: what the tree is called, for errors.
-        above: where the tree is.
-        asks_static: whether static leaves are asked about, too; otherwise they have no part in the answer.
-        words: of errors.
+        name: name of the tree in errors.
+        root_place: the place of the tree's root in a larger tree.
+        asks_static: whether static leaves are asked about, too. Otherwise they have no part in the answer.
+        words: words for errors.
 
     Raises:
         As `selection`.
     """
-    return _Questions(tree, spec, name, words, asks_static=asks_static).asked_from(above)
+    return _Questions(tree, spec, name, words, asks_static=asks_static).asked_from(root_place)
 
 
 class _Visit(NamedTuple):
-    """A record on its path, what a filter is told of there, and the filter.
+    """A record, reached on one path.
 
     Attributes:
-        record: the number of the record.
-        keys: the path to it.
-        place: what a filter is told.
-        spec: the filter.
-        is_done: whether what is below has been done.
-        is_below_view: whether the path leads through a view.
+        record: number of the record.
+        keys: the path.
+        place: the facts about the place that a filter may ask for.
+        spec: the filter, or the part of a prefix of filters, that holds there.
+        is_done: True once all visits below it are done.
+        is_below_view: True if the path leads through a view.
     """
 
     record: int
@@ -158,25 +169,27 @@ class _Questions:
             for number, (op, _) in enumerate(tree.records)
             if op is LEAF or (asks_static and type(op) is Static)
         }
-        # Record, variable, holder and filter → answer; None is of what holds no leaf. The objects whose addresses are
-        # here are alive in `tree`, and the filters in `_parts`.
+        # (record, id of the variable, of the holder, of the filter) → answer, None for a record without leaves. `tree`
+        # keeps the objects alive, and `_parts` the filters, so that no address is used again.
         self._answers: dict[tuple[int, int, int, int], Any] = {}
         self._left_over: list[tuple[FilterPrefix, Path]] = []
         self._visited: set[int] = set()
         self._num_repeated = 0
+        # Record → its first visit outside views. Empty if the tree has no views.
         self._own_places: dict[int, _Visit] = {}
 
-    def asked_from(self, above: Place) -> Answers:
-        """Visits every record, on every path where the filter looks at paths."""
-        root = _Visit(self._tree.root, (), above, self._spec)
+    def asked_from(self, root_place: Place) -> Answers:
+        """Visits every record once, or once for each path if the filter looks at paths."""
+        root = _Visit(self._tree.root, (), root_place, self._spec)
         if any(type(op) is Node and op.type.is_view for op, _ in self._tree.records):
             self._own_places = self._find_own_places(root)
-        # The answers of what has been visited, below what waits for them.
+        # The answers of visited records whose parents wait for them.
         done: list[Any] = []
         stack = [root]
         while stack:
             visit = stack.pop()
-            key = visit.record, id(visit.place.variable), id(visit.place.holder), id(visit.spec)  # as of `_answers`
+            # A key of `_answers`.
+            key = visit.record, id(visit.place.variable), id(visit.place.holder), id(visit.spec)
             children = self._tree.records[visit.record][1]
             if not visit.spec.asks_for_path and key in self._answers:
                 done.append(self._answers[key])
@@ -202,7 +215,7 @@ class _Questions:
         return Answers(False if done[0] is None else done[0], self._of_leaves)
 
     def _find_own_places(self, root: _Visit) -> dict[int, _Visit]:
-        """The first visit of each record that a path leads to which goes through no view."""
+        """Finds the first visit of each record outside views."""
         own_places: dict[int, _Visit] = {}
         stack = [root]
         while stack:
@@ -218,6 +231,11 @@ class _Questions:
         return own_places
 
     def _count(self, visit: _Visit) -> None:
+        """Counts repeated visits.
+
+        Raises:
+            ValueError: if there are too many.
+        """
         if visit.record in self._visited:
             self._num_repeated += 1
         self._visited.add(visit.record)
@@ -225,6 +243,7 @@ class _Questions:
             raise too_many_paths(self._words.option, _num_paths(self._tree, self._of_leaves))
 
     def _of_leaf(self, visit: _Visit) -> bool | None:
+        """Asks the filter about a leaf. None for a static value that the prefix merely repeats, which is an error."""
         op, leaf = self._tree.records[visit.record][0], self._tree.objects[visit.record]
         if type(op) is Static and visit.keys and isinstance(visit.spec, FilterPrefix) and _is_static(visit.spec, op):
             self._left_over.append((visit.spec, visit.keys))
@@ -234,11 +253,12 @@ class _Questions:
         return answer
 
     def _is_dag(self, visit: _Visit) -> bool:
-        """Tells whether a record is a `Dag`, and no part of a prefix says of it what to select."""
+        """Returns True if a record is a `Dag` and the prefix has no `Dag` in its place."""
         has_own_part = isinstance(visit.spec, FilterPrefix) and isinstance(visit.spec.tree, Dag)
         return isinstance(self._tree.objects[visit.record], Dag) and not has_own_part
 
     def _of_dag(self, visit: _Visit) -> Any:
+        """Asks the filter about the leaves of a `Dag`, at their paths in its tree, where the record has a flat list."""
         op, children = self._tree.records[visit.record]
         assert type(op) is Node
         dag = self._tree.objects[visit.record]
@@ -250,6 +270,7 @@ class _Questions:
         return _joined(answers)
 
     def _below(self, visit: _Visit) -> list[_Visit]:
+        """Makes the visits of a node's children, each with its place and its part of the prefix."""
         op, children = self._tree.records[visit.record]
         assert type(op) is Node
         obj, place = self._tree.objects[visit.record], visit.place
@@ -262,18 +283,18 @@ class _Questions:
         parts = self._parts.below(visit.spec, op.type.cls, len(children), visit.keys, split)
         visits: list[_Visit] = []
         for key, child, part in zip(op.keys, children, parts, strict=True):
-            # What is in a variable is, to NNX, the variable.
+            # NNX's path of the array in a variable is the path of the variable.
             step = () if place.variable is not None else (step_of_path(key),)
             place_below = place._replace(path=(*place.path, *step))
             is_below_view = visit.is_below_view or op.type.is_view
             below = _Visit(child, (*visit.keys, key), place_below, part, is_below_view=is_below_view)
-            # What a view is computed from is asked about at its own place, if it has one.
+            # A filter is asked about a source of a view at the source's own place, if it has one.
             visits.append(self._own_places.get(child, below) if is_below_view else below)
         return visits
 
 
 def _joined(answers: Sequence[Any]) -> Any:
-    """Returns one answer for all, if all have it; None is of what holds no leaf."""
+    """Joins the answers of a node's children: one answer if all with leaves have it, else a `Branch`, None without."""
     answers_of_leaves = [answer for answer in answers if answer is not None]
     if not answers_of_leaves:
         return None
@@ -283,28 +304,41 @@ def _joined(answers: Sequence[Any]) -> Any:
     return branch_of(tuple([answer if answer is not None else False for answer in answers]))
 
 
-def _answers_of_dag(dag: Dag[Any], spec: AnyFilter, name: str, above: Place, words: Words) -> list[bool]:
-    """Returns the answer for each leaf of a `Dag`: each is one, whatever its paths."""
+def _answers_of_dag(dag: Dag[Any], spec: AnyFilter, name: str, place: Place, words: Words) -> list[bool]:
+    """Returns one answer for each leaf of a `Dag`.
+
+    Raises:
+        InconsistentSharingError: if a leaf is selected at one of its paths and not at another.
+    """
     answers: list[bool] = []
-    of_leaves = list(ask(walked(dag.tree), spec, name, above, words=words).of_leaves.values())
-    for asked in of_leaves:
-        if len({question.answer for question in asked}) > 1:
-            raise _selected_somewhere(asked, of_leaves, spec, name, words)
-        answers.append(asked[0].answer)
+    of_leaves = list(ask(walked(dag.tree), spec, name, place, words=words).of_leaves.values())
+    for questions in of_leaves:
+        if len({question.answer for question in questions}) > 1:
+            raise _selected_somewhere(questions, of_leaves, spec, name, words)
+        answers.append(questions[0].answer)
     return answers
 
 
 def _selected_somewhere(
-    asked: Sequence[Asked], of_leaves: Sequence[Sequence[Asked]], spec: AnyFilter, name: str, words: Words
+    questions: Sequence[Asked], of_leaves: Sequence[Sequence[Asked]], spec: AnyFilter, name: str, words: Words
 ) -> InconsistentSharingError:
-    treatments = [words.of(question.answer) for question in asked]
-    texts = [name + jtu.keystr(question.keys) for question in asked]
+    """Makes the error for a leaf of a `Dag` that is selected at some of its paths only.
+
+    Args:
+        questions: the answers about the leaf.
+        of_leaves: the answers about all leaves.
+        spec: the filter.
+        name: name of the `Dag` in errors.
+        words: words for errors.
+    """
+    treatments = [words.of(question.answer) for question in questions]
+    texts = [name + jtu.keystr(question.keys) for question in questions]
     lines = [f"    `{text}` is {treatment}" for text, treatment in zip(texts, treatments, strict=True)]
     # The fix selects all leaves that are selected somewhere, so that the next call does not refuse another one.
     other_paths: list[tuple[Any, ...]] = []
-    for questions in of_leaves if spec.asks_for_path else ():
-        if any(question.answer for question in questions):
-            other_paths.extend(question.path for question in questions if not question.answer)
+    for leaf_questions in of_leaves if spec.asks_for_path else ():
+        if any(question.answer for question in leaf_questions):
+            other_paths.extend(question.path for question in leaf_questions if not question.answer)
     return InconsistentSharingError(
         "\n".join(
             [
@@ -331,7 +365,7 @@ def step_of_path(key: Any) -> Any:
 def code_that_selects(
     paths: Sequence[tuple[Any, ...]], spec: AnyFilter, name: str = "wrt", brackets: str = "[]"
 ) -> str:
-    """Lines of a message with a filter that selects these paths, too, empty if it could not be written down."""
+    """Lines of an error with a filter that selects these paths, too. Empty if such a filter cannot be written down."""
     can_be_written = all(type(step) in (str, int) for path in paths for step in path)
     if isinstance(spec, FilterPrefix) or not 0 < len(paths) <= MOST_PATHS or not can_be_written:
         return ""
@@ -358,19 +392,21 @@ def too_many_paths(option: str, text: str) -> ValueError:
 
 
 def _num_paths(tree: FlatDag, leaves: Collection[int]) -> str:
-    to_leaves: list[int] = []
+    """Tells in words how many paths lead to leaves. Paths are counted, not walked, since there are too many."""
+    # Record → number of paths from it to leaves. Children come before their parents.
+    num_paths: list[int] = []
     for number, (_, children) in enumerate(tree.records):
-        to_leaves.append(1 if number in leaves else sum(to_leaves[child] for child in children))
-    count = to_leaves[tree.root]
+        num_paths.append(1 if number in leaves else sum(num_paths[child] for child in children))
+    count = num_paths[tree.root]
     number = f"{count:,}" if count < 10**15 else f"about 10**{len(str(count)) - 1}"
     return f"{number} paths lead to the leaves of the tree"
 
 
 class PartsOfPrefix:
-    """The filters that a tree prefix has at its nodes, each made once, so that what is shared is asked about once."""
+    """The filters in a tree prefix, each made once, so that an object shared below one filter is asked about once."""
 
     def __init__(self) -> None:
-        # The keys are parts of the prefix, which are kept alive, and with them the filters, known by their addresses.
+        # Part of the prefix → filter. Entries keep both alive, because callers know filters by their addresses.
         self._parts: IdentityDict[FilterPrefix] = IdentityDict()
         self._filters: IdentityDict[Filter] = IdentityDict()
 
@@ -404,11 +440,11 @@ class PartsOfPrefix:
             return self._filter(spec)
         raise _not_a_filter(spec.tree, keys, spec.option)
 
-    def _part(self, part: Any, whole: FilterPrefix) -> FilterPrefix:
+    def _part(self, part: Any, parent: FilterPrefix) -> FilterPrefix:
         if part not in self._parts:
-            # If no filter in the whole looks at paths, nobody has to look for one in each part.
-            no_paths = FilterPrefix(part, whole.option, asks_for_path=False)
-            self._parts[part] = prefix_of(part, whole.option) if whole.asks_for_path else no_paths
+            # If no filter in the parent looks at paths, its parts need no search for one.
+            no_paths = FilterPrefix(part, parent.option, asks_for_path=False)
+            self._parts[part] = prefix_of(part, parent.option) if parent.asks_for_path else no_paths
         return self._parts[part]
 
     def _filter(self, spec: FilterPrefix) -> Filter:
@@ -419,15 +455,16 @@ class PartsOfPrefix:
 
 
 def _is_static(spec: FilterPrefix, op: Static) -> bool:
-    """Tells whether a prefix has a static value where the tree has one, which nobody can have meant as a filter."""
+    """Returns True if a prefix has a value at a static leaf that can be no filter: it was copied from the tree."""
     part = spec.tree
     if part is ... or isinstance(part, (bool, np.bool_)) or node_type_of(part) is not None:
         return False
-    # A function may have been said for what is no function.
+    # A function may be a filter, unless the static leaf is a function, too.
     return not callable(part) or callable(op.peek())
 
 
 def _not_a_filter(part: Any, keys: Path, option: Option) -> SharingMismatchError:
+    """Makes the error for a part of a prefix that is no filter at the path of a leaf."""
     path, name = jtu.keystr(keys), option.name
     if callable(part):
         advice = f"If this is meant to be called, say so:\n    {name} = lambda leaf: spec(leaf)"
@@ -446,6 +483,7 @@ def _not_a_filter(part: Any, keys: Path, option: Option) -> SharingMismatchError
 
 
 def _left_over(occurrences: Sequence[tuple[FilterPrefix, Path]]) -> SharingMismatchError:
+    """Makes the error for static values of the tree that its prefix repeats, with their paths."""
     value, option, _ = occurrences[0][0]
     paths = [jtu.keystr(keys) for _, keys in occurrences]
     name = option.name

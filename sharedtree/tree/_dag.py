@@ -6,13 +6,12 @@ from typing import Any, Generic, TypeVar
 
 from jax import tree_util as jtu
 
-from ..core._distinct_leaves import distinct
-from ..core._flat_dags import leaf_paths, with_paths
 from ..core._hidden_arrays import require_all_seen
 from ..core._locks import Lock
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import unpack
-from ..core._structure import Structure
+from ..core._sharing import distinct
+from ..core._structure import Structure, leaf_paths, with_paths
 from ..ties._leaf_notes import recall, remember
 from ..ties._policy_and_context import pack_alone
 from ._dag_text import dag_text

@@ -12,11 +12,10 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ..core._comparison import described
-from ..core._flat_dags import FlatDag
+from ..core._node_types import carries_identity
 from ..core._printing import printable, shown
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Structure, with_several_edges
-from ..core._traced_leaves_and_identity import carries_identity
+from ..core._structure import LEAF, FlatDag, Node, Structure, with_several_edges
 
 _WIDTH, _MOST_LINES, _MOST_INDENT = 100, 200, 40
 

@@ -22,12 +22,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..core._errors import definition_of
 from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import walked
 from ..core._printing import name_of_class, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF
-from ..core._warning_source import definition_of
 
 MOST_CANDIDATES = 5
 """How many values and paths an error lists that a filter could have selected."""

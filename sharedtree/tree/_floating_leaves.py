@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core._node_types import PYTHON_NUMBERS
 from ..core._printing import shown
-from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
 from ..ties._list_ties import is_inexact
 from ._jax_tree import leaves, map as _map
 
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 def norm(tree: Any) -> jax.Array:
-    """The 2-norm of the floating-point and complex leaves of a tree, each tied one once.
+    """Computes the 2-norm of the floating-point and complex leaves of a tree, each tied leaf once.
 
-    That of `optax.global_norm` on a tree without ties, in the same dtype; of a gradient with ties, the one with which
-    `optax.clip_by_global_norm` inside `sharedtree.optimizer` clips.
+    On a tree without ties it equals `optax.global_norm`, in the same dtype. For a gradient with ties it is the norm
+    that `optax.clip_by_global_norm` uses inside `sharedtree.optimizer`.
 
     Args:
         tree: a gradient, a model, a `Dag`, or any container of modules and arrays. Integers, PRNG keys and static
@@ -81,9 +81,10 @@ def cast(tree: T, dtype: Any) -> T:
         >>> half["embed"].dtype, half["embed"] is half["head"], half["step"].dtype
         (dtype(bfloat16), True, dtype('int32'))
     """
-    wanted = _floating_dtype(dtype)
+    target_dtype = _floating_dtype(dtype)
 
     def in_dtype(leaf: Any) -> Any:
+        """Returns the leaf in the target dtype, or the same object if it is not cast."""
         if type(leaf) in PYTHON_NUMBERS or not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
         if isinstance(leaf, jax.Ref):
@@ -93,28 +94,33 @@ def cast(tree: T, dtype: Any) -> T:
                 "    value = ref[...].astype(dtype)"
             )
         # The cast also takes the weak type away, as `astype` does.
-        if leaf.dtype == wanted and not getattr(leaf, "weak_type", False):
+        if leaf.dtype == target_dtype and not getattr(leaf, "weak_type", False):
             return leaf
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(leaf.shape, wanted, sharding=leaf.sharding)
-        return leaf.astype(wanted if isinstance(leaf, (np.ndarray, np.generic)) else dtype)
+            return jax.ShapeDtypeStruct(leaf.shape, target_dtype, sharding=leaf.sharding)
+        return leaf.astype(target_dtype if isinstance(leaf, (np.ndarray, np.generic)) else dtype)
 
     return _map(in_dtype, tree)
 
 
 def _floating_dtype(dtype: Any) -> np.dtype[Any]:
+    """Converts an argument to a floating-point dtype.
+
+    Raises:
+        TypeError: if it is none.
+    """
     try:
         # NumPy takes None for float64.
-        found = None if dtype is None else jnp.dtype(dtype)
+        numpy_dtype = None if dtype is None else jnp.dtype(dtype)
     except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
-        what = "no dtype" if found is None else f"the dtype {found}"
+        numpy_dtype = None
+    if numpy_dtype is None or not jnp.issubdtype(numpy_dtype, jnp.floating):
+        kind = "no dtype" if numpy_dtype is None else f"the dtype {numpy_dtype}"
         raise TypeError(
-            f"`cast` takes a floating-point dtype, and {shown(dtype)} is {what}. It casts floating-point leaves only, "
+            f"`cast` takes a floating-point dtype, and {shown(dtype)} is {kind}. It casts floating-point leaves only, "
             "from one precision to another:\n"
             "    model = sharedtree.tree.cast(model, jnp.bfloat16)\n"
             "Other casts, such as one to integers, are a function of each leaf:\n"
             f"    model = sharedtree.tree.map(lambda leaf: leaf.astype(dtype), model)"
         )
-    return found
+    return numpy_dtype

@@ -1,4 +1,4 @@
-"""`flatten`, `unflatten`, `map` and their like: `jax.tree`, each shared node once."""
+"""`flatten`, `unflatten`, `map` and their kin: the functions of `jax.tree`, with each shared node visited once."""
 
 import builtins
 from collections.abc import Callable, Sequence
@@ -7,17 +7,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..core._distinct_leaves import with_identity
 from ..core._errors import SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._hidden_arrays import require_all_seen
-from ..core._node_types import require_registered
+from ..core._node_types import PYTHON_NUMBERS, carries_identity, require_registered
 from ..core._pack_and_unpack import unpack
 from ..core._printing import shown
-from ..core._sharing import Mismatch, pairs
+from ..core._sharing import Mismatch, RecordPair, pairs, with_identity
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Path, Structure
-from ..core._traced_leaves_and_identity import PYTHON_NUMBERS, carries_identity
+from ..core._structure import LEAF, FlatDag, Node, Path, Structure
 from ..ties._leaf_notes import hand_on, is_noted, recall, remember
 from ..ties._list_ties import are_one_value, how_to_tie, is_inexact
 from ..ties._policy_and_context import (
@@ -35,7 +32,7 @@ T = TypeVar("T")
 
 
 class Advice(Protocol):
-    """What to do about a tree that lacks ties of another one."""
+    """A function that makes the advice in an error about a tree that lacks ties of another one."""
 
     def __call__(self, name: str, like: str, *, in_containers: bool) -> str: ...  # noqa: D102
 
@@ -68,14 +65,14 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
         (1, Structure(2 records, 1 leaves))
     """
     require_registered(tree)
-    found, structure = pack_here(tree, is_leaf)
+    leaves, structure = pack_here(tree, is_leaf)
     require_all_seen(structure)
-    remember(structure, found)
-    return found, structure
+    remember(structure, leaves)
+    return leaves, structure
 
 
 def unflatten(structure: Structure, leaves: Any) -> Any:
-    """Puts a tree together; the inverse of `flatten`.
+    """Puts a tree together from its leaves and its structure. It is the inverse of `flatten`.
 
     Args:
         structure: from `flatten` or `structure`.
@@ -105,7 +102,7 @@ def unflatten(structure: Structure, leaves: Any) -> Any:
 
 
 def structure(tree: Any, is_leaf: IsLeaf = None) -> Structure:
-    """The structure of a tree by itself; see `flatten`.
+    """Returns the structure of a tree, without regard to any `Context`. See `flatten`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -113,14 +110,14 @@ def structure(tree: Any, is_leaf: IsLeaf = None) -> Structure:
         True
     """
     require_registered(tree)
-    found, structure = pack_alone(tree, is_leaf)
+    leaves, structure = pack_alone(tree, is_leaf)
     require_all_seen(structure)
-    remember(structure, found)
+    remember(structure, leaves)
     return structure
 
 
 def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
-    """The traced leaves of a tree by itself, each once, aliased; see `flatten`.
+    """Lists the traced leaves of a tree, each once, aliased, without regard to any `Context`. See `flatten`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -129,13 +126,13 @@ def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
         1
     """
     require_registered(tree)
-    found, structure = pack_alone(tree, is_leaf)
+    leaves, structure = pack_alone(tree, is_leaf)
     require_all_seen(structure)
-    return found
+    return leaves
 
 
 def leaves_with_path(tree: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool = False) -> list[tuple[Path, Any]]:
-    """The traced leaves, each once, with the key path of its first occurrence as `jax.tree.leaves_with_path` has it.
+    """Lists the traced leaves, each once, with the key path of its first occurrence, as `jax.tree.leaves_with_path`.
 
     Args:
         tree: a module, or any container of modules and arrays.
@@ -191,13 +188,16 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
 def map_with_path(
     f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool = False
 ) -> T:
-    """As `map`, with the key path of the leaf's first occurrence as the first argument of `f`.
+    """Applies a function to each traced leaf once, with the key path of its first occurrence as the first argument.
+
+    Otherwise it does the same as `map`.
 
     Args:
-        f: takes the path, a leaf of `tree`, and what is there in each of `rest`.
-        tree: as for `map`.
-        rest: as for `map`.
-        is_leaf: as for `map`. A shared node is asked about once, at its first path.
+        f: takes the path, a leaf of `tree`, and the objects at that path in each of `rest`.
+        tree: a module, or any container of modules and arrays.
+        rest: trees of the same shape, see `map`.
+        is_leaf: nodes of `tree` for which it is true count as leaves. A shared node is asked about once, at its first
+            path.
         is_leaf_takes_path: whether `is_leaf` takes the key path and the node.
 
     Example:
@@ -218,55 +218,86 @@ def _mapped(
     with_paths: bool,
     takes_path: bool = False,
 ) -> Any:
+    """Applies a function to each traced leaf once, for `map` and `map_with_path`.
+
+    Args:
+        f: takes the path if `with_paths`, a leaf of `tree`, and the objects at its path in each of `rest`.
+        tree: the tree whose leaves are mapped.
+        rest: further trees of the same shape.
+        is_leaf: nodes for which it is true count as leaves.
+        with_paths: whether `f` takes the path.
+        takes_path: whether `is_leaf` takes the path.
+    """
     require_registered(tree)
     if with_paths:
         walked = walk_exactly(tree, is_leaf, takes_path=takes_path)
-        found, structure = builtins.list(walked.leaves.values()), walked.structure
-        before = [_leaf_paths(walked)]
+        leaves, structure = builtins.list(walked.leaves.values()), walked.structure
+        path_columns = [_leaf_paths(walked)]
     else:
-        found, structure = pack_exactly(tree, is_leaf, takes_path=takes_path)
-        before = []
+        # Packing is enough, since no paths are needed.
+        leaves, structure = pack_exactly(tree, is_leaf, takes_path=takes_path)
+        path_columns = []
     require_all_seen(structure)
-    columns = [
-        _aligned(structure, other, _NamesOfTrees(f"rest[{i}]", "tree", "the tree", how_to_tie))
-        for i, other in enumerate(rest)
-    ]
-    new = [f(*args) for args in zip(*before, found, *columns, strict=True)]
+    # One list of objects for each further tree, in the order of the leaves.
+    columns: list[list[Any]] = []
+    for i, further_tree in enumerate(rest):
+        columns.append(_aligned(structure, further_tree, _NamesOfTrees(f"rest[{i}]", "tree", "the tree", how_to_tie)))
+    results = [f(*args) for args in zip(*path_columns, leaves, *columns, strict=True)]
     if rest:
-        report_stacked_modules((tree, *rest), found, new)
-    return _put_together(structure, found, new)
+        report_stacked_modules((tree, *rest), leaves, results)
+    return _put_together(structure, leaves, results)
 
 
 def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie: Advice) -> T:
-    """As `map` over two trees, with errors that call them by these names and say what its caller advises."""
-    require_registered(model)
-    found, structure = pack_exactly(model)
-    require_all_seen(structure)
-    words = _NamesOfTrees("updates", "model", "the model", how_to_tie)
-    column = _aligned(structure, updates, words, refuses=_refuse_static)
-    return _put_together(structure, found, [f(*both) for both in zip(found, column, strict=True)])
-
-
-def require_alike(tree: Any, other: Any, name: str, like: str, how_to_tie: Advice) -> None:
-    """Raises unless another tree has the nodes of a tree, and its ties.
+    """Applies a function to each traced leaf of a model and its update. Errors speak of `model` and `updates`.
 
     Args:
-        tree: the first.
-        other: the second. It may have `None` in the place of a leaf.
-        name: what messages call the second.
-        like: what they call the first.
-        how_to_tie: what to do if the second lacks ties.
+        f: takes a leaf and its update.
+        model: the model. The result has its ties and its static leaves.
+        updates: a tree of the same shape.
+        how_to_tie: makes the advice if `updates` lacks ties of the model.
 
     Raises:
-        SharingMismatchError: names the paths.
+        SharingMismatchError: if `updates` has another shape, lacks a tie, or has an update for a static leaf.
     """
-    _aligned(pack_exactly(tree)[1], other, _NamesOfTrees(name, like, f"the {like}", how_to_tie))
+    require_registered(model)
+    leaves, structure = pack_exactly(model)
+    require_all_seen(structure)
+    names = _NamesOfTrees("updates", "model", "the model", how_to_tie)
+    column = _aligned(structure, updates, names, refuses=_refuse_static)
+    return _put_together(structure, leaves, [f(leaf, update) for leaf, update in zip(leaves, column, strict=True)])
+
+
+def require_alike(tree: Any, aligned_tree: Any, name: str, like: str, how_to_tie: Advice) -> None:
+    """Raises an error unless a second tree has the nodes and the ties of a first one.
+
+    Args:
+        tree: the first tree.
+        aligned_tree: the second tree. It may have `None` in the place of a leaf.
+        name: name of the second tree in errors.
+        like: name of the first tree in errors.
+        how_to_tie: makes the advice if the second tree lacks ties.
+
+    Raises:
+        SharingMismatchError: with the paths.
+    """
+    _aligned(pack_exactly(tree)[1], aligned_tree, _NamesOfTrees(name, like, f"the {like}", how_to_tie))
 
 
 def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: Advice) -> T:
-    """As `map_with_path` over two trees, with errors that call them `new` and `old`.
+    """Applies a function to the path, the new and the old value of each traced leaf. Errors speak of `new` and `old`.
 
-    Where `new` has None, `old` may have anything, and the result has None.
+    If `new` has None at a path, `old` may have anything there, and the result has None.
+
+    Args:
+        f: takes the path, the leaf of `new` and the object at its path in `old`.
+        new: the first tree. The result has its ties and its static leaves.
+        old: the second tree.
+        how_to_tie: makes the advice if `old` lacks ties of `new`.
+
+    Raises:
+        SharingMismatchError: if the trees differ in shape, or one has a tie between floating-point leaves that the
+            other lacks.
     """
     require_registered(new)
     walked = walk_exactly(new)
@@ -276,42 +307,43 @@ def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: 
     leaves, paths = builtins.list(walked.leaves.values()), _leaf_paths(walked)
     _refuse_lost_ties(old_tree, records, leaves, paths)
     old_leaves = [old_tree.objects[record] for record in records]
-    changed = [f(*pair) for pair in zip(paths, leaves, old_leaves, strict=True)]
-    return _put_together(walked.structure, leaves, changed)
+    results = [f(*args) for args in zip(paths, leaves, old_leaves, strict=True)]
+    return _put_together(walked.structure, leaves, results)
 
 
 def _refuse_lost_ties(old: FlatDag, numbers: Sequence[int], leaves: Sequence[Any], paths: Sequence[Path]) -> None:
-    """Raises if two floating-point leaves of `new` are one leaf in `old`, unless `untie` has parted them.
+    """Raises an error if two floating-point leaves of `new` are one leaf in `old`, unless `untie` separated them.
 
     Args:
         old: the second tree.
-        numbers: for each leaf of `new` the record in `old`.
-        leaves: those of `new`.
-        paths: where they are.
+        numbers: for each leaf of `new`, its record in `old`.
+        leaves: the leaves of `new`.
+        paths: their paths.
     """
-    first: dict[int, int] = {}
-    for place, number in enumerate(numbers):
+    # Record in `old` → index of the first leaf of `new` that it stands for.
+    first_index_of: dict[int, int] = {}
+    for index, number in enumerate(numbers):
         leaf = old.objects[number]
         if old.records[number][0] is not LEAF or not carries_identity(leaf) or not is_inexact(leaf):
             continue
-        other = first.setdefault(number, place)
-        if other != place and not (is_noted(leaves[other]) and is_noted(leaves[place])):
-            one, two = jtu.keystr(paths[other]), jtu.keystr(paths[place])
+        first_index = first_index_of.setdefault(number, index)
+        if first_index != index and not (is_noted(leaves[first_index]) and is_noted(leaves[index])):
+            path1, path2 = jtu.keystr(paths[first_index]), jtu.keystr(paths[index])
             raise SharingMismatchError(
-                f"`{one}` and `{two}` are one leaf in `old`, but two objects in `new`.\n"
+                f"`{path1}` and `{path2}` are one leaf in `old`, but two objects in `new`.\n"
                 "The result would have two leaves, so the tie would be lost. If the two hold one value, because a "
                 "function that sees trees, such as `jax.tree.map`, has parted them, put the tie back:\n"
                 "    new = sharedtree.retie(new, like=old)\n"
                 "If they are meant to be two:\n"
                 "    old = sharedtree.untie(old)",
-                (one, two),
+                (path1, path2),
             )
 
 
 def _refuse_static(static: Static, update: Any, path: Path) -> None:
-    """Raises if there is an update for a static leaf, which would be lost.
+    """Raises an error if there is an update for a static leaf, which would be lost.
 
-    What cannot be added, and equals the static leaf, was copied from the model by a function such as `map`.
+    An update that equals the static leaf and is no number was copied from the model, by a function such as `map`.
     """
     value = static.peek()
     is_copied = type(value) not in PYTHON_NUMBERS and Static(update) == static
@@ -326,26 +358,27 @@ def _refuse_static(static: Static, update: Any, path: Path) -> None:
         )
 
 
-def _put_together(structure: Structure, found: list[Any], new: list[Any]) -> Any:
-    """A tree with new leaves, which inherit what was noted of the old ones."""
-    leaves = with_identity(new, structure)
-    hand_on(found, leaves)
+def _put_together(structure: Structure, old_leaves: list[Any], new_leaves: list[Any]) -> Any:
+    """Puts a tree together from new leaves, and copies the notes of the old leaves to them (see `_leaf_notes`)."""
+    # A tied leaf must stay tied, so a number of NumPy, which has no identity, becomes an array there.
+    leaves = with_identity(new_leaves, structure)
+    hand_on(old_leaves, leaves)
     return unpack(structure, leaves)
 
 
 def _leaf_paths(tree: FlatDag) -> list[Path]:
-    """The path of the first occurrence of each traced leaf."""
+    """Representative path of each traced leaf, in order."""
     return [tree.first_paths[number] for number in tree.leaf_numbers]
 
 
 class _NamesOfTrees(NamedTuple):
-    """What messages about two trees say.
+    """Words for errors about two trees.
 
     Attributes:
-        name: the second tree, in code.
-        like: the first tree, in code.
-        title: the first tree, in a sentence.
-        advice: what to do if the second lacks ties.
+        name: the second tree in code.
+        like: the first tree in code.
+        title: the first tree in a sentence.
+        advice: makes the advice if the second tree lacks ties of the first.
     """
 
     name: str
@@ -355,72 +388,77 @@ class _NamesOfTrees(NamedTuple):
 
 
 def _nothing_to_refuse(static: Static, value: Any, path: Path) -> None:
-    """Takes whatever the second tree has for a static leaf."""
+    """Accepts any object of the second tree at the path of a static leaf."""
 
 
 def _aligned(
     structure: Structure,
-    other: Any,
-    words: _NamesOfTrees,
+    aligned_tree: Any,
+    names: _NamesOfTrees,
     refuses: Callable[[Static, Any, Path], None] = _nothing_to_refuse,
     *,
     may_lack: bool = False,
 ) -> list[Any]:
-    """Returns what a second tree holds where the first has its leaves. Takes the arguments of `_aligned_records`."""
-    tree, records = _aligned_records(structure, other, words, refuses, may_lack=may_lack)
+    """Lists the objects of a second tree at the paths of the first tree's leaves. Arguments as `_aligned_records`."""
+    tree, records = _aligned_records(structure, aligned_tree, names, refuses, may_lack=may_lack)
     return [tree.objects[record] for record in records]
 
 
 def _aligned_records(
     structure: Structure,
-    other: Any,
-    words: _NamesOfTrees,
+    aligned_tree: Any,
+    names: _NamesOfTrees,
     refuses: Callable[[Static, Any, Path], None] = _nothing_to_refuse,
     *,
     may_lack: bool = False,
 ) -> tuple[FlatDag, list[int]]:
-    """Flattens a second tree, and finds its record for each leaf of the first.
+    """Walks a second tree, and finds its record at the path of each leaf of the first tree.
 
     Args:
-        structure: of the first tree.
-        other: the second tree.
-        words: of errors.
-        refuses: is given each static leaf, what the second has there, and the path, to object to it.
-        may_lack: whether the second may have anything where the first has None.
+        structure: the structure of the first tree.
+        aligned_tree: the second tree.
+        names: words for errors.
+        refuses: (static leaf of the first tree, object of the second tree at its path, path) → None. It may raise.
+        may_lack: whether the second tree may have anything where the first has None.
+
+    Returns:
+        The walked second tree, and the number of its record for each leaf of the first, in order.
 
     Raises:
-        SharingMismatchError: if the trees differ in shape, or what is tied in the first is not tied in the second.
+        SharingMismatchError: if the trees differ in shape, or the second lacks a tie between leaves of the first.
     """
-    walked, model = walk_alone(other), structure.records
+    walked, model = walk_alone(aligned_tree), structure.records
 
     def agree(i: int, _: int) -> bool:
         op = model[i][0]
         return op is LEAF or type(op) is Static or (may_lack and type(op) is Node and op.type.cls is type(None))
 
-    found: dict[int, tuple[int, Path]] = {}
+    # Leaf of the first tree → the first pair with it.
+    first_pairs: dict[int, RecordPair] = {}
     for pair in pairs(structure, walked, agree, compares_keys=True):
         if isinstance(pair, Mismatch):
-            raise pair.error(words.title, f"`{words.name}`")
+            raise pair.error(names.title, f"`{names.name}`")
         op = model[pair.left][0]
         if type(op) is Static:
             refuses(op, walked.objects[pair.right], pair.path)
         if op is not LEAF:
             continue
-        number, path = found.setdefault(pair.left, (pair.right, pair.path))
-        if number != pair.right and not are_one_value(walked, number, pair.right):
-            one, two = jtu.keystr(path), jtu.keystr(pair.path)
+        # A tied leaf: the second tree must have one object at all of its paths, or equal numbers.
+        first_pair = first_pairs.setdefault(pair.left, pair)
+        if first_pair.right != pair.right and not are_one_value(walked, first_pair.right, pair.right):
+            path1, path2 = jtu.keystr(first_pair.path), jtu.keystr(pair.path)
             in_containers = pair.left in FlatDag.of(structure).outside
             raise SharingMismatchError(
-                f"`{one}` and `{two}` are one leaf in {words.title}, but two objects in `{words.name}`.\n"
+                f"`{path1}` and `{path2}` are one leaf in {names.title}, but two objects in `{names.name}`.\n"
                 "Which of the two is meant cannot be known.\n"
-                f"{words.advice(words.name, words.like, in_containers=in_containers)}",
-                (one, two),
+                f"{names.advice(names.name, names.like, in_containers=in_containers)}",
+                (path1, path2),
             )
-    return walked, [found[number][0] for number, (op, _) in enumerate(model) if op is LEAF]
+    return walked, [first_pairs[number].right for number, (op, _) in enumerate(model) if op is LEAF]
 
 
 def equal(*trees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0) -> Any:
-    """Whether trees are equal in structure, ties, static data and values. `equinox.tree_equal`, with ties compared.
+    """Returns True if trees have equal structure, ties, static data and values. `equinox.tree_equal`, with ties.
 
     Args:
         trees: two or more trees.
@@ -438,6 +476,7 @@ def equal(*trees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0
         (True, False)
     """
     packed = [pack_alone(tree) for tree in trees]
+    # Equal structures are one object.
     if any(structure is not packed[0][1] for _, structure in packed):
         return False
-    return eqx.tree_equal(*[found for found, _ in packed], typematch=typematch, rtol=rtol, atol=atol)
+    return eqx.tree_equal(*[leaves for leaves, _ in packed], typematch=typematch, rtol=rtol, atol=atol)

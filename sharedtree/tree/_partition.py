@@ -1,31 +1,50 @@
-"""Editing trees with ties: select, split and join, each shared node once."""
+"""Selects leaves of a tree, splits a tree in two, and joins trees, with each shared node visited once."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from jax import tree_util as jtu
 
 from ..core._errors import InconsistentSharingError, SharingMismatchError
-from ..core._flat_dags import FlatDag
 from ..core._hidden_arrays import require_all_seen_in
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
-from ..core._structure import LEAF, Node, Op, Record, canonical
+from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical
 from ..ties._policy_and_context import IsLeaf, walk_exactly
 from ._asking_filters import IN_TREE, Asked, ask, code_that_selects
 from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, Place, filter_or_prefix, how_to_select, strings_in
 
 T = TypeVar("T")
 
-_Place = tuple[tuple[int, int], ...]
+
+class _Occurrence(NamedTuple):
+    """A record of one of several trees.
+
+    Attributes:
+        tree: index of the tree.
+        record: number of the record in it.
+    """
+
+    tree: int
+    record: int
+
+
+_Column = tuple[_Occurrence, ...]
+"""The records of several trees at one path, without those that are None."""
 
 
 def rebuilt(root: Any, expand: Callable[[Any], tuple[Op, Sequence[Any]]], object_of: Callable[[Any], Any]) -> Any:
-    """The tree of new nodes that `expand` describes, as for `canonical`, with `object_of` naming its leaves."""
+    """Builds the tree of new nodes that `expand` describes.
+
+    Args:
+        root: key of the root. Keys are hashable, and equal keys become one object.
+        expand: key → the operation, and the keys of the children, as for `canonical`.
+        object_of: key of a leaf → the object in its place.
+    """
     records, numbers = canonical(root, expand)
     table: list[Any] = []
-    build(records, [object_of(name) for name, number in numbers.items() if records[number][0] is LEAF], table)
+    build(records, [object_of(key) for key, number in numbers.items() if records[number][0] is LEAF], table)
     return table[-1]
 
 
@@ -65,8 +84,8 @@ def filter(  # noqa: A001
         >>> st.tree.filter({"a": jnp.ones(2), "b": "text"}, False, replace=False)
         {'a': False, 'b': False}
     """
-    kept, rest = partition(tree, filter_spec, replace, is_leaf)
-    return rest if inverse else kept
+    selected, unselected = partition(tree, filter_spec, replace, is_leaf)
+    return unselected if inverse else selected
 
 
 def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = None) -> tuple[T, T]:
@@ -88,12 +107,13 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     spec = filter_or_prefix(filter_spec, OF_TREE)
     of_leaves = ask(walked, spec, asks_static=True, words=IN_TREE).of_leaves
     selected: dict[int, bool] = {}
-    for number, asked in of_leaves.items():
-        for each in asked:
-            if each.answer is not asked[0].answer:
-                raise _inconsistent_filter(asked, spec, tree)
-        if asked:  # of what a path leads to
-            selected[number] = asked[0].answer
+    for number, questions in of_leaves.items():
+        for question in questions:
+            if question.answer is not questions[0].answer:
+                raise _inconsistent_filter(questions, spec, tree)
+        # A record that no path leads to is not asked about.
+        if questions:
+            selected[number] = questions[0].answer
     if strings_in(filter_spec) and selected and not any(selected.values()):
         _raise_no_tag(walked, filter_spec)
 
@@ -109,29 +129,36 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     return half(True), half(False)
 
 
-def _inconsistent_filter(asked: Sequence[Asked], spec: AnyFilter, tree: Any) -> InconsistentSharingError:
-    first = asked[0]
-    second = next(each for each in asked if each.answer is not first.answer)
+def _inconsistent_filter(questions: Sequence[Asked], spec: AnyFilter, tree: Any) -> InconsistentSharingError:
+    """Makes the error for a leaf that is selected at one of its paths and not at another.
+
+    Args:
+        questions: the questions about the leaf, one for each path, with their answers.
+        spec: the filter.
+        tree: the tree as the user passed it.
+    """
+    first = questions[0]
+    second = next(question for question in questions if question.answer is not first.answer)
     treatments = ("selected", "not selected") if first.answer else ("not selected", "selected")
-    one, two = jtu.keystr(first.keys), jtu.keystr(second.keys)
-    # A list where the tree is a list of as many would be a tree prefix.
-    others = list(dict.fromkeys(each.path for each in asked if not each.answer))
-    fix = code_that_selects(others, spec, OF_TREE.name, "()" if isinstance(tree, list) else "[]")
+    path1, path2 = jtu.keystr(first.keys), jtu.keystr(second.keys)
+    unselected_paths = list(dict.fromkeys(question.path for question in questions if not question.answer))
+    # If the tree is a list, a list of as many filters would be taken for a tree prefix. A tuple is not.
+    fix = code_that_selects(unselected_paths, spec, OF_TREE.name, "()" if isinstance(tree, list) else "[]")
     if isinstance(spec, FilterPrefix):
         fix = (
             "Select it at all of its paths, or at none:\n"
-            f"    spec = eqx.tree_at(lambda m: (m{one}, m{two}), spec, replace_fn=lambda _: True)\n"
+            f"    spec = eqx.tree_at(lambda m: (m{path1}, m{path2}), spec, replace_fn=lambda _: True)\n"
         )
     return InconsistentSharingError(
-        f"`{one}` and `{two}` are one object, but `filter_spec` has it {treatments[0]} at the first path and "
-        f"{treatments[1]} at the second.\n{fix}Or part them first: sharedtree.untie(model, lambda m: m{two})",
-        (one, two),
+        f"`{path1}` and `{path2}` are one object, but `filter_spec` has it {treatments[0]} at the first path and "
+        f"{treatments[1]} at the second.\n{fix}Or part them first: sharedtree.untie(model, lambda m: m{path2})",
+        (path1, path2),
         treatments,
     )
 
 
 def _raise_no_tag(walked: FlatDag, filter_spec: Any) -> NoReturn:
-    """Raises because nothing in a tree has a tag, which a string is."""
+    """Raises the error for a string as the filter, if nothing in the tree has that tag of Flax NNX."""
     places: list[Place] = []
 
     def note(place: Place) -> bool:
@@ -165,30 +192,45 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
     """
     walked = [walk_exactly(tree, is_leaf) for tree in trees]
 
-    # A place is what the trees have at one path: pairs of (tree, record), those with None left out.
+    def record_of(occurrence: _Occurrence) -> Record:
+        return walked[occurrence.tree].records[occurrence.record]
 
-    def present(place: _Place) -> _Place:
-        return tuple([(i, n) for i, n in place if not _is_none(walked[i].records[n])]) or place[:1]
+    def without_nones(column: _Column) -> _Column:
+        """Drops the trees that have None. If all have it, keeps the first."""
+        return tuple([occurrence for occurrence in column if not _is_none(record_of(occurrence))]) or column[:1]
 
-    def first(place: _Place) -> _Place:
-        i, n = place[0]
-        return place if type(walked[i].records[n][0]) is Node else place[:1]
+    def without_ignored(column: _Column) -> _Column:
+        """Keeps the first tree alone if it has a leaf, so that leaves which differ elsewhere do not cut a tie."""
+        return column if type(record_of(column[0])[0]) is Node else column[:1]
 
-    def expand(place: _Place) -> tuple[Op, Sequence[_Place]]:
-        found = [walked[i].records[n] for i, n in place]
-        op, children = found[0]
+    def expand(column: _Column) -> tuple[Op, Sequence[_Column]]:
+        records = [record_of(occurrence) for occurrence in column]
+        op, _ = records[0]
         if type(op) is not Node:
             return LEAF, ()
-        if any(type(o) is not Node or o.type.cls is not op.type.cls or len(c) != len(children) for o, c in found):
+        if not all(_is_same_node(record, records[0]) for record in records):
             raise SharingMismatchError(
                 "The trees to combine differ in shape: where one has a node, each other must have a node of the same "
-                f"class or None, but there are {', '.join(repr(o) for o, _ in found)}."
+                f"class or None, but there are {', '.join(repr(tree_op) for tree_op, _ in records)}."
             )
-        below = [[(i, child) for child in walked[i].records[n][1]] for i, n in place]
-        return op, [first(present(column)) for column in zip(*below, strict=True)]
+        # For each tree its children, then for each child its column of trees.
+        rows: list[list[_Occurrence]] = []
+        for occurrence, (_, tree_children) in zip(column, records, strict=True):
+            rows.append([_Occurrence(occurrence.tree, child) for child in tree_children])
+        return op, [without_ignored(without_nones(child_column)) for child_column in zip(*rows, strict=True)]
 
-    root = first(present(tuple((i, each.root) for i, each in enumerate(walked))))
-    return rebuilt(root, expand, lambda place: walked[place[0][0]].objects[place[0][1]])
+    def object_of(column: _Column) -> Any:
+        return walked[column[0].tree].objects[column[0].record]
+
+    roots = tuple([_Occurrence(i, tree.root) for i, tree in enumerate(walked)])
+    return rebuilt(without_ignored(without_nones(roots)), expand, object_of)
+
+
+def _is_same_node(record: Record, node_record: Record) -> bool:
+    """Returns True if a record is a node of the same class as another one, with as many children."""
+    (op, children), (node, node_children) = record, node_record
+    assert type(node) is Node
+    return type(op) is Node and op.type.cls is node.type.cls and len(children) == len(node_children)
 
 
 def _is_none(record: Record) -> bool:

@@ -1,31 +1,27 @@
 """Replacing nodes of a DAG: `sharedtree.tree.at`.
 
-The tree and the replacements are walked in one numbering, so an object that occurs in several of them is one record. In
-the result each edge of the tree that leads to a target leads to its replacement instead; replacements are taken as
-they are, so what one of them holds of the tree is what was there before: `at(lambda m: (m.a, m.b), m, (m.b, m.a))`
-swaps. A record of the result is hence a record of the walk, *edited* if it is a node of the tree above a target.
+The tree and the replacements are walked with one numbering, so an object that occurs in several of them is one record.
+In the result each edge of the tree to a target leads to its replacement. Replacements are not edited themselves: if one
+holds a part of the tree, it holds the old part. So `at(lambda m: (m.a, m.b), m, (m.b, m.a))` swaps the two. A record of
+the result is therefore a record of the walk, *edited* if it is a node of the tree above a target.
 
-A target may share parts with what is not replaced. Where its replacement has another object in the place of such a
-part, and the two could be one, that object takes the part's place everywhere: the tie is kept. Where it cannot be
-kept, one warning for each maximal tie says so.
+A target may share parts with the rest of the tree. If its replacement has another object in the place of such a part,
+and the two could be one object, that object replaces the part everywhere, which keeps the tie. Otherwise the tie is
+lost, with one warning for each maximal tie.
 """
 
 import builtins
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ..core._errors import InconsistentSharingError, SharingMismatchError
-from ..core._flat_dags import FlatDag
+from ..core._errors import InconsistentSharingError, SharingMismatchError, definition_of_caller, report_untied
 from ..core._hidden_arrays import require_all_seen_in
-from ..core._node_types import node_type_of, require_registered
+from ..core._node_types import carries_identity, node_type_of, require_registered
 from ..core._pack_and_unpack import Tags, walk
 from ..core._printing import listed
 from ..core._sharing import Mismatch, RecordPair, pairs
-from ..core._static_kinds import Incomparable
-from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, with_several_edges
-from ..core._traced_leaves_and_identity import carries_identity
-from ..core._warning_source import definition_of_caller, report_untied
+from ..core._static_values import Incomparable, Static
+from ..core._structure import LEAF, FlatDag, Node, Op, with_several_edges
 from ..ties._leaf_notes import hand_on, is_tied_value, note, note_tied_values
 from ..ties._list_ties import are_one_value, can_be_tied
 from ..ties._policy_and_context import IsLeaf, current_policy, exact_rules_here, rules_here
@@ -108,7 +104,7 @@ def at(
     lost = edit.keep_ties()
     result = edit.result()
     for tie in lost:
-        _say(tie)
+        _report(tie)
     return result
 
 
@@ -125,13 +121,20 @@ def _nothing_to_replace() -> SharingMismatchError:
 
 
 def _hand_on_tied_values(tree: FlatDag, targets: Sequence[int], new: Sequence[Any]) -> None:
+    """Notes all leaves of a replacement as tied outside modules, if a leaf of the replaced node was noted so."""
     for target, replacement in zip(targets, new, strict=True):
         if any(is_tied_value(tree.objects[number]) for number in tree.below(target).reached):
             note_tied_values(walk(replacement, Tags(), rules_here())[0])
 
 
 class _LostTie(NamedTuple):
-    """An object of the tree that is several in the result: its paths, a node replaced, the arrays that were one."""
+    """An object of the tree that is several objects in the result.
+
+    Attributes:
+        paths: its paths in the tree.
+        replaced: path of a replaced node that held it.
+        arrays: the arrays in it, and those in their places in the result.
+    """
 
     paths: tuple[str, ...]
     replaced: str
@@ -139,38 +142,51 @@ class _LostTie(NamedTuple):
 
 
 class _Edit(NamedTuple):
-    """A tree, and what is to be replaced in it.
+    """A tree, and the replacements of some of its nodes.
 
     Attributes:
-        tree: its own records, with the objects of all.
-        all: the tree with the records of the replacements after its own, in one numbering.
-        instead: record of the tree → record that takes its place.
-        targets: those that `where` returned.
+        tree: the records of the tree.
+        all: the records of the tree, followed by those of the replacements. One numbering and one list of objects
+            serve both.
+        replacement_of: record of the tree → record that replaces it.
+        targets: the records that `where` named.
     """
 
     tree: FlatDag
     all: FlatDag
-    instead: dict[int, int]
+    replacement_of: dict[int, int]
     targets: Sequence[int]
 
     @classmethod
-    def of(cls, tree: FlatDag, tags: Tags, new: Sequence[tuple[int, Any]]) -> "_Edit":
-        table = [*tree.records]
-        both = FlatDag(table, tree.root, tags.objects)
-        instead: dict[int, int] = {}
-        whole = exact_rules_here(lambda obj: node_type_of(obj) is None)  # leaves of replacements are taken as they are
-        for position, (target, replacement) in enumerate(new):
-            _, more, number = walk(replacement, tags, whole, f"replace[{position}]")
-            table += more
-            before = instead.setdefault(target, number)
-            if before != number and not are_one_value(both, before, number):
+    def of(cls, tree: FlatDag, tags: Tags, replacements: Sequence[tuple[int, Any]]) -> "_Edit":
+        """Walks the replacements.
+
+        Args:
+            tree: the walked tree.
+            tags: the tags of that walk. Extended.
+            replacements: pairs of a target and its replacement.
+
+        Raises:
+            InconsistentSharingError: if one target has two different replacements.
+        """
+        records = [*tree.records]
+        everything = FlatDag(records, tree.root, tags.objects)
+        replacement_of: dict[int, int] = {}
+        # Every object that is no node is a leaf here, also if it would be static, so that it is used as it is.
+        rules = exact_rules_here(lambda obj: node_type_of(obj) is None)
+        for position, (target, replacement) in enumerate(replacements):
+            _, new_records, number = walk(replacement, tags, rules, f"replace[{position}]")
+            records += new_records
+            first_number = replacement_of.setdefault(target, number)
+            if first_number != number and not are_one_value(everything, first_number, number):
                 raise _two_replacements(tree, target)
-        return cls(tree, both, instead, builtins.list(instead))
+        return cls(tree, everything, replacement_of, builtins.list(replacement_of))
 
     def require_all_replaced(self) -> None:
-        outside = self._reached([self.tree.root], enter=lambda number: number not in self.instead)
+        """Raises an error if a target lies inside another target only, so that its replacement has no place."""
+        remaining = self._reached([self.tree.root], enter=lambda number: number not in self.replacement_of)
         for target in self.targets:
-            if target not in outside:
+            if target not in remaining:
                 paths = self.tree.all_paths
                 inner = paths[target][0]
                 outer = next(paths[t][0] for t in self.targets if t != target and target in self._reached([t]))
@@ -184,40 +200,56 @@ class _Edit(NamedTuple):
                 )
 
     def keep_ties(self) -> list[_LostTie]:
-        """Ties replacements to the rest of the tree where what they replace was tied; returns what cannot be kept."""
-        holders: dict[int, list[int]] = {}  # tied part → the targets that hold it
+        """Extends the replacements to tied parts in the rest of the tree.
+
+        Returns:
+            The maximal ties that cannot be kept.
+        """
+        # Tied part → the targets that hold it.
+        holders: dict[int, list[int]] = {}
         tied = _tied(self.tree)
-        below = {t: self._reached([t]) - {t} if tied else set[int]() for t in self.targets}
-        for target, parts in below.items():
+        parts_of = {t: self._reached([t]) - {t} if tied else set[int]() for t in self.targets}
+        for target, parts in parts_of.items():
             for part in parts & tied:
                 holders.setdefault(part, []).append(target)
         if not holders:
             return []
-        outside = self._reached([self.tree.root], enter=lambda number: number not in self.instead)
-        held = {t: self._reached([self.instead[t]]) for t in self.targets}
-        partners = {t: self._partners(t) for t in self.targets if below[t] & tied}
-        in_replacements = set[int]().union(*held.values())
-        lost: dict[int, tuple[int, list[Any]]] = {}  # part → a target that holds it, and the arrays that were one
+        remaining = self._reached([self.tree.root], enter=lambda number: number not in self.replacement_of)
+        new_parts_of = {t: self._reached([self.replacement_of[t]]) for t in self.targets}
+        counterparts = {t: self._counterparts(t) for t in self.targets if parts_of[t] & tied}
+        in_replacements = set[int]().union(*new_parts_of.values())
+        # Part → a target that holds it, and the arrays that were one.
+        lost: dict[int, tuple[int, list[Any]]] = {}
+        # Parents have higher numbers than their children, and come first.
         for part in sorted(holders, reverse=True):
-            fates: set[int] = {part} if part in outside else set()
+            # The objects that the part becomes: itself, where it remains, and those in its place in replacements.
+            successors: set[int] = {part} if part in remaining else set()
+            # Arrays in replacements of another shape, where nothing is in the place of the part.
             copies: set[int] = set()
             for target in holders[part]:
-                found = {part} if part in held[target] else partners[target].get(part, set())
-                fates |= found
-                if not found:
-                    copies |= self._like(part, held[target])
-            others = fates - {part}
-            if part in outside and len(others) == 1 and not copies and part not in in_replacements:
-                (other,) = others
-                if self._can_be_one(part, other):
-                    self.instead[part] = other
+                is_still_held = part in new_parts_of[target]
+                counterparts_of_part = {part} if is_still_held else counterparts[target].get(part, set())
+                successors |= counterparts_of_part
+                if not counterparts_of_part:
+                    copies |= self._possible_copies(part, new_parts_of[target])
+            new_objects = successors - {part}
+            # One new object, and the old one stays in the rest of the tree alone: the new one can replace it there.
+            if part in remaining and len(new_objects) == 1 and not copies and part not in in_replacements:
+                (new_object,) = new_objects
+                if self._can_be_one(part, new_object):
+                    self.replacement_of[part] = new_object
                     continue
-            arrays = [array for number in others | copies for array in self._arrays(number)]
-            if len(fates | copies) > 1 and arrays:
+            arrays = [array for number in new_objects | copies for array in self._arrays(number)]
+            if len(successors | copies) > 1 and arrays:
                 lost[part] = holders[part][0], [*self._arrays(part), *arrays]
-        return self._described(lost)
+        return self._maximal_ties(lost)
 
-    def _described(self, lost: dict[int, tuple[int, list[Any]]]) -> list[_LostTie]:
+    def _maximal_ties(self, lost: dict[int, tuple[int, list[Any]]]) -> list[_LostTie]:
+        """Describes the lost ties of parts, except of those all of whose parents are lost ties themselves.
+
+        Args:
+            lost: part → a target that holds it, and the arrays that were one.
+        """
         if not lost:
             return []
         parents: dict[int, set[int]] = {}
@@ -232,58 +264,72 @@ class _Edit(NamedTuple):
         ]
 
     def result(self) -> Any:
-        size = len(self.tree.records)
-        is_above = [False] * size
+        """Puts the edited tree together."""
+        num_tree_records = len(self.tree.records)
+        has_target_below = [False] * num_tree_records
         for number, (_, children) in enumerate(self.tree.records):
-            is_above[number] = any(child in self.instead or is_above[child] for child in children)
-        # A replacement stays the object that it is, unless it holds a node of the tree, all of which are made anew.
+            has_target_below[number] = any(
+                child in self.replacement_of or has_target_below[child] for child in children
+            )
+        # A node of a replacement stays the same object, unless it holds a node of the tree. Those are all made anew.
         is_kept = [False] * len(self.all.records)
         for number, (op, children) in enumerate(self.all.records):
-            is_kept[number] = op is LEAF or (number >= size and all(is_kept[child] for child in children))
+            is_in_replacement = number >= num_tree_records
+            is_kept[number] = op is LEAF or (is_in_replacement and all(is_kept[child] for child in children))
 
-        def expand(name: tuple[int, bool]) -> tuple[Op, Sequence[tuple[int, bool]]]:
-            number, is_edited = name
-            op, children = self.all.records[number]
-            if is_kept[number]:
+        def expand(version: _Version) -> tuple[Op, Sequence[_Version]]:
+            op, children = self.all.records[version.number]
+            if is_kept[version.number]:
                 return LEAF, ()
-            return op, [edited(child) if is_edited else (child, False) for child in children]
+            return op, [edited(child) if version.is_edited else _Version(child, False) for child in children]
 
-        def edited(number: int) -> tuple[int, bool]:
-            return (self.instead[number], False) if number in self.instead else (number, is_above[number])
+        def edited(number: int) -> _Version:
+            if number in self.replacement_of:
+                return _Version(self.replacement_of[number], False)
+            return _Version(number, has_target_below[number])
 
-        return rebuilt(edited(self.tree.root), expand, lambda name: self.all.objects[name[0]])
+        return rebuilt(edited(self.tree.root), expand, lambda version: self.all.objects[version.number])
 
-    def _reached(self, start: Iterable[int], enter: Callable[[int], bool] = lambda _: True) -> set[int]:
-        seen: set[int] = set()
-        stack = [*start]
+    def _reached(self, roots: Iterable[int], enter: Callable[[int], bool] = lambda _: True) -> set[int]:
+        """Numbers of all records below the roots, and the roots. It goes down only where `enter` returns True."""
+        visited: set[int] = set()
+        stack = [*roots]
         while stack:
             number = stack.pop()
-            if number not in seen:
-                seen.add(number)
+            if number not in visited:
+                visited.add(number)
                 if enter(number):
                     stack.extend(self.all.records[number][1])
-        return seen
+        return visited
 
-    def _partners(self, target: int) -> dict[int, set[int]]:
-        """What the replacement of a target has in the places of the target's parts."""
-        found: dict[int, set[int]] = {}
-        for pair in pairs(self.all.below(target), self.all.below(self.instead[target]), lambda *_: True):
+    def _counterparts(self, target: int) -> dict[int, set[int]]:
+        """For each part of a target, the records in its place in the replacement of the target."""
+        counterparts: dict[int, set[int]] = {}
+        for pair in pairs(self.all.below(target), self.all.below(self.replacement_of[target]), lambda *_: True):
             assert isinstance(pair, RecordPair)
-            found.setdefault(pair.left, set()).add(pair.right)
-        return found
+            counterparts.setdefault(pair.left, set()).add(pair.right)
+        return counterparts
 
     def _arrays(self, number: int) -> list[Any]:
+        """The arrays in a record."""
         leaves = [self.all.objects[n] for n in self._reached([number]) if self.all.records[n][0] is LEAF]
         return [leaf for leaf in leaves if carries_identity(leaf)]
 
-    def _like(self, part: int, candidates: set[int]) -> set[int]:
-        """Arrays in a replacement of another shape that could be copies of those in a part."""
+    def _possible_copies(self, part: int, candidates: set[int]) -> set[int]:
+        """Selects the candidates that have the shape and dtype of an array in a part, so that they may be its copies.
+
+        Args:
+            part: number of the part.
+            candidates: numbers of the records in a replacement that has nothing in the place of the part.
+        """
         kinds = {(leaf.shape, leaf.dtype) for leaf in self._arrays(part)}
         arrays = [n for n in candidates if self.all.records[n][0] is LEAF and carries_identity(self.all.objects[n])]
         return {n for n in arrays if (self.all.objects[n].shape, self.all.objects[n].dtype) in kinds}
 
-    def _can_be_one(self, part: int, other: int) -> bool:
-        def alike(i: int, j: int) -> bool:
+    def _can_be_one(self, part: int, successor: int) -> bool:
+        """Returns True if two records agree in class, static data and children, down to the dtypes of their arrays."""
+
+        def agree(i: int, j: int) -> bool:
             x, y = self.all.objects[i], self.all.objects[j]
             if carries_identity(x) and carries_identity(y):
                 return x.shape == y.shape and x.dtype == y.dtype
@@ -292,7 +338,7 @@ class _Edit(NamedTuple):
             except Incomparable:
                 return False
 
-        for pair in pairs(self.all.below(part), self.all.below(other), alike):
+        for pair in pairs(self.all.below(part), self.all.below(successor), agree):
             if isinstance(pair, Mismatch):
                 return False
             op = self.all.records[pair.left][0]
@@ -301,14 +347,22 @@ class _Edit(NamedTuple):
         return True
 
 
+class _Version(NamedTuple):
+    """A record in the result: as it is, or with the replacements of its parts."""
+
+    number: int
+    is_edited: bool
+
+
 def _tied(tree: FlatDag) -> set[int]:
-    """The records to which several edges lead."""
-    several = with_several_edges(tree.records, tree.root)
-    ops = {number: tree.records[number][0] for number in several if can_be_tied(tree.records[number][0])}
+    """Finds the tied records: those with several edges to them and with identity."""
+    numbers = with_several_edges(tree.records, tree.root)
+    ops = {number: tree.records[number][0] for number in numbers if can_be_tied(tree.records[number][0])}
     return {number for number, op in ops.items() if op is not LEAF or carries_identity(tree.objects[number])}
 
 
 def _two_replacements(tree: FlatDag, target: int) -> InconsistentSharingError:
+    """Makes the error for a target with two different replacements. It may be tied, or named twice at one path."""
     paths = tree.all_paths[target]
     if len(paths) == 1:
         return InconsistentSharingError(
@@ -330,7 +384,8 @@ def _two_replacements(tree: FlatDag, target: int) -> InconsistentSharingError:
     )
 
 
-def _say(tie: _LostTie) -> None:
+def _report(tie: _LostTie) -> None:
+    """Warns about a lost tie or raises, as the policy says."""
     policy = current_policy()
     report_untied(
         policy.on_untie,

@@ -1,11 +1,11 @@
-"""A module that several trees hold at one path, and that is stacked with itself, as if it were several.
+"""Warns about a module that several trees hold at one path, and that `map` stacks with itself.
 
-    blocks = [Block(own_1, shared), Block(own_2, shared)]
+    blocks = [Block(layer_1, shared), Block(layer_2, shared)]
     st.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)        `shared` twice, with two gradients
 
-Only what makes larger arrays of smaller ones says so. A mean of two models, or a choice between an old version of a
-model and a new one, holds a module that both share once, as each of them does. Arrays and containers that two trees
-share count as little as between two arguments of a function: they alias by accident.
+Only functions that make larger arrays from smaller ones lead to the warning. The mean of two models, or a choice
+between an old version of a model and a new one, holds a shared module once, as each model does. Arrays and
+containers that two trees share do not count, as between two arguments of a function: they may alias by accident.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,19 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict, IdentitySet
-from ..core._flat_dags import FlatDag
+from ..core._errors import definition_of_caller, report_untied
 from ..core._printing import listed
-from ..core._structure import Path
-from ..core._warning_source import definition_of_caller, report_untied
+from ..core._structure import FlatDag, Path
 from ..ties._policy_and_context import current_policy, walk_alone
 
 
 class _Shared(NamedTuple):
-    """A module at one path of several trees.
+    """A module that several trees hold at one path.
 
     Attributes:
-        path: in each of the trees.
-        trees: the positions of these.
-        kind: the name of its class.
+        path: its path in each of the trees.
+        trees: indices of these trees.
+        kind: name of its class.
     """
 
     path: Path
@@ -37,12 +36,12 @@ class _Shared(NamedTuple):
 
 
 def report_stacked_modules(trees: Sequence[Any], leaves: Sequence[Any], new: Sequence[Any]) -> None:
-    """Warns if leaves of a module that several trees share have been stacked.
+    """Warns if leaves of a module that several trees share were stacked.
 
     Args:
         trees: the operands of `map`.
-        leaves: of the first tree.
-        new: what has been made of these.
+        leaves: the leaves of the first tree.
+        new: the leaves of the result, in the same order.
 
     Raises:
         UntiedError: under `Policy(on_untie="error")`.
@@ -50,65 +49,78 @@ def report_stacked_modules(trees: Sequence[Any], leaves: Sequence[Any], new: Seq
     Cost: one look at each pair of leaves; a walk over all trees if one has grown.
     """
     policy = current_policy()
-    grown = [leaf for leaf, made in zip(leaves, new, strict=True) if _has_grown(leaf, made)]
-    if not grown or policy.on_untie == "ignore":
+    grown_leaves = [leaf for leaf, new_leaf in zip(leaves, new, strict=True) if _has_grown(leaf, new_leaf)]
+    if not grown_leaves or policy.on_untie == "ignore":
         return
-    found = _shared_modules(trees, grown)
-    if not found:
+    shared_modules = _shared_modules(trees, grown_leaves)
+    if not shared_modules:
         return
-    first = found[0]
+
+    # The message names the first module, and counts the others.
+    first = shared_modules[0]
     names = ["tree" if i == 0 else f"rest[{i - 1}]" for i in first.trees]
     path = jtu.keystr(first.path)
-    places = [name + path for name in names]
-    which = listed(places) if len(places) < 4 else f"{listed(places[:2])} (and {len(places) - 2} more)"
-    others = f"; {len(found) - 1} more modules, too" if len(found) > 1 else ""
-    lines = [
-        f"{which} are one `{first.kind}`, which `map` has stacked with itself{others}. So it has become several, "
-        "with a gradient and updates for each."
-    ]
+    full_paths = [name + path for name in names]
+    num_more = len(full_paths) - 2
+    paths_text = listed(full_paths) if len(full_paths) < 4 else f"{listed(full_paths[:2])} (and {num_more} more)"
+    more_text = f"; {len(shared_modules) - 1} more modules, too" if len(shared_modules) > 1 else ""
+    fact = (
+        f"{paths_text} are one `{first.kind}`, which `map` has stacked with itself{more_text}. So it has become "
+        "several, with a gradient and updates for each."
+    )
+    fixes: list[str] = []
+    # The root cannot be taken out of itself.
     if path:
-        lines += [
+        fixes += [
             "Take it out before, and keep it beside the result:",
             f"    tree, *rest = [sharedtree.tree.at(lambda m: m{path}, each, None) for each in (tree, *rest)]",
         ]
-    lines += ["If they are meant to be several, say so before:", "    tree, *rest = sharedtree.untie((tree, *rest))"]
-    what, *fixes = lines
-    report_untied(policy.on_untie, definition_of_caller(), what, "\n".join(fixes), places, count=len(found))
+    fixes += ["If they are meant to be several, say so before:", "    tree, *rest = sharedtree.untie((tree, *rest))"]
+    count = len(shared_modules)
+    report_untied(policy.on_untie, definition_of_caller(), fact, "\n".join(fixes), full_paths, count=count)
 
 
-def _has_grown(leaf: Any, made: Any) -> bool:
-    """Whether an array has more elements than the one that it was made of."""
-    before, after = getattr(leaf, "shape", None), getattr(made, "shape", None)
-    return before is not None and after is not None and np.prod(after) > np.prod(before)
+def _has_grown(leaf: Any, new_leaf: Any) -> bool:
+    """Returns True if both are arrays and the new one has more elements."""
+    shape, new_shape = getattr(leaf, "shape", None), getattr(new_leaf, "shape", None)
+    return shape is not None and new_shape is not None and np.prod(new_shape) > np.prod(shape)
 
 
-def _shared_modules(trees: Sequence[Any], grown: Sequence[Any]) -> list[_Shared]:
-    """The largest modules that are at one path of several trees and hold a leaf that has grown."""
+def _shared_modules(trees: Sequence[Any], grown_leaves: Sequence[Any]) -> list[_Shared]:
+    """Finds the outermost modules that several trees hold at one path, and that hold a leaf that has grown.
+
+    Args:
+        trees: the trees.
+        grown_leaves: the leaves of the first tree from which larger arrays were made.
+    """
     walked = [walk_alone(tree) for tree in trees]
-    grown_leaves = IdentitySet(grown)
-    numbers = {number for number, leaf in walked[0].leaves.items() if leaf in grown_leaves}
-    modules_of = [_modules_by_path(tree) for tree in walked]
     first = walked[0]
-    found: list[_Shared] = []
-    # What is around a module comes before it.
+    grown_set = IdentitySet(grown_leaves)
+    grown_numbers = {number for number, leaf in first.leaves.items() if leaf in grown_set}
+    modules_of = [_modules_by_path(tree) for tree in walked]
+    shared_modules: list[_Shared] = []
+    # First paths are in flatten order, so a module comes before the modules in it.
     for number, path in first.first_paths.items():
-        if path not in modules_of[0] or any(path[: len(other.path)] == other.path for other in found):
+        if path not in modules_of[0]:
             continue
+        if any(path[: len(shared.path)] == shared.path for shared in shared_modules):
+            continue
+        # Module → indices of the trees that hold it at this path.
         holders: IdentityDict[list[int]] = IdentityDict()
         for i, modules in enumerate(modules_of):
             if path in modules:
                 holders.setdefault(modules[path], []).append(i)
-        several = [positions for _, positions in holders.items() if len(positions) > 1]
-        if several and not numbers.isdisjoint(first.below(number).reached):
-            found.append(_Shared(path, several[0], type(first.objects[number]).__name__))
-    return found
+        index_groups = [indices for _, indices in holders.items() if len(indices) > 1]
+        if index_groups and not grown_numbers.isdisjoint(first.below(number).reached):
+            shared_modules.append(_Shared(path, index_groups[0], type(first.objects[number]).__name__))
+    return shared_modules
 
 
 def _modules_by_path(tree: FlatDag) -> dict[Path, Any]:
-    """Each module of a tree by its first path."""
-    found: dict[Path, Any] = {}
+    """Maps the first path of each module of a tree to the module."""
+    modules: dict[Path, Any] = {}
     for number, path in tree.first_paths.items():
         node = tree.node(number)
         if node is not None and not node.type.is_plain:
-            found[path] = tree.objects[number]
-    return found
+            modules[path] = tree.objects[number]
+    return modules

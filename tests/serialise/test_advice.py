@@ -135,6 +135,7 @@ def test_who_wrote_it_is_told_to_change_it():
     assert "make its class a dataclass" in advice([type("Own", (), {"__module__": __name__})()])
 
 
+@pytest.mark.slow
 def test_a_train_state(tmp_path, monkeypatch):
     nn = pytest.importorskip("flax.linen")
     TrainState = pytest.importorskip("flax.training.train_state").TrainState

@@ -349,6 +349,7 @@ def weak(shape):
     return jax.lax.convert_element_type_p.bind(array, **options)
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_for_weakly_typed_arrays():
     tree = [weak((i, 1)) for i in range(1, 8)]
     data = st.to_bytes([tree, jax.numpy.asarray(2.0)])

@@ -60,6 +60,7 @@ def test_equinox_compositions():
         np.testing.assert_array_equal(layer.weight, linear.weight)
 
 
+@pytest.mark.slow
 def test_optax_states():
     """Of every transformation that optax has; also of a pair of parameters."""
     optax = pytest.importorskip("optax")
@@ -171,6 +172,7 @@ def test_results_of_linear_algebra():
         assert_isomorphic(round_trip(found), found)
 
 
+@pytest.mark.slow
 def test_solutions_of_lineax_go_on_where_they_were(lx):
     """Of each solver that lineax chooses by itself."""
     square, vector = 2 * jnp.eye(3), jnp.arange(3.0)
@@ -240,6 +242,7 @@ def decay(t, y, args):
     return -y
 
 
+@pytest.mark.slow
 def test_diffrax():
     diffrax = pytest.importorskip("diffrax")
     solvers = "Tsit5 Dopri8 Kvaerno5 KenCarp4 Heun ReversibleHeun Euler ImplicitEuler"

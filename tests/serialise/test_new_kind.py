@@ -48,7 +48,7 @@ def package(tmp_path):
     (tmp_path / "tests").symlink_to(ROOT.parent / "tests")
     file = copy / "serialise" / "values" / "_kinds_of_values.py"
     text = file.read_text().replace("import collections\n", "import collections\nimport fractions\n", 1)
-    file.write_text(text.replace("\nKINDS = (\n", f"\nKINDS = (\n    {row},\n", 1))
+    file.write_text(text.replace("\nROWS = (\n", f"\nROWS = (\n    {row},\n", 1))
     return tmp_path
 
 

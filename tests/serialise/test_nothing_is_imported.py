@@ -101,10 +101,10 @@ SAVED = {
 }
 
 
-@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     "lines", [pytest.param(each, marks=[pytest.mark.slow] * (i > 0)) for i, each in enumerate(SAVED)]
 )
+@pytest.mark.slow
 def test_the_lines_that_help(lines, tmp_path):
     saving = f"import jax, jax.numpy as jnp, sharedtree as st; {lines}; st.save('a.safetensors', {SAVED[lines]})"
     done = run("-c", saving, cwd=tmp_path)

@@ -60,6 +60,7 @@ IN_A_NEW_PROCESS = """
 """
 
 
+@pytest.mark.slow
 def test_modules_come_back_in_a_new_process(python, groups, tmp_path):
     expected, types_of = {}, {}
     for label, group in groups.items():

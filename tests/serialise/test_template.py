@@ -358,6 +358,7 @@ def lists_in(tree):
     return [tree, *below] if type(tree) is list else below
 
 
+@pytest.mark.slow
 def test_a_template_fits_exactly_if_kinds_and_ties_are_the_same_at_each_path():
     numbers, counts = random.Random(0), collections.Counter()
     for seed in range(300):

@@ -48,6 +48,7 @@ def load(held, template):
 
 
 @pytest.mark.parametrize("place", ["activation", "size"])
+@pytest.mark.slow
 def test_static_values_in_modules_are_compared(place):
     values = [value for value in VALUES if place == "activation" or not isinstance(value, np.generic)]
     for i, one in enumerate(values):

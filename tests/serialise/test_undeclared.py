@@ -149,6 +149,7 @@ def test_no_undeclared_attribute_of_any_kind(value):
 
 @hypothesis.given(hs.text(min_size=1, max_size=12) | hs.sampled_from(ASKED).map(lambda name: f"_{name}"))
 @hypothesis.settings(deadline=None)
+@pytest.mark.slow
 def test_whatever_the_name(name):
     wrappers = ("__module__", "__name__", "__qualname__", "__doc__")
     hypothesis.assume(name != "w" and name not in wrappers and name.isprintable())

@@ -1,6 +1,10 @@
-"""Arrays: how each is described in a manifest, how it becomes bytes, and how bytes become it again, where it is wanted.
+"""Arrays: their entries in a manifest, and their bytes in a file.
 
-In come JAX's and NumPy's arrays, or the tensors of a container; out come their bytes piece by piece, or arrays of the
-right dtype, kind and sharding. It never gathers an array that is sharded, never lets JAX shorten a number in silence,
-and takes no dtype from the text of a file but by a table.
+This folder turns JAX's and NumPy's arrays into bytes, piece by piece, and bytes into arrays of the right dtype, kind
+and sharding. It never gathers an array that is sharded and never lets JAX shorten a number in silence. It looks dtypes
+up in a table, and evaluates no text of a file.
+
+    _dtypes.py          names of dtypes; array → bytes, bytes → array
+    _placing.py         entries of arrays; which are read, and where they go
+    _orbax_forms.py     arrays in Orbax checkpoints
 """

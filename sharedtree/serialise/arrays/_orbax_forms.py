@@ -1,14 +1,14 @@
-"""Arrays as Orbax sees them: under which key, with which dtype and shape; and what a checkpoint must say of them.
+"""Arrays in an Orbax checkpoint: their keys, dtypes and shapes; and checks of a checkpoint before its arrays are read.
 
-Orbax is handed the very arrays of the tree where TensorStore has their dtype. All others are handed over as their
-bytes: uint8, with the size of an item as one more axis at the end unless it is 1. JAX's own dtypes of that kind all
-take one byte an element on the host, so an array of theirs keeps its shape and its sharding. Arrays without elements
-are not handed over at all, since Orbax refuses them; the manifest has all there is to know.
+Orbax gets the very arrays of the tree, if TensorStore has their dtype. It gets the bytes of all others: uint8, with the
+size of an item as one more axis at the end unless it is 1. JAX's own dtypes of that kind all take one byte an element
+on the host, so such an array keeps its shape and its sharding. Orbax refuses arrays without elements, so it does not
+get them; they are in the manifest alone.
 
-On the way back the manifest is read first. Orbax and TensorStore take memory by the word of the metadata that lies
-beside each array: for its shape, and for the chunks that it is cut into. Whoever forges a checkpoint of some hundred
-bytes could so have terabytes asked for, and TensorStore ends the process where there are none. So before a byte of the
-arrays is read, both must say the same, and the arrays must be no larger than what lies on the disk can become.
+A restore reads the manifest first. Orbax and TensorStore allocate what the metadata beside each array says: its shape,
+and the chunks it is cut into. A forged checkpoint of some hundred bytes could so ask for terabytes, and
+TensorStore ends the process if it does not get them. So before any byte of the arrays is read, manifest and metadata
+must agree, and the arrays must be no larger than the files on the disk can become.
 """
 
 import itertools
@@ -25,22 +25,25 @@ from ...core._printing import printable
 from ._dtypes import STORED_AS_ITSELF, clear_unused, dtype_named, on_disk, restore, with_sound_bools
 from ._placing import ArrayEntry, Placement
 
-# What of ASCII stays in a key. `/` would make folders where each array has its own files.
+# The ASCII characters that stay in a key. `/` would make folders where each array has its own files.
 _PLAIN = "".join(chr(i) for i in range(32, 127) if chr(i) not in "%/")
 
 
+# ---- Saving: what Orbax gets ----
+
+
 def key_of(entry: ArrayEntry) -> str:
-    """The key of an array: the name of its tensor, percent-encoded where that is not plain ASCII."""
+    """Returns the key of an array: the name of its tensor, percent-encoded except for plain ASCII."""
     return quote(entry.tensor, safe=_PLAIN, errors="surrogatepass")
 
 
 def is_stored(entry: ArrayEntry) -> bool:
-    """Whether an array has any bytes."""
+    """Returns True if an array has any bytes."""
     return 0 not in entry.shape and dtype_named(entry.dtype).itemsize > 0
 
 
 def stored_as(entry: ArrayEntry) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The dtype and the shape that Orbax sees."""
+    """Returns the dtype and the shape of an array in the checkpoint."""
     dtype = dtype_named(entry.dtype)
     if _is_as_itself(entry):
         return dtype.newbyteorder("="), entry.shape
@@ -52,12 +55,13 @@ def _is_as_itself(entry: ArrayEntry) -> bool:
     return name in STORED_AS_ITSELF or name in ("complex64", "complex128")
 
 
-def to_hand_over(entry: ArrayEntry, array: Any) -> Any:
-    """What Orbax is handed for an array that is not empty; of PRNG keys that is the raw data.
+def for_orbax(entry: ArrayEntry, array: Any) -> Any:
+    """Returns an array in the form for Orbax. It must not be empty. PRNG keys become their raw data.
 
-    It is the array itself, wherever TensorStore has its dtype and it is not held by this process alone among several.
+    It is the array itself, if TensorStore has its dtype, unless this process alone of several has it.
     """
-    array = with_sound_bools(array)  # TensorStore writes others, and does not read them
+    # TensorStore writes booleans other than 0 and 1, and does not read them.
+    array = with_sound_bools(array)
     if isinstance(array, np.ndarray):
         if _is_as_itself(entry):
             return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -67,12 +71,21 @@ def to_hand_over(entry: ArrayEntry, array: Any) -> Any:
     if not _is_as_itself(entry):
         array = _reinterpreted(array, np.dtype(np.uint8))
     if jax.process_count() > 1 and array.is_fully_addressable:
-        return np.asarray(array)  # Orbax refuses those of JAX, and writes NumPy's from the first process
+        # Orbax refuses such arrays of JAX, and writes NumPy's from the first process.
+        return np.asarray(array)
     return array
 
 
+# ---- Restoring: no allocation beyond the size of the files ----
+
+
 def from_stored(entry: ArrayEntry, array: Any) -> Any:
-    """The array of an entry, from what Orbax read, NumPy's or JAX's; from nothing, if it has no bytes."""
+    """Returns the array of an entry, from Orbax's array.
+
+    Args:
+        entry: entry of the array.
+        array: of NumPy or JAX; None if it has no bytes.
+    """
     dtype = dtype_named(entry.dtype)
     if not is_stored(entry):
         try:
@@ -88,42 +101,57 @@ def from_stored(entry: ArrayEntry, array: Any) -> Any:
 
 
 def _reinterpreted(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    """The same bytes with another dtype of one byte, shard by shard through the host: XLA cannot do it for all."""
+    """Returns the same bytes with another dtype of one byte.
+
+    Goes shard by shard through the host: XLA has no such cast for some dtypes.
+    """
     shards = [shard.data for shard in array.addressable_shards]
     parts = [jax.device_put(np.asarray(shard).view(dtype), shard.sharding) for shard in shards]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
-def require_sound(found: Any, wanted: Sequence[tuple[ArrayEntry, Placement]], label: str) -> None:
-    """Compares Orbax's metadata of a step with its manifest, which says what is wanted and stored, and where it goes.
+def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]], label: str) -> None:
+    """Compares Orbax's metadata of a step with its manifest, before any array is read.
 
-    It is a FormatError if they do not agree, or there is too little on the disk for the arrays; and a
-    StructureMismatchError if they do not fit into memory.
+    Args:
+        metadata: Orbax's metadata.
+        wanted: entries of the wanted and stored arrays, and where each goes.
+        label: name of the step, for errors.
+
+    Raises:
+        FormatError: if they do not agree, or the files are too small for the arrays.
+        StructureMismatchError: if the arrays do not fit into memory.
     """
 
     def disagree(fact: str) -> SharedTreeError:
         return not_restored(f"The arrays of `{label}` are not those of its manifest: {printable(fact)}. ")
 
-    tree = getattr(found, "tree", found)
+    # Shapes, dtypes and chunks agree.
+    tree = getattr(metadata, "tree", metadata)
     if not isinstance(tree, Mapping):
         raise disagree("Orbax has no metadata of them")
     for entry, _ in wanted:
         key, shape = key_of(entry), stored_as(entry)[1]
-        about = tree.get(key)
-        if about is None:
+        array_metadata = tree.get(key)
+        if array_metadata is None:
             raise disagree(f"there is no `{key}`")
-        _require_stored_as(entry, about)
-        chunk = getattr(getattr(about, "storage", None), "chunk_shape", None)
-        if chunk is None or len(chunk) != len(shape) or any(n > m for n, m in zip(chunk, shape, strict=True)):
-            raise disagree(f"`{key}` of shape {list(shape)} is cut into chunks of {list(chunk or ())}")
+        _require_stored_as(entry, array_metadata)
+        chunk_shape = getattr(getattr(array_metadata, "storage", None), "chunk_shape", None)
+        if (
+            chunk_shape is None
+            or len(chunk_shape) != len(shape)
+            or any(n > m for n, m in zip(chunk_shape, shape, strict=True))
+        ):
+            raise disagree(f"`{key}` of shape {list(shape)} is cut into chunks of {list(chunk_shape or ())}")
+    # The files are large enough for what they claim to hold.
     total = sum(_nbytes(entry, None) for entry, _ in wanted)
     sizes_on_disk = _sizes(getattr(tree[key_of(wanted[0][0])], "directory", None))
     # Orbax compresses with zstd, which makes no more than 2**15 bytes of one.
     if not any(nbytes > total // 2**16 for nbytes in itertools.accumulate(sizes_on_disk)):
         raise disagree(f"what lies on the disk is too little for their {total:,} bytes")
-    # What stays on the host must fit into its memory together, of the others each alone. The system is asked for the
-    # memory and given it back untouched: TensorStore would end the process if it got none.
-    sizes = [_nbytes(*each) for each in wanted]
+    # Arrays that stay on the host must fit into its memory together, each of the others alone. The memory is allocated
+    # for a moment and not touched, since TensorStore would end the process if it got none.
+    sizes = [_nbytes(entry, placement) for entry, placement in wanted]
     is_on_host = jax.default_backend() == "cpu"
     staying = sum(n for n, (entry, _) in zip(sizes, wanted, strict=True) if is_on_host or entry.kind == "numpy")
     needed = max(staying, *sizes)
@@ -137,9 +165,14 @@ def require_sound(found: Any, wanted: Sequence[tuple[ArrayEntry, Placement]], la
         ) from None
 
 
-def _require_stored_as(entry: ArrayEntry, about: Any) -> None:
-    """Raises if an array of the checkpoint, or what is said of it, is not of the manifest's dtype and shape."""
-    dtype, shape = getattr(about, "dtype", None), getattr(about, "shape", None)
+def _require_stored_as(entry: ArrayEntry, array: Any) -> None:
+    """Raises if an array has not the dtype and shape of the manifest.
+
+    Args:
+        entry: entry of the array in the manifest.
+        array: the array, or Orbax's metadata of it.
+    """
+    dtype, shape = getattr(array, "dtype", None), getattr(array, "shape", None)
     expected = stored_as(entry)
     if (dtype, shape) != expected:
         raise not_restored(
@@ -149,16 +182,16 @@ def _require_stored_as(entry: ArrayEntry, about: Any) -> None:
 
 
 def _nbytes(entry: ArrayEntry, placement: Placement) -> int:
-    """The size of an array in memory, or of what the devices of this process have of it."""
+    """Size of an array in memory; with a sharding, of what the devices of this process have of it."""
     dtype, shape = stored_as(entry)
-    whole = dtype.itemsize * math.prod(shape)
+    total = dtype.itemsize * math.prod(shape)
     if not isinstance(placement, jax.sharding.Sharding) or entry.key is not None:
-        return whole
-    return min(len(placement.addressable_devices) * dtype.itemsize * math.prod(placement.shard_shape(shape)), whole)
+        return total
+    return min(len(placement.addressable_devices) * dtype.itemsize * math.prod(placement.shard_shape(shape)), total)
 
 
 def _sizes(directory: Any) -> Iterator[int]:
-    """How many bytes the files below a folder have, one by one: as many are looked at as somebody asks for."""
+    """Iterates over the sizes of the files below a folder. Looks only at as many files as it is asked for."""
     folders = [] if directory is None else [directory]
     while folders:
         for path in folders.pop().iterdir():
@@ -169,9 +202,9 @@ def _sizes(directory: Any) -> Iterator[int]:
 
 
 def not_restored(fact: str, cls: type[SharedTreeError] = FormatError) -> SharedTreeError:
-    """The error of a step that is damaged, or that was put together from several."""
+    """Returns the error for a damaged step, or for one put together from several."""
     return cls(f"{fact}Nothing was restored. {ANOTHER_STEP}")
 
 
 ANOTHER_STEP = "Restore another step."
-"""What is said where nobody knows which steps there are; `restore` puts a call in its place, with the number of one."""
+"""Advice of errors that do not know which steps there are. `restore` replaces it by a call with the number of one."""

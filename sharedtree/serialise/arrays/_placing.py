@@ -1,9 +1,9 @@
-"""Arrays of a file: which are wanted and where they go, and how they are read there.
+"""Arrays of a file: their entries in the manifest, where they go, and how they are read there.
 
-Each process reads no more than its own.
+Each process reads only the shards on its own devices.
 
-What makes an array more than its bytes is in its entry: whether it is JAX's or NumPy's, its dtype, JAX's weak type,
-and, for typed PRNG keys, the implementation. The raw data of keys is what is stored.
+An entry has what makes an array more than its bytes: whether it is JAX's or NumPy's, its dtype, JAX's weak type and,
+for typed PRNG keys, the implementation. The stored bytes of keys are their raw data.
 """
 
 import functools
@@ -18,7 +18,7 @@ from jax.core import Tracer
 from ...core._comparison import array_text
 from ...core._errors import FormatError, StructureMismatchError
 from ...core._jax_internals import ConcreteArray, weakly_typed
-from ...core._library_rows import RefusalError
+from ...core._node_types import RefusalError
 from ...core._printing import printable
 from ..container._byte_sources import ProgressOption, showing
 from ..container._reading import Container
@@ -26,7 +26,16 @@ from ._dtypes import AS_TRUE, AS_TRUE_IN_FOREIGN, dtype_named, name_if_storable,
 
 
 class ArrayEntry(NamedTuple):
-    """One entry of `arrays`."""
+    """One entry of `arrays` in a manifest.
+
+    Attributes:
+        tensor: name of its tensor.
+        dtype: name of the logical dtype.
+        shape: its shape. For PRNG keys, that of their raw data.
+        kind: `"jax"` or `"numpy"`.
+        weak: True if it is weakly typed.
+        key: implementation of its PRNG keys; None if it has none.
+    """
 
     tensor: str
     dtype: str
@@ -40,16 +49,25 @@ KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 """The implementations of PRNG keys that JAX brings along; a file can name no other."""
 
 
+# ---- Array → entry, and back ----
+
+
 def is_array(cls: type) -> bool:
-    """Whether the instances of a class are written as arrays, or refused as such."""
+    """Returns True if instances of a class are written as arrays, or refused as arrays."""
     return cls is ConcreteArray or issubclass(cls, np.ndarray | jax.Array | Tracer)
 
 
 def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
-    """The entry of an array in the manifest, and the array whose bytes are to be stored.
+    """Returns the entry of an array in the manifest, and the array to be stored.
 
-    That is the array itself, or the raw data of PRNG keys, and nothing else is copied. It is a RefusalError if the
-    array has no bytes to store, or a dtype that has no name.
+    The latter is the array itself, or the raw data of PRNG keys. Nothing else is copied.
+
+    Args:
+        array: of JAX or NumPy.
+        tensor: name of its tensor.
+
+    Raises:
+        RefusalError: if the array has no bytes to store, or a dtype without a name.
     """
     if isinstance(array, Tracer):
         raise RefusalError("a tracer, which has no value yet", "Save outside of `jax.jit` and the other transforms.")
@@ -58,6 +76,7 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
         array, cls = np.empty(array.shape, dtype), np.ndarray
     is_jax = not issubclass(cls, np.ndarray)
     extra: dict[str, Any] = {}
+    # Special kinds of NumPy arrays hold more than a file could keep.
     if not is_jax and cls is not np.ndarray and cls is not np.memmap:
         advice = "Make it a plain one: `numpy.asarray(array)`. Save what else it has, such as a unit, beside it."
         if issubclass(cls, np.ma.MaskedArray):
@@ -65,6 +84,7 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
         elif issubclass(cls, np.memmap | np.matrix | np.recarray):
             advice = "Make it a plain one: `numpy.asarray(array)`."
         raise RefusalError(f"a `{cls.__qualname__}`, a special kind of NumPy array", advice)
+    # Of JAX's other arrays, only PRNG keys can be stored.
     if is_jax and cls is not ConcreteArray:
         if not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
             advice = "Keep what it holds instead: `jax.numpy.copy(array)`."
@@ -92,16 +112,19 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
 
 @functools.cache
 def _class_of_float0() -> type:
-    """What JAX hands out where it has no gradient: an array of NumPy, or of a class of its own, with only a shape."""
-    with jax.ensure_compile_time_eval():  # or under a trace it would be a tracer's
+    """Class of JAX's gradients of integers: NumPy's, or one of JAX's own, with only a shape."""
+    # Under a trace, the class would be that of a tracer.
+    with jax.ensure_compile_time_eval():
         return type(jax.device_put(np.empty((), jax.dtypes.float0)))
 
 
 def finish(entry: ArrayEntry, array: Any) -> Any:
-    """What was saved, from what was read: an array of the entry's dtype and shape, of JAX or of NumPy as it says.
+    """Turns an array of an entry's dtype and shape into the saved one, over the same memory.
 
-    That is the array itself, or it as a typed PRNG key, or weakly typed, over the same memory. A `ShapeDtypeStruct`
-    stays one. It is a FormatError if the entry cannot be true.
+    It becomes typed PRNG keys or weakly typed, if the entry says so. A `ShapeDtypeStruct` stays one.
+
+    Raises:
+        FormatError: if the entry cannot be true.
     """
     is_struct = isinstance(array, jax.ShapeDtypeStruct)
     if entry.key is not None:
@@ -128,36 +151,41 @@ def finish(entry: ArrayEntry, array: Any) -> Any:
 
 
 def key_dtype(impl: str, subject: str = "The file names PRNG keys") -> Any:
-    """The dtype of typed PRNG keys of an implementation. It is a FormatError if JAX does not have that."""
+    """Returns the dtype of PRNG keys of an implementation. Raises `FormatError` if JAX does not have it."""
     if impl not in KEY_IMPLEMENTATIONS:
         raise FormatError(f"{subject} of the implementation {impl[:80]!r}, which JAX does not have.")
     return _key_type(impl)[0]
 
 
-@functools.cache  # of three implementations; each takes a trace
+# There are three implementations, and each takes a trace.
+@functools.cache
 def _key_type(impl: str) -> tuple[Any, tuple[int, ...]]:
-    """Of the PRNG keys of an implementation, the dtype, and the shape of the raw data of one."""
+    """Returns the dtype of PRNG keys of an implementation, and the shape of the raw data of one."""
     key = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
     return key.dtype, jax.eval_shape(jax.random.key_data, key).shape
 
 
 def key_implementation(dtype: Any) -> str | None:
-    """The implementation of a dtype of typed PRNG keys; None if it is none of JAX's own."""
+    """Returns the implementation of a dtype of PRNG keys; None if it is none of JAX's own."""
     return next((impl for impl in KEY_IMPLEMENTATIONS if key_dtype(impl) == dtype), None)
 
+
+# ---- Only the selected part or the local shards where asked ----
 
 Placement = jax.sharding.Sharding | jax.Device | None
 """Where an array goes; None is JAX's default, without commitment."""
 
 Place = Callable[[ArrayEntry], Placement]
+"""Returns where the array of an entry goes."""
 
 Select = str | Callable[[str], bool] | None
-"""The path of a part, or a function from the names of arrays to whether they are wanted."""
+"""The path of a part; or a function from the name of an array to True if it is wanted."""
 
 Shardings = Placement | Callable[[str, jax.ShapeDtypeStruct], Placement]
 """Where arrays go: one place for all of them, or a function from name and description."""
 
-Bounds = tuple[tuple[int, int], ...]  # where a part of an array begins and ends along each axis
+Bounds = tuple[tuple[int, int], ...]
+"""Where a part of an array begins and ends along each axis."""
 
 
 def read_arrays(
@@ -170,17 +198,29 @@ def read_arrays(
     progress: ProgressOption,
     is_foreign: bool = False,
 ) -> list[Any]:
-    """The arrays of some entries. With `mmap`, all digests are checked before anything is mapped, or nothing is.
+    """Reads the arrays of some entries.
 
-    Booleans that are neither 0 nor 1 are a FormatError with `verify`, and otherwise true. A foreign file has no
-    digests.
+    With `mmap` and `verify`, the digests of all wanted arrays are checked first. If one is wrong, nothing is mapped.
+
+    Args:
+        container: the open file.
+        entries: the wanted arrays.
+        place: says where each goes.
+        mmap: True to map the file instead of reading it.
+        verify: True to check digests, and to refuse booleans whose byte is not 0 or 1. If False, any byte other than
+            0 counts as True.
+        progress: the user's option.
+        is_foreign: True if another program wrote the file. Then it has no digests.
     """
-    otherwise = (AS_TRUE_IN_FOREIGN if is_foreign else AS_TRUE) if verify else None
+    # The advice of the error about such booleans. None if they count as True.
+    advice_on_booleans = (AS_TRUE_IN_FOREIGN if is_foreign else AS_TRUE) if verify else None
     verify = verify and not is_foreign
     placements = placements_of(entries, place)
-    plan = [(entry, placement, _parts(entry, placement)) for entry, placement in zip(entries, placements, strict=True)]
-    whole = [entry.tensor for entry, _, parts in plan if parts is None]
-    done = sum(container.tensors[name].nbytes for name in whole)
+    # Arrays of which this process has only some shards are read in parts, the others together.
+    pairs = zip(entries, placements, strict=True)
+    plan = [(entry, placement, _parts(entry, placement)) for entry, placement in pairs]
+    whole_names = [entry.tensor for entry, _, parts in plan if parts is None]
+    done = sum(container.tensors[name].nbytes for name in whole_names)
     total = done + sum(_nbytes(entry, parts) for entry, _, parts in plan if parts is not None)
     with showing(progress, "loading") as report:
         if mmap:
@@ -189,17 +229,17 @@ def read_arrays(
             data = container.mapped()
         else:
             in_all = report and (lambda done, _: report(done, total))
-            data = container.read_many(whole, verify=verify, progress=in_all)
+            data = container.read_many(whole_names, verify=verify, progress=in_all)
         arrays: list[Any] = []
         for entry, placement, parts in plan:
             if parts is None:
                 dtype = dtype_named(entry.dtype)
-                if otherwise is not None:
-                    require_bools(data[entry.tensor], dtype, entry.tensor, otherwise)
+                if advice_on_booleans is not None:
+                    require_bools(data[entry.tensor], dtype, entry.tensor, advice_on_booleans)
                 arrays.append(restore(data[entry.tensor], dtype, entry.shape))
                 continue
             is_verified = verify and not mmap
-            arrays.append(_read_parts(container, entry, placement, parts, otherwise, verify=is_verified))
+            arrays.append(_read_parts(container, entry, placement, parts, advice_on_booleans, verify=is_verified))
             done += _nbytes(entry, parts)
             if report is not None and not mmap:
                 report(done, total)
@@ -208,7 +248,12 @@ def read_arrays(
 
 
 def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement]:
-    """Where each array goes: JAX's as is asked, if JAX can have them, and NumPy's stay on the host."""
+    """Returns where each array goes. NumPy's stay on the host.
+
+    Raises:
+        FormatError: if the file calls an array JAX's, and JAX lacks its dtype.
+        StructureMismatchError: if JAX would shorten 64-bit numbers.
+    """
     of_jax = [entry for entry in entries if entry.kind == "jax"]
     for entry in of_jax:
         if not _is_dtype_of_jax(entry.dtype):
@@ -217,10 +262,12 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
                 f"{jax.__version__} does not have. The file is damaged or was made by hand; or a newer JAX made the "
                 "array, then update:\n    pip install --upgrade jax"
             )
-    # Of such numbers JAX would take half, and say so in a warning at most.
-    shortened = [
-        entry for entry in of_jax if jax.dtypes.canonicalize_dtype(dtype_named(entry.dtype)) != dtype_named(entry.dtype)
-    ]
+    # JAX would shorten such numbers to 32 bits, with a warning at most.
+    shortened: list[ArrayEntry] = []
+    for entry in of_jax:
+        dtype = dtype_named(entry.dtype)
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            shortened.append(entry)
     if shortened:
         listed = [f"    `{printable(entry.tensor)}`: {array_text(entry)}\n" for entry in shortened[:20]]
         more = f"    and {len(shortened) - 20} more\n" if len(shortened) > 20 else ""
@@ -234,23 +281,36 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
 
 @functools.cache
 def _is_dtype_of_jax(name: str) -> bool:
+    """Returns True if JAX has arrays of a dtype. XLA is asked, once for each dtype."""
     try:
-        with jax.ensure_compile_time_eval():  # under a trace XLA is not asked
+        # Under a trace, XLA would not be asked.
+        with jax.ensure_compile_time_eval():
             jax.device_put(np.zeros(1, dtype_named(name)))
-    except (TypeError, ValueError, jax.errors.JaxRuntimeError):  # the last from XLA, which JAX 0.10 asks in vain
+    # With JAX 0.10, the last of these comes from XLA.
+    except (TypeError, ValueError, jax.errors.JaxRuntimeError):
         return False
     return True
 
 
 def settled(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arrays: list[Any]) -> list[Any]:
-    """The arrays that were saved, where they are wanted: the same list, in which each is replaced as its memory goes.
+    """Puts arrays where they are wanted. Returns the same list.
 
-    They come as NumPy's on the host, of which JAX may keep the memory, or as JAX's, which are in place already.
+    Each array in it is replaced as soon as it is placed, so that its memory is freed.
+
+    Args:
+        entries: entries of the arrays.
+        placements: where each goes.
+        arrays: NumPy's on the host, whose memory JAX may keep; or JAX's, which are in place already.
     """
     pairs = list(zip(entries, placements, strict=True))
-    # The sharding of PRNG keys is not that of their data, so they are made first and placed then.
-    together = [i for i, (entry, at) in enumerate(pairs) if (entry.kind, at) == ("jax", None) or entry.key is not None]
-    for i, array in zip(together, jax.device_put([arrays[i] for i in together]), strict=True):
+    # Arrays without a placement go to JAX in one call. So do PRNG keys: their sharding is not that of their data, so
+    # they are made first and then placed.
+    made_first: list[int] = []
+    for i, (entry, placement) in enumerate(pairs):
+        is_unplaced = entry.kind == "jax" and placement is None
+        if is_unplaced or entry.key is not None:
+            made_first.append(i)
+    for i, array in zip(made_first, jax.device_put([arrays[i] for i in made_first]), strict=True):
         arrays[i] = array
     for i, (entry, placement) in enumerate(pairs):
         if entry.key is None:
@@ -261,20 +321,25 @@ def settled(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arra
 
 
 def _put(array: Any, placement: Any) -> Any:
+    """Puts an array where it is wanted: nowhere, on a device, or over the devices of several processes."""
     if placement is None:
         return array
     if isinstance(placement, jax.Device) or placement.is_fully_addressable:
         return jax.device_put(array, placement)
+    # It was read shard by shard, and is in place already.
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        return array  # in place already
-    # `jax.device_put` takes no JAX array there, and would compare NumPy's among all processes.
+        return array
+    # `jax.device_put` refuses JAX arrays here, and would compare NumPy's among all processes.
     return jax.make_array_from_callback(array.shape, placement, lambda index: array[index])
 
 
 def _parts(entry: ArrayEntry, placement: Any) -> set[Bounds] | None:
-    """The parts of an array that the devices of this process have, each once; None if it is read as a whole.
+    """Returns the parts of an array the devices of this process have, each once; None if it is read as a whole.
 
-    So are PRNG keys, and what all devices have all of, if they are this process's.
+    PRNG keys are read as a whole, and so are replicated arrays if all devices are this process's.
+
+    Raises:
+        StructureMismatchError: if the array cannot be sharded like that.
     """
     if placement is None or isinstance(placement, jax.Device) or entry.key is not None:
         return None
@@ -294,10 +359,11 @@ def _parts(entry: ArrayEntry, placement: Any) -> set[Bounds] | None:
 
 
 def _bounds(index: Any, shape: Sequence[int]) -> Bounds:
-    return tuple(each.indices(size)[:2] for each, size in zip(index, shape, strict=True))
+    return tuple(axis_slice.indices(size)[:2] for axis_slice, size in zip(index, shape, strict=True))
 
 
 def _nbytes(entry: ArrayEntry, parts: set[Bounds]) -> int:
+    """Size of some parts of an array, in bytes."""
     items = sum(math.prod(stop - start for start, stop in bounds) for bounds in parts)
     return items * dtype_named(entry.dtype).itemsize
 
@@ -305,16 +371,28 @@ def _nbytes(entry: ArrayEntry, parts: set[Bounds]) -> int:
 def _read_parts(
     container: Container, entry: ArrayEntry, placement: Any, parts: set[Bounds], otherwise: str | None, *, verify: bool
 ) -> Any:
+    """Reads the shards this process has of an array, and makes a JAX array of them.
+
+    Args:
+        container: the open file.
+        entry: entry of the array.
+        placement: its sharding.
+        parts: the parts to read.
+        otherwise: advice of the error about booleans; None for no error.
+        verify: True to check digests.
+    """
     dtype = dtype_named(entry.dtype)
     whole_rows = tuple((0, size) for size in entry.shape[1:])
     if verify and len(parts) > 1 and any(part[1:] != whole_rows for part in parts):
-        # Each part touches nearly every chunk, so each would read and check nearly all.
+        # A part that is cut along inner axes touches nearly every chunk, so each part would read and check nearly all.
+        # Here they are checked once.
         container.require_undamaged([entry.tensor])
         verify = False
 
-    @functools.cache  # replicas read it once
+    # JAX asks once for each device, also for replicas.
+    @functools.cache
     def read(bounds: Bounds) -> np.ndarray[Any, Any]:
-        part = container.read_selection(entry.tensor, [slice(*each) for each in bounds], verify=verify)
+        part = container.read_selection(entry.tensor, [slice(*axis_bounds) for axis_bounds in bounds], verify=verify)
         if otherwise is not None:
             require_bools(part, dtype, entry.tensor, otherwise)
         return restore(part, dtype, tuple(stop - start for start, stop in bounds))
@@ -323,7 +401,7 @@ def _read_parts(
 
 
 def struct_of(entry: ArrayEntry) -> jax.ShapeDtypeStruct:
-    """The description of an array."""
+    """Returns shape and dtype of an array, as `jax.ShapeDtypeStruct`."""
     return finish(entry, jax.ShapeDtypeStruct(entry.shape, dtype_named(entry.dtype)))
 
 
@@ -338,9 +416,10 @@ def require_select(select: Any) -> None:
 
 
 def place_of(sharding: Shardings) -> Place:
-    """Where `sharding` would have each array."""
+    """Returns a function from an entry to its placement, from what the user passed as `sharding`."""
 
     def required(placement: Any) -> Placement:
+        """Raises `TypeError` if a placement is neither a device nor a sharding nor None."""
         if placement is None or isinstance(placement, jax.sharding.Sharding | jax.Device):
             return placement
         raise TypeError(

@@ -1,10 +1,10 @@
-"""Where the bytes of a file come from, the operating system, memory or any object with `read`; and how to read a part.
+"""Sources of a file's bytes: the operating system, memory or any object with `read`; and reading a part of a tensor.
 
 Files of the operating system are read at an offset, by any number of threads at once. Other objects that can seek are
-read under a lock. What can only be read onwards is read into memory, no further than somebody asks: how it begins is
-judged before the rest is waited for, which may never end.
+read under a lock. A stream that can only be read onwards is read into memory, no further than somebody asks: its header
+is judged before the rest is read, which may never end.
 
-Much data is a matter of chunks of 4 MiB: each has a digest, threads share them out, and progress is told. A digest is
+Data is read in chunks of 4 MiB. Each has a digest, threads share them out, and progress is reported. A digest is
 the CRC-32 of a chunk. It finds what disks, networks and copies do to a file, not a forger, who writes the digest too.
 CRC-32 is what the standard library has that is about as fast as memory is copied. It finds every single flipped bit,
 every burst of up to 32 bits, and all else but one change in 2³². Reading, writing and the digest all let go of the
@@ -37,40 +37,51 @@ except ImportError:
     from zlib import crc32 as crc32
 
 CHUNK_BYTES = 4 * 2**20
+"""Size of the chunks that have digests. It is part of the format."""
+
+# ---- Chunks, threads and progress ----
 
 SMALL = 64 * 2**10
 """Tensors below this are read and written together with their neighbours: a call costs about as much as their bytes."""
 
 Progress = Callable[[int, int], Any]
-"""Called with how many bytes of data are done and how many there are; perhaps on another thread, once at a time."""
+"""Called with the bytes done and the bytes in all, perhaps on another thread, but never twice at once."""
 
 ProgressOption = Progress | Literal[True] | None
 """A function (bytes done, bytes in all), True for a bar in the terminal, or None."""
 
 
 def num_chunks(nbytes: int) -> int:
-    """How many digests a tensor has."""
+    """Number of chunks, and so of digests, of a tensor."""
     return -(-nbytes // CHUNK_BYTES)
 
 
 def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None) -> None:
-    """Runs independent jobs on several threads, of which the caller's is one.
+    """Runs independent jobs on several threads. The caller's thread is one of them.
 
-    Raises the first error that a job raises. No job is started after it, and none is still running.
+    After an error no more jobs are started, and all threads end before the first error is raised.
+
+    Args:
+        jobs: is advanced by one thread at a time.
+        num_threads: None for one a core, at most four.
     """
-    if num_threads is None:  # one for each core that this process may use; past four, memory is the limit
+    # One for each core that this process may use. Past four, memory is the limit.
+    if num_threads is None:
         num_threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    taken, errors, lock = iter(jobs), list[BaseException](), threading.Lock()
+    remaining_jobs, errors, lock = iter(jobs), list[BaseException](), threading.Lock()
 
     def work() -> None:
+        """Runs jobs until there are none or one has failed."""
         try:
             while not errors:
-                with lock:  # generators may not be advanced by two threads at once
-                    job = next(taken, None)
+                # Generators may not be advanced by two threads at once.
+                with lock:
+                    job = next(remaining_jobs, None)
                 if job is None:
                     return
                 job()
-        except BaseException as error:  # noqa: BLE001  raised again below, on the caller's thread
+        # Raised again on the caller's thread.
+        except BaseException as error:  # noqa: BLE001
             errors.append(error)
 
     threads = [threading.Thread(target=work, name=f"sharedtree-read-{i}") for i in range(1, num_threads)]
@@ -84,20 +95,21 @@ def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None)
 
 
 def counting(progress: Progress | None, total: int) -> Callable[[int], None]:
-    """A function to call with the bytes just done, from any thread.
+    """Returns a function to call with the bytes just done, from any thread. It calls `progress` with the totals.
 
-    It raises in a process that `progress` has forked. The threads that read or hash are not there, and what is written
-    is the parent's file.
+    It raises in a process forked by `progress`: the threads for reading and hashing are not there, and it would write
+    into its parent's file.
     """
-    done, lock, process = 0, threading.Lock(), os.getpid()
+    done, lock, process_id = 0, threading.Lock(), os.getpid()
 
     def report(nbytes: int) -> None:
+        """Adds the bytes just done."""
         nonlocal done
         if progress is not None:
             with lock:
                 done += nbytes
                 progress(done, total)
-            if os.getpid() != process:
+            if os.getpid() != process_id:
                 raise RuntimeError(
                     "`progress` forked this process, and its parent goes on with what it is doing. End the child in "
                     "`progress`, with `os._exit`, or start it before."
@@ -107,8 +119,13 @@ def counting(progress: Progress | None, total: int) -> Callable[[int], None]:
 
 
 @contextlib.contextmanager
-def showing(progress: ProgressOption, what: str) -> Iterator[Progress | None]:
-    """The function to call, while the bar, if there is one, is shown."""
+def showing(progress: ProgressOption, title: str) -> Iterator[Progress | None]:
+    """Yields the function to call with the progress, and shows a bar meanwhile if the user asked for one.
+
+    Args:
+        progress: the user's option.
+        title: of the bar.
+    """
     if progress is not None and progress is not True and not callable(progress):
         raise TypeError(
             f"`progress` is {progress!r}. Give True for a bar, or a function, or leave it out:\n"
@@ -123,7 +140,7 @@ def showing(progress: ProgressOption, what: str) -> Iterator[Progress | None]:
         raise ImportError(
             "A progress bar needs tqdm:\n    pip install tqdm\nOr pass a function: progress=lambda done, total: ..."
         ) from None
-    with tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+    with tqdm(desc=title, unit="B", unit_scale=True, unit_divisor=1024) as bar:
 
         def report(done: int, total: int) -> None:
             bar.total = total
@@ -131,6 +148,8 @@ def showing(progress: ProgressOption, what: str) -> Iterator[Progress | None]:
 
         yield report
 
+
+# ---- Sources: pipes are opened once, and nothing is allocated beyond the file's size ----
 
 Readable = str | os.PathLike[str] | BinaryIO | bytes | bytearray | memoryview
 """A path, a file object open for reading in binary mode, or what is in such a file."""
@@ -143,35 +162,46 @@ ReadInto = Callable[[int, memoryview], None]
 
 
 class Source:
-    """The bytes of one file, from where it was positioned to its end; here of one that is in memory."""
+    """Bytes of one file, from where it was positioned to its end. This class has those of a file in memory.
 
-    # If several threads cannot read at once, reads should go onwards through the file: compressed streams say that they
-    # can seek, and start from the beginning to go back.
+    Attributes:
+        label: name of the file, for errors.
+    """
+
+    # True if several threads may read at once. Otherwise reads should go onwards through the file: compressed streams
+    # say that they can seek, and start from the beginning to go back.
     is_concurrent = True
-    size_is_known = True  # without reading all of it
+
+    # True if the size is known without reading the whole file.
+    size_is_known = True
 
     def __init__(self, data: memoryview, label: str) -> None:
         self._data = np.frombuffer(data, np.uint8)
         self._data.flags.writeable = False
-        self.label = label  # what errors call it
+        self.label = label
         self._size = len(data)
 
     @property
     def size(self) -> int:
-        """The number of bytes."""
+        """Number of bytes. A stream is read to its end for it."""
         return self._size
 
     def size_up_to(self, most: int) -> int:
-        """The size, or if it is larger than `most`, any number that is: a pipe is read no further."""
+        """Returns the size; or, if it is larger than `most`, any number above that. A stream is read no further."""
         return self.size
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills a buffer with the bytes from `offset` on; a `CorruptFileError` if the file has become shorter."""
-        # NumPy lets go of the interpreter lock.
+        """Fills a buffer with the bytes from `offset` on.
+
+        Raises:
+            CorruptFileError: if the file has become shorter meanwhile.
+        """
+        # A copy by NumPy releases the interpreter lock; a slice assignment does not.
         np.copyto(np.frombuffer(buffer, np.uint8), self._data[offset : offset + len(buffer)])
 
     def read(self, offset: int, nbytes: int) -> bytearray:
-        """Some bytes, fewer at the end of the file."""
+        """Returns up to `nbytes` bytes from `offset` on. At the end of the file there are fewer."""
+        # A header may ask for any number of bytes, and no more are allocated than the file has.
         nbytes = max(0, min(nbytes, self.size_up_to(offset + nbytes) - offset))
         try:
             buffer = bytearray(nbytes)
@@ -181,51 +211,53 @@ class Source:
         return buffer
 
     def mapped(self) -> Bytes:
-        """All bytes as a read-only array that is not read before it is looked at."""
+        """Returns all bytes as a read-only array. If possible, they are not read before they are used."""
         return self._data
 
     def close(self) -> None:
-        """Closes what `open_source` opened; a file that was given stays open."""
+        """Closes the file if `open_source` opened it. A user's file object stays open."""
 
 
-def open_source(where: Readable) -> Source:
-    """The bytes of a path, of a file object that is in binary mode, from where it is positioned, or of a buffer."""
-    if isinstance(where, bytes | bytearray | memoryview):
-        return Source(memoryview(where).cast("B"), "<bytes>")
-    if isinstance(where, str | os.PathLike):
+def open_source(location: Readable) -> Source:
+    """Opens a path, a file object in binary mode, from where it is positioned, or a buffer."""
+    if isinstance(location, bytes | bytearray | memoryview):
+        return Source(memoryview(location).cast("B"), "<bytes>")
+    if isinstance(location, str | os.PathLike):
         try:
-            file = open(where, "rb", buffering=0)  # noqa: SIM115  closed with the source, or below
+            # It is closed with the source, or below. A pipe could not be opened a second time.
+            file = open(location, "rb", buffering=0)  # noqa: SIM115
         except FileNotFoundError:
-            require_expanded(os.fsdecode(where))
+            require_expanded(os.fsdecode(location))
             raise
         try:
-            return _of_file(file, printable(os.fsdecode(where)), owned=True)
+            return _of_file(file, printable(os.fsdecode(location)), owned=True)
         except BaseException:
             file.close()
             raise
-    if isinstance(where, io.TextIOBase) or not hasattr(where, "read"):
+    if isinstance(location, io.TextIOBase) or not hasattr(location, "read"):
         raise TypeError(
-            f"`{type(where).__qualname__}` is not a path, nor a file open for reading in binary mode, nor bytes.\n"
+            f"`{type(location).__qualname__}` is not a path, nor a file open for reading in binary mode, nor bytes.\n"
             'Open a file with:\n    open(path, "rb")'
         )
-    name = getattr(where, "name", None)
-    return _of_file(where, printable(name if isinstance(name, str) else f"<{type(where).__name__}>"), owned=False)
+    name = getattr(location, "name", None)
+    return _of_file(location, printable(name if isinstance(name, str) else f"<{type(location).__name__}>"), owned=False)
 
 
-def require_expanded(given: str) -> None:
-    """Raises if a path that leads nowhere begins with `~`, which shells replace and Python does not."""
-    expanded = os.path.expanduser(given)
-    if expanded != given:
+def require_expanded(path: str) -> None:
+    """Raises `FileNotFoundError` if a missing path begins with `~`. Shells replace that, Python does not."""
+    expanded = os.path.expanduser(path)
+    if expanded != path:
         message = (
-            f"`{printable(given)}` begins with `~`, which stands for a home folder in a shell, and in Python only if "
-            f"you say so:\n    path = os.path.expanduser({given!r})\nThere is no"
+            f"`{printable(path)}` begins with `~`, which stands for a home folder in a shell, and in Python only if "
+            f"you say so:\n    path = os.path.expanduser({path!r})\nThere is no"
         )
-        raise FileNotFoundError(errno.ENOENT, message, given)
+        raise FileNotFoundError(errno.ENOENT, message, path)
 
 
 def _of_file(file: BinaryIO, label: str, *, owned: bool) -> Source:
+    """Returns the source for a file object: in memory, of the operating system, seekable, or a stream."""
     if type(file) is io.BytesIO:
-        # Not `getbuffer`, which would keep the caller from closing the file. CPython copies nothing here either.
+        # `getbuffer` would keep the caller from closing the file. CPython's `getvalue` copies nothing either.
         return Source(memoryview(file.getvalue())[file.tell() :], label)
     raw = file.raw if isinstance(file, io.BufferedReader | io.BufferedRandom) else file
     if isinstance(raw, io.FileIO) and stat.S_ISREG(os.fstat(raw.fileno()).st_mode) and hasattr(os, "preadv"):
@@ -238,7 +270,7 @@ def _of_file(file: BinaryIO, label: str, *, owned: bool) -> Source:
 
 
 class _Stream(Source):
-    """A stream that can only be read onwards, such as a pipe. It keeps what was read."""
+    """A stream without a position, like a pipe. It keeps the bytes read so far."""
 
     is_concurrent = False
     size_is_known = False
@@ -259,6 +291,7 @@ class _Stream(Source):
         return len(self._kept)
 
     def _read_on(self, nbytes: int) -> None:
+        """Reads some more bytes. Raises `BlockingIOError` or `MemoryError` with the name of the file."""
         part: bytes | None = self._file.read(nbytes)
         if part is None:
             raise BlockingIOError(
@@ -273,9 +306,9 @@ class _Stream(Source):
             raise MemoryError(f"`{self.label}` goes on after {count:,} bytes, which fill the memory.") from None
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        there = self.size_up_to(offset + len(buffer) - 1)
-        if there < offset + len(buffer):
-            raise CorruptFileError(f"`{self.label}` ended after {there} bytes: it was cut short.")
+        num_available = self.size_up_to(offset + len(buffer) - 1)
+        if num_available < offset + len(buffer):
+            raise CorruptFileError(f"`{self.label}` ended after {num_available} bytes: it was cut short.")
         np.copyto(np.frombuffer(buffer, np.uint8), np.frombuffer(self._kept, np.uint8, len(buffer), offset))
 
     def mapped(self) -> Bytes:
@@ -288,7 +321,7 @@ class _Stream(Source):
 
 
 class _Seeking(Source):
-    """Any object that can seek. Nothing else may move it meanwhile."""
+    """Any object that can seek. Nothing else may move its position meanwhile."""
 
     is_concurrent = False
 
@@ -301,6 +334,7 @@ class _Seeking(Source):
         file.seek(self._start)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
+        # Reads may be short, and the position is shared, hence the loop and the lock.
         at = self._start + offset
         with self._lock:
             while len(buffer):
@@ -317,6 +351,7 @@ class _Seeking(Source):
         )
 
     def _read_some(self, at: int, buffer: memoryview) -> int:
+        """Reads at most as many bytes as the buffer has. Returns how many."""
         self._file.seek(at)
         if hasattr(self._file, "readinto"):
             return self._file.readinto(buffer)  # type: ignore[attr-defined]
@@ -349,26 +384,38 @@ class _File(_Seeking):
     def mapped(self) -> Bytes:
         # The array keeps the map alive, and the map its own descriptor.
         try:
-            everything = map_file(self._file.fileno(), self._start + self.size)
-        except ValueError:  # the file is shorter than that by now
+            mapping = map_file(self._file.fileno(), self._start + self.size)
+        # The file has become shorter since it was opened.
+        except ValueError:
             raise self._cut_short() from None
-        return np.frombuffer(everything, np.uint8)[self._start :]
+        return np.frombuffer(mapping, np.uint8)[self._start :]
+
+
+# ---- Only the selected part where asked ----
 
 
 def read_part(
-    read_into: ReadInto, shape: Sequence[int], item_size: int, wanted: Sequence[range], memory: Bytes
+    read_into: ReadInto, shape: Sequence[int], item_size: int, selected: Sequence[range], memory: Bytes
 ) -> None:
-    """Fills `memory` with a part of a tensor: the positions `wanted` along each axis, in C order, run by run."""
+    """Reads a part of a tensor into memory, in C order, run by run.
+
+    Args:
+        read_into: reads bytes of the tensor.
+        shape: the stored shape.
+        item_size: bytes of an item.
+        selected: the positions along each axis.
+        memory: as large as the part.
+    """
     if not len(memory):
         return
-    # Axes of size 1 tell nothing apart. The bytes of an item are one more axis.
-    axes = [(size, positions) for size, positions in zip(shape, wanted, strict=True) if size != 1]
+    # Axes of size 1 make no difference. The bytes of an item are one more axis.
+    axes = [(size, positions) for size, positions in zip(shape, selected, strict=True) if size != 1]
     sizes, ranges = zip(*axes, (item_size, range(item_size)), strict=True)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    # The innermost axis of which not all is wanted: inside one of its steps, or of many in a row, there are no gaps.
+    # A run is one step, or many in a row, of the innermost axis that is not selected whole. It has no gaps.
     axis = max((axis for axis, size in enumerate(sizes) if len(ranges[axis]) < size), default=0)
     at_once = len(ranges[axis]) if ranges[axis].step == 1 else 1
-    done, nbytes, buffer = 0, at_once * strides[axis], memoryview(memory)
+    filled, nbytes, buffer = 0, at_once * strides[axis], memoryview(memory)
     for positions in itertools.product(*ranges[:axis], ranges[axis][::at_once]):
-        read_into(sum(map(operator.mul, positions, strides)), buffer[done : done + nbytes])
-        done += nbytes
+        read_into(sum(map(operator.mul, positions, strides)), buffer[filled : filled + nbytes])
+        filled += nbytes

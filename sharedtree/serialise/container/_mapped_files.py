@@ -1,8 +1,8 @@
-"""Files that are mapped into memory, and what becomes of their mappings before such a file is written to in place.
+"""Files that are mapped into memory. Before such a file is written to in place, its mappings become ordinary memory.
 
 `load(mmap=True)` maps a file. Its arrays are read from the file whenever somebody looks at them, so they change if the
 file does. `save` to a path is no danger: it makes a new file, and the mapping keeps the old one alive. `save` to a file
-object that was opened with `"r+b"` writes into the very bytes that the arrays are read from, perhaps those that it is
+object that was opened with `"r+b"` writes into the very bytes the arrays are read from, perhaps those it is
 about to write. So before it writes, each mapping of that file becomes ordinary memory, at the address where it is:
 
     address         before                       after
@@ -10,7 +10,7 @@ about to write. So before it writes, each mapping of that file becomes ordinary 
     0x7f..000 + n   page n of `model`            a copy of page n
 
 NumPy and JAX arrays over that memory notice nothing, and are no longer read from the file. Linux can do this
-(`mremap`). Elsewhere, and for mappings that somebody else made (`numpy.memmap`), `save` refuses before it writes.
+(`mremap`). Elsewhere, and for mappings somebody else made (`numpy.memmap`), `save` refuses before it writes.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from ...core._locks import Lock
 from ...core._printing import printable
 
 FileId = tuple[int, int]
-"""The device and the inode of a file: equal for all its names and descriptors, while it exists."""
+"""Device and inode of a file. All its names and descriptors have the same, while it exists."""
 
 
 class FileMapping(mmap.mmap):
@@ -48,16 +48,17 @@ class AddressRange(NamedTuple):
     stop: int
 
     def overlaps(self, other: "AddressRange") -> bool:
-        """Whether an address is in both."""
+        """Returns True if an address is in both ranges."""
         return self.start < other.stop and other.start < self.stop
 
 
+# All mappings that `load(mmap=True)` made and somebody still uses.
 _mappings: "weakref.WeakSet[FileMapping]" = weakref.WeakSet()
 _lock = Lock()
 
 
 def map_file(descriptor: int, nbytes: int) -> FileMapping:
-    """Maps the first bytes of a regular file. It is a ValueError if the file has fewer."""
+    """Maps the first bytes of a regular file. Raises `ValueError` if the file has fewer."""
     mapping = FileMapping(descriptor, nbytes, access=mmap.ACCESS_READ)
     mapping.file_id = _id_of(os.fstat(descriptor))
     with _lock:
@@ -66,16 +67,16 @@ def map_file(descriptor: int, nbytes: int) -> FileMapping:
 
 
 def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
-    """Makes arrays independent of a file that is about to be written to in place.
+    """Makes arrays independent of a file before it is written to in place.
 
     Args:
-        file: what is written to. Without a descriptor of a regular file, nothing is done.
-        names: of the arrays that are written, for errors.
-        arrays: what is written: NumPy's and JAX's.
+        file: the file object. If it has no descriptor of a regular file, nothing is done.
+        names: names of the arrays, for errors.
+        arrays: these arrays, NumPy's and JAX's.
 
     Raises:
         OSError: with `EBUSY`, if arrays would change that cannot be made independent, or if the file was cut short
-            since arrays that are written were mapped from it. Nothing was written.
+            after arrays to be written were mapped from it. Nothing was written.
 
     Cost: if the file is mapped, all of it is read into memory.
     """
@@ -86,11 +87,12 @@ def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
     name = str(getattr(file, "name", f"<{type(file).__name__}>"))
     label = printable(name)
     if _own_mappings(_id_of(status)):
-        # Of a model that nobody has any more, nothing need be read.
+        # The mapping of a model that nobody uses any more goes away here, and need not be read.
         gc.collect()
+    # Our own mappings become memory.
     for mapping in _own_mappings(_id_of(status)):
         if status.st_size < len(mapping):
-            # Whoever opens a file with "wb" empties it. What the mapping had cannot be had any more.
+            # Opening a file with "wb" empties it, so the mapped bytes are lost.
             _require_none(list(_overlapping([_range_of(mapping)], arrays)), names, name, _CUT_SHORT)
             continue
         try:
@@ -100,8 +102,9 @@ def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
                 f"`{label}` is mapped into memory, by `load(mmap=True)`, and to write into it would change the arrays"
             )
             raise OSError(errno.EBUSY, f"{fact} ({error.strerror}). {_COPY}\nNot written", name) from None
-    others = list(_mappings_of_others(status))
-    _require_none(list(_overlapping(others, arrays)), names, name, _MAPPED)
+    # Mappings by others, such as `numpy.memmap`, cannot be turned into memory. Their arrays stand in the way.
+    foreign_ranges = list(_mappings_of_others(status))
+    _require_none(list(_overlapping(foreign_ranges, arrays)), names, name, _MAPPED)
 
 
 _COPY = (
@@ -117,7 +120,14 @@ _CUT_SHORT = (
 
 
 def _require_none(numbers: Sequence[int], names: Sequence[str], file_name: str, why: str) -> None:
-    """Raises if there are arrays, by their numbers, that stand in the way of writing to a file."""
+    """Raises `OSError` if arrays stand in the way of writing to a file.
+
+    Args:
+        numbers: positions of these arrays in `names`.
+        names: names of all arrays.
+        file_name: name of the file.
+        why: the end of the message.
+    """
     if numbers:
         more = f" and {len(numbers) - 1:,} more" if len(numbers) > 1 else ""
         label, first = printable(file_name), printable(names[numbers[0]])
@@ -130,16 +140,17 @@ def _id_of(status: os.stat_result) -> FileId:
 
 
 def _descriptor_of(file: Any) -> int | None:
-    """The descriptor of a regular file whose bytes change if `file` is written to; None if there is none.
+    """Returns the descriptor of a regular file whose bytes change if `file` is written to; None if there is none.
 
-    Objects that compress what they are given have the descriptor of what they write to. What is appended to a file
-    changes no byte of it.
+    A compressing object has the descriptor of the file it writes to. Appending to a file changes no byte that
+    it has, so it needs no care.
     """
     try:
         descriptor = file.fileno()
         if type(descriptor) is not int or not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-    except (AttributeError, OSError, ValueError):  # no file of the system, or a closed one, as `write` will say
+    # It is no file of the system, or a closed one. Then `write` raises the error.
+    except (AttributeError, OSError, ValueError):
         return None
     with contextlib.suppress(ImportError):
         import fcntl
@@ -160,40 +171,43 @@ def _range_of(mapping: mmap.mmap) -> AddressRange:
 
 
 def _overlapping(ranges: Sequence[AddressRange], arrays: Sequence[Any]) -> Iterator[int]:
-    """The numbers of the arrays that have memory in one of some ranges of addresses."""
+    """Iterates over the numbers of the arrays that have memory in one of some ranges of addresses."""
     for number, array in enumerate(arrays if ranges else ()):
-        if any(memory.overlaps(taken) for memory in _memory_of(array) for taken in ranges):
+        if any(memory.overlaps(address_range) for memory in _memory_of(array) for address_range in ranges):
             yield number
 
 
 def _memory_of(array: Any) -> Iterator[AddressRange]:
-    """Where an array is in the memory of the host, as far as it is there."""
+    """Iterates over an array's ranges of addresses in the host's memory. Shards on other devices have none."""
     if not array.size:
         return
     if isinstance(array, np.ndarray):
         yield AddressRange(*np.lib.array_utils.byte_bounds(array))
         return
-    with contextlib.suppress(RuntimeError):  # JAX's, of an array that was deleted, as `write` will say
+    # JAX raises it for a deleted array. Then `write` raises the error.
+    with contextlib.suppress(RuntimeError):
         for shard in array.addressable_shards:
             if shard.device.platform == "cpu":
                 yield AddressRange(*np.lib.array_utils.byte_bounds(np.asarray(shard.data)))
 
 
 def _mappings_of_others(status: os.stat_result) -> Iterator[AddressRange]:
-    """Where else this process has mapped a file, as far as the system tells.
+    """Iterates over the ranges where this process has mapped a file, as far as the system lists them.
 
-    Some file systems (overlayfs, btrfs) have another device in that list than `stat` says, and some another inode. So
-    a mapping counts if it has the inode, or the name, of the file: too many count, if anything.
+    Some file systems (overlayfs, btrfs) have another device in that list than `stat` says, and some another inode. So a
+    mapping counts if it has the inode, or the name, of the file. Too many may count, but not too few.
     """
     try:
         with open("/proc/self/maps", "rb") as maps:
             lines = maps.read().splitlines()
-    except OSError:  # not Linux
+    # Only Linux has the list.
+    except OSError:
         return
     same_name: dict[bytes, bool] = {}
     for line in lines:
         addresses, _, _, _, inode, *name = line.split(maxsplit=5)
-        if inode == b"0":  # ordinary memory
+        # Ordinary memory has no inode.
+        if inode == b"0":
             continue
         path = name[0] if name else b""
         if path not in same_name:
@@ -207,7 +221,7 @@ def _mappings_of_others(status: os.stat_result) -> Iterator[AddressRange]:
 
 @functools.cache
 def _libc() -> Any:
-    """The C library's functions that move memory. It is an OSError where there are none."""
+    """Returns the C library with the signatures of its functions that move memory. Raises `OSError` if not on Linux."""
     if not sys.platform.startswith("linux"):
         raise OSError(errno.ENOSYS, "no memory can be put in the place of a mapping here")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -224,9 +238,12 @@ _MAYMOVE_AND_FIXED = 3
 
 
 def _turn_into_memory(mapping: FileMapping) -> None:
-    """Puts a copy of a mapping in its place, in one step: who reads it meanwhile reads the same bytes.
+    """Puts a copy of a mapping in its place, in one step: whoever reads it meanwhile reads the same bytes.
 
-    The object unmaps it in the end, as it would have unmapped the file. It is an OSError if there is no memory.
+    The mapping object unmaps the copy in the end, as it would have unmapped the file.
+
+    Raises:
+        OSError: if there is no memory.
     """
     libc, (start, stop) = _libc(), _range_of(mapping)
     nbytes = stop - start
@@ -234,6 +251,7 @@ def _turn_into_memory(mapping: FileMapping) -> None:
     memory = libc.mmap(None, nbytes, read_and_write, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if memory == _FAILED:
         raise _last_error()
+    # The copy becomes read-only like the mapping, and is then moved over it.
     ctypes.memmove(memory, start, nbytes)
     is_placed = libc.mprotect(memory, nbytes, mmap.PROT_READ) == 0
     if not is_placed or libc.mremap(memory, nbytes, nbytes, _MAYMOVE_AND_FIXED, start) == _FAILED:

@@ -1,4 +1,4 @@
-"""Containers are opened and read here: whole tensors, many of them, parts of them, mapped or checked.
+"""Opens and reads containers: whole tensors, many of them, parts of them, mapped or checked.
 
 Each tensor goes to a multiple of 64 bytes in memory, so that JAX can use it on a CPU without a copy. A tensor of 4 MiB
 or more has memory of its own. Smaller ones share it: fresh memory, which comes in pages of 4 KiB with an interrupt
@@ -39,14 +39,21 @@ from ._byte_sources import (
 )
 from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, Header, Tensor, invalid, read_header
 
-_WORTH_THREADS = 8 * 2**20  # below, starting threads takes longer than they save
-_LARGE = 4 * 2**20  # tensors from this on have memory of their own
-_SLAB_BYTES = 16 * 2**20  # what those between share, at most
-_BLOCK_BYTES = 2**20  # what small tensors share, at most, and what is read at once of them
+# Below this, starting threads takes longer than they save.
+_WORTH_THREADS = 8 * 2**20
+# Tensors of at least this size have memory of their own.
+_LARGE = 4 * 2**20
+# How much memory smaller ones share, at most.
+_SLAB_BYTES = 16 * 2**20
+# How much memory tensors below 64 KiB share, at most; and how much of them is read at once.
+_BLOCK_BYTES = 2**20
 _HUGE_PAGE = 2 * 2**20
 
 _Memory = Mapping[str, Bytes]
+"""Name of a tensor → the memory for its bytes."""
+
 _Check = Callable[[Tensor, int, memoryview], None]
+"""Called with a tensor, the number of a chunk of it, and the bytes of that chunk."""
 
 
 class Damage(NamedTuple):
@@ -56,18 +63,18 @@ class Damage(NamedTuple):
     chunk: int
 
 
-def open_container(where: Readable | Source) -> "Container":
-    """Opens a container: reads its header, checks all of it, and the manifest. Nothing else is read.
+def open_container(location: Readable | Source) -> "Container":
+    """Opens a container: reads and checks its header and the manifest, and nothing else.
 
     A source that is open already is left open, also when the container is closed.
 
     Raises:
         FormatError: if this is not a sharedtree file, or malformed.
-        CorruptFileError: if it is one that was cut short, or whose header or manifest has changed.
+        CorruptFileError: if it was cut short, or its header or manifest has changed.
     """
-    if isinstance(where, Source):
-        return Container(where, read_header(where), is_owner=False)
-    source = open_source(where)
+    if isinstance(location, Source):
+        return Container(location, read_header(location), is_owner=False)
+    source = open_source(location)
     try:
         return Container(source, read_header(source))
     except BaseException:
@@ -76,17 +83,29 @@ def open_container(where: Readable | Source) -> "Container":
 
 
 class Container(contextlib.AbstractContextManager["Container"]):
-    """An open container. Use it in a `with` statement, or close it; it closes its source if it is the `is_owner`."""
+    """An open container. Use it in a `with` statement, or close it.
+
+    Args:
+        source: the bytes of the file.
+        header: its header.
+        is_owner: True if closing the container closes the source.
+
+    Attributes:
+        label: name of the file, for errors.
+        metadata: the user's texts.
+        tensors: name → tensor, in order of offset, without that of the manifest.
+        manifest: text of the manifest; empty in a foreign file.
+    """
 
     def __init__(self, source: Source, header: Header, *, is_owner: bool = True) -> None:
         self._source = source
         self._is_owner = is_owner
         self._header = header
-        self.label = source.label  # what errors call the file
-        self.metadata = header.metadata  # the user's
-        # In order of offset, in the end without the manifest's own.
+        self.label = source.label
+        self.metadata = header.metadata
         self.tensors = {tensor.name: tensor for tensor in header.tensors}
         self.manifest = header.manifest or ""
+        # A long manifest is in a tensor, and is read and checked as one.
         if header.manifest is None:
             try:
                 self.manifest = self.read_many([MANIFEST_TENSOR])[MANIFEST_TENSOR].tobytes().decode()
@@ -102,13 +121,19 @@ class Container(contextlib.AbstractContextManager["Container"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # ---- Fast: read into 64-byte-aligned memory, or map the file. Only the selected part where asked ----
+
     def read_many(
         self, names: Iterable[str] | None = None, *, verify: bool = True, progress: Progress | None = None
     ) -> dict[str, Bytes]:
-        """Flat, writable arrays of the bytes of some tensors, or of all, in order of offset.
+        """Reads tensors into flat, writable arrays of bytes, in order of offset.
 
-        A chunk that does not have its digest is a `CorruptFileError` if `verify`. The bytes are copied once, from the
-        operating system, and hashed meanwhile by the threads that have read them.
+        The bytes are copied once, from the operating system. The threads that read them also check the digests.
+
+        Args:
+            names: of the tensors; None for all.
+            verify: True to raise `CorruptFileError` for a chunk that does not have its digest.
+            progress: called with the bytes done and the bytes in all.
         """
         tensors = self._in_order(self.tensors if names is None else names)
         try:
@@ -123,81 +148,105 @@ class Container(contextlib.AbstractContextManager["Container"]):
         return {tensor.name: data[tensor.name] for tensor in tensors}
 
     def read_selection(self, name: str, selection: Sequence[slice], *, verify: bool = True) -> Bytes:
-        """The bytes of a part of a tensor, in C order: one slice of stored items an axis; what is left out is whole.
+        """Reads a part of a tensor, in C order.
 
-        With `verify`, the chunks that it touches are read whole and checked. Otherwise the selected runs are read, each
-        by itself, and nothing between them.
+        With `verify`, the chunks the part touches are read whole and checked. Otherwise the runs of bytes in the
+        part are read one by one, and nothing between them.
+
+        Args:
+            name: of the tensor.
+            selection: a slice of stored items for each axis. Axes without one are whole.
+            verify: True to check digests.
         """
         tensor = self.tensors[name]
         shape, item_size = tensor.shape, ITEM_SIZES[tensor.dtype]
-        if len(selection) > len(shape) or any(each.step is not None and each.step < 1 for each in selection):
+        if len(selection) > len(shape) or any(item.step is not None and item.step < 1 for item in selection):
             raise IndexError(
                 f"The selection {tuple(selection)} does not fit the tensor `{name}`, whose stored shape is {shape}: "
                 "give at most one slice an axis, with a positive step."
             )
         slices = [*selection, *[slice(None)] * (len(shape) - len(selection))]
-        wanted = [range(*each.indices(size)) for each, size in zip(slices, shape, strict=True)]
-        memory = aligned(math.prod(map(len, wanted)) * item_size)
+        positions = [range(*item.indices(size)) for item, size in zip(slices, shape, strict=True)]
+        memory = aligned(math.prod(map(len, positions)) * item_size)
         read_into = self._by_chunks(tensor) if verify else functools.partial(self._read_at, tensor.start)
-        read_part(read_into, shape, item_size, wanted, memory)
+        read_part(read_into, shape, item_size, positions, memory)
         return memory
 
     def mapped(self) -> Mapping[str, Bytes]:
-        """The bytes of all tensors as read-only views of the mapped file, not read before they are looked at.
+        """Returns the bytes of all tensors as read-only views of the mapped file. Using them reads them.
 
-        If another program cuts the file short, looking at them ends the process (SIGBUS); if it writes into the file,
-        they change. Files that `sharedtree` replaces are safe: the old one lives on until nobody uses it.
+        If another program cuts the file short, using them ends the process (SIGBUS); if it writes into the file, they
+        change. Files replaced by `sharedtree` are safe: the old one lives on until nobody uses it.
         """
-        everything = self._source.mapped()[self._header.data_start :]
-        return {name: everything[tensor.start : tensor.stop] for name, tensor in self.tensors.items()}
+        data = self._source.mapped()[self._header.data_start :]
+        return {name: data[tensor.start : tensor.stop] for name, tensor in self.tensors.items()}
+
+    # ---- Checked by default: digests over the data ----
 
     def damage(self, names: Sequence[str] | None = None, *, progress: Progress | None = None) -> list[Damage]:
-        """Which chunks of some tensors, or of all and the manifest, do not have their digests. Nothing is kept."""
+        """Finds the chunks that do not have their digests. Keeps nothing of what it reads.
+
+        Args:
+            names: of the tensors; None for all, and the manifest.
+            progress: called with the bytes done and the bytes in all.
+        """
         tensors = self._header.tensors if names is None else self._in_order(names)
-        found: list[tuple[int, Damage]] = []
+        # Threads find them in any order, so each has the offset of its tensor, to be sorted by.
+        damages: list[tuple[int, Damage]] = []
 
         def check(tensor: Tensor, chunk: int, data: memoryview) -> None:
             if not self._has_digest(tensor, chunk, data):
-                found.append((tensor.start, Damage(tensor.name, chunk)))
+                damages.append((tensor.start, Damage(tensor.name, chunk)))
 
         self._read(tensors, None, check, progress)
-        return [damage for _, damage in sorted(found)]
+        return [damage for _, damage in sorted(damages)]
 
     def require_undamaged(self, names: Sequence[str] | None = None, *, progress: Progress | None = None) -> None:
         """Raises `CorruptFileError`, with every tensor that is damaged, unless all chunks have their digests."""
-        found = self.damage(names, progress=progress)
-        if not found:
+        all_damage = self.damage(names, progress=progress)
+        if not all_damage:
             return
-        by_tensor = itertools.groupby(found, key=lambda each: each.tensor)
-        chunks = {tensor: [each.chunk for each in some] for tensor, some in by_tensor}
-        listed = "\n".join(f"    `{printable(tensor)}`: {_numbers(numbers)}" for tensor, numbers in chunks.items())
+        by_tensor = itertools.groupby(all_damage, key=lambda damage: damage.tensor)
+        chunks = {tensor: [damage.chunk for damage in damages] for tensor, damages in by_tensor}
+        lines = "\n".join(f"    `{printable(tensor)}`: {_numbers(numbers)}" for tensor, numbers in chunks.items())
         raise CorruptFileError(
-            f"`{self.label}` is damaged. These tensors have chunks of 4 MiB that do not have their digests:\n{listed}\n"
+            f"`{self.label}` is damaged. These tensors have chunks of 4 MiB that do not have their digests:\n{lines}\n"
             f"{_CHANGED}",
             tuple(chunks),
-            found[0].chunk,
+            all_damage[0].chunk,
         )
 
     def _in_order(self, names: Iterable[str]) -> list[Tensor]:
+        """Returns tensors by name, in order of offset, each once."""
         tensors = [self.tensors[name] for name in dict.fromkeys(names)]
-        return sorted(tensors, key=lambda tensor: (tensor.start, tensor.stop))  # empty ones begin where others do
+        # Empty tensors begin where others do, so the start alone is no order.
+        return sorted(tensors, key=lambda tensor: (tensor.start, tensor.stop))
 
     def _read(
         self, tensors: Sequence[Tensor], data: _Memory | None, check: _Check | None, progress: Progress | None
     ) -> None:
-        """Reads tensors into their memory, or into none that is kept, and calls `check` with each chunk, on threads."""
+        """Reads tensors and calls `check` with each chunk, perhaps on several threads.
+
+        Args:
+            tensors: in order of offset.
+            data: the memory for each. None to keep nothing.
+            check: called with each chunk; None for no check.
+            progress: called with the bytes done and the bytes in all.
+        """
         total = sum(tensor.nbytes for tensor in tensors)
         report = counting(progress, total)
 
-        def read(together: Sequence[Tensor], start: int, stop: int) -> None:
-            first = together[0]
-            if data is None or first.nbytes < SMALL:
+        def read(neighbours: Sequence[Tensor], start: int, stop: int) -> None:
+            """Reads one stretch of the file, which is a chunk of a large tensor or several small tensors."""
+            first_tensor = neighbours[0]
+            # Large tensors are read into their memory. Small ones are read together, and copied.
+            if data is None or first_tensor.nbytes < SMALL:
                 buffer = memoryview(np.empty(stop - start, np.uint8))
             else:
-                buffer = memoryview(data[first.name])[start - first.start : stop - first.start]
+                buffer = memoryview(data[first_tensor.name])[start - first_tensor.start : stop - first_tensor.start]
             self._read_at(start, 0, buffer)
             done = 0
-            for tensor in together:
+            for tensor in neighbours:
                 begin = max(start, tensor.start)
                 part = buffer[begin - start : tensor.stop - start]
                 if check is not None and len(part):
@@ -208,18 +257,20 @@ class Container(contextlib.AbstractContextManager["Container"]):
             if done:
                 report(done)
 
-        worth_threads = check is not None and total >= _WORTH_THREADS and self._source.is_concurrent
-        # In order of offset, which some sources can read in no other.
+        is_worth_threads = check is not None and total >= _WORTH_THREADS and self._source.is_concurrent
+        # Jobs go in order of offset: a compressed stream starts from the beginning to go back.
         jobs = (functools.partial(read, *stretch) for stretch in _stretches(tensors))
-        run_jobs(jobs, None if worth_threads else 1)
+        run_jobs(jobs, None if is_worth_threads else 1)
 
     def _read_at(self, start: int, offset: int, buffer: memoryview) -> None:
+        """Fills a buffer from an offset in a tensor that starts at `start`."""
         self._source.read_into(self._header.data_start + start + offset, buffer)
 
     def _has_digest(self, tensor: Tensor, chunk: int, data: memoryview) -> bool:
         return crc32(data) == self._header.digests[tensor.name][chunk]
 
     def _require_digest(self, tensor: Tensor, chunk: int, data: memoryview) -> None:
+        """Raises `CorruptFileError` if a chunk does not have its digest."""
         if self._has_digest(tensor, chunk, data):
             return
         start = chunk * CHUNK_BYTES
@@ -232,26 +283,28 @@ class Container(contextlib.AbstractContextManager["Container"]):
         )
 
     def _by_chunks(self, tensor: Tensor) -> ReadInto:
-        """Reads any part of a tensor by whole chunks, checking each."""
+        """Returns a function that reads any part of a tensor, by whole chunks, each of which is checked."""
 
         def load(chunk: int, buffer: memoryview) -> memoryview:
             self._read_at(tensor.start, chunk * CHUNK_BYTES, buffer)
             self._require_digest(tensor, chunk, buffer)
             return buffer
 
-        @functools.lru_cache(1)  # the next part may begin where this one ends
+        # The next part may begin in the chunk in which this one ends, so the last chunk is kept.
+        @functools.lru_cache(1)
         def loaded(chunk: int, nbytes: int) -> memoryview:
             return load(chunk, memoryview(np.empty(nbytes, np.uint8)))
 
         def read_into(start: int, buffer: memoryview) -> None:
+            """Fills a buffer chunk by chunk. A chunk that is wanted whole is read into the buffer without a copy."""
             while len(buffer):
-                chunk, within = divmod(start, CHUNK_BYTES)
+                chunk, offset_in_chunk = divmod(start, CHUNK_BYTES)
                 nbytes = min(CHUNK_BYTES, tensor.nbytes - chunk * CHUNK_BYTES)
-                part = buffer[: nbytes - within]
+                part = buffer[: nbytes - offset_in_chunk]
                 if len(part) == nbytes:
                     load(chunk, part)
                 else:
-                    part[:] = loaded(chunk, nbytes)[within : within + len(part)]
+                    part[:] = loaded(chunk, nbytes)[offset_in_chunk : offset_in_chunk + len(part)]
                 buffer = buffer[len(part) :]
                 start += len(part)
 
@@ -270,60 +323,73 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], int, int]]:
-    """What is read at once, a chunk of one tensor or small ones that lie close together; where it begins and ends."""
-    together: list[Tensor] = []
+    """Iterates over what is read at once: one chunk of a large tensor, or small tensors that lie close together.
+
+    Each comes as its tensors, and where it begins and ends in the data.
+    """
+    neighbours: list[Tensor] = []
     for tensor in tensors:
-        is_far = together and tensor.start - together[-1].stop > SMALL
-        if together and (is_far or tensor.nbytes >= SMALL or tensor.stop - together[0].start > _BLOCK_BYTES):
-            yield together, together[0].start, together[-1].stop
-            together = []
+        is_far = neighbours and tensor.start - neighbours[-1].stop > SMALL
+        if neighbours and (is_far or tensor.nbytes >= SMALL or tensor.stop - neighbours[0].start > _BLOCK_BYTES):
+            yield neighbours, neighbours[0].start, neighbours[-1].stop
+            neighbours = []
         if tensor.nbytes < SMALL:
-            together.append(tensor)
+            neighbours.append(tensor)
             continue
         for start in range(tensor.start, tensor.stop, CHUNK_BYTES):
             yield [tensor], start, min(start + CHUNK_BYTES, tensor.stop)
-    if together:
-        yield together, together[0].start, together[-1].stop
+    if neighbours:
+        yield neighbours, neighbours[0].start, neighbours[-1].stop
+
+
+# ---- Fast: 64-byte-aligned memory that `jax.device_put` aliases on a CPU ----
 
 
 def aligned(nbytes: int) -> Bytes:
-    """Fresh memory, not filled, that begins at a multiple of 64 bytes."""
+    """Returns fresh memory, not filled, that begins at a multiple of 64 bytes."""
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + nbytes]
 
 
 def memory_for(tensors: Iterable[Tensor]) -> dict[str, Bytes]:
-    """Fresh memory, not filled, for each tensor, by name. No more than 63 bytes for each are taken besides."""
-    groups: list[list[tuple[str, int]]] = []  # names and sizes of tensors that share a piece of memory
-    filling: dict[int, tuple[list[tuple[str, int]], int]] = {}  # by what they may fill: the last group, what it fills
+    """Returns fresh memory, not filled, for each tensor, by name. Alignment costs at most 63 bytes a tensor.
+
+    The sizes were checked against the file before, so nothing is allocated beyond the file's size.
+    """
+    # Groups of tensors that share a piece of memory, as names and sizes.
+    groups: list[list[tuple[str, int]]] = []
+    # Most bytes that a group may have → the group that is being filled, and its bytes so far.
+    filling: dict[int, tuple[list[tuple[str, int]], int]] = {}
     for tensor in tensors:
         size = tensor.stop - tensor.start
         bound = _BLOCK_BYTES if size < SMALL else _SLAB_BYTES if size < _LARGE else 0
-        together, filled = filling.get(bound, ([], bound + 1))
+        # A large tensor has a bound of 0, so it never fits a group that has begun. At first every group is full.
+        group, filled = filling.get(bound, ([], bound + 1))
         filled += size + -size % ALIGNMENT
         if filled > bound:
-            together, filled = [], size + -size % ALIGNMENT
-            groups.append(together)
-        together.append((tensor.name, size))
-        filling[bound] = together, filled
+            group, filled = [], size + -size % ALIGNMENT
+            groups.append(group)
+        group.append((tensor.name, size))
+        filling[bound] = group, filled
     memory: dict[str, Bytes] = {}
-    for together in groups:
-        block = _in_huge_pages(sum([size + -size % ALIGNMENT for _, size in together]))
-        at = 0
-        for name, size in together:
-            memory[name] = block[at : at + size]
-            at += size + -size % ALIGNMENT
+    for group in groups:
+        block = _in_huge_pages(sum([size + -size % ALIGNMENT for _, size in group]))
+        offset = 0
+        for name, size in group:
+            memory[name] = block[offset : offset + size]
+            offset += size + -size % ALIGNMENT
     return memory
 
 
 def _in_huge_pages(nbytes: int) -> Bytes:
-    """Fresh memory at a multiple of 64 bytes, in pages of 2 MiB as far as it fills them, where there are such pages."""
+    """Returns fresh memory at a multiple of 64 bytes, in pages of 2 MiB if it fills one and the system has them."""
     if nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel may have no huge pages, or no memory, as NumPy will say.
         with contextlib.suppress(OSError):
-            # Mapped by itself: `malloc` keeps what lies below a piece that is in use, though it be free. Private, or
-            # processes forked later would write to the same memory. Beyond `nbytes` only address space is taken.
+            # It is mapped by itself, since `malloc` returns no free memory that lies below a piece in use. It is
+            # private, or processes forked later would write to the same memory. Beyond `nbytes`, it takes addresses and
+            # no memory.
             pages = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             block = np.frombuffer(pages, np.uint8)
             start = -block.ctypes.data % _HUGE_PAGE

@@ -4,7 +4,7 @@ Nothing here reads or writes a file, calls back to Python, takes a function to e
 in `libraries/` have the names of those libraries; here are the packages without one.
 """
 
-from ...core._library_rows import LIBRARIES, NamesInFiles
+from ...core._node_types import LIBRARIES, NamesInFiles
 
 _ELEMENTWISE = """
     abs absolute acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh
@@ -17,9 +17,11 @@ _ELEMENTWISE = """
     spacing sqrt square subtract tan tanh true_divide trunc where
 """
 
+# The kinds of classes that are data, in libraries of which every class of these kinds is harmless.
 _DATA = ("module", "namedtuple", "placeholder", "enum")
 
 _ROWS = (
+    # Of the standard library, these names and nothing else.
     NamesInFiles(
         classes="""
             builtins: bool int float complex str bytes bytearray tuple list dict set frozenset object slice range
@@ -95,6 +97,7 @@ _ROWS = (
                 owens_t poch polygamma rel_entr sici softmax spence sph_harm_y wofz xlog1py xlogy zeta
         """,
     ),
+    # The states of Optax are namedtuples. Its transformations hold functions, which it makes on each call.
     NamesInFiles("optax", kinds=("namedtuple",)),
     NamesInFiles("chex"),
     NamesInFiles(
@@ -143,11 +146,16 @@ _ROWS = (
             diffrax._root_finder._with_tols: use_stepsize_tol
         """,
     ),
+    # Equinox, Flax NNX, treex, treeo, sharedtree and the rest with a file in `libraries/`.
     *[library.names for library in LIBRARIES],
 )
 
 
 def _names(table: str) -> frozenset[str]:
+    """Returns the names in a table.
+
+    `"jax: Array jit"` gives `jax:Array` and `jax:jit`. Words before any module stand alone.
+    """
     module, names = "", list[str]()
     for word in table.split():
         if word.endswith(":"):
@@ -157,12 +165,15 @@ def _names(table: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _all(what: str) -> frozenset[str]:
-    return frozenset().union(*[_names(getattr(row, what)) for row in _ROWS])
+def _all(field: str) -> frozenset[str]:
+    """Returns the names in one field of all rows."""
+    return frozenset().union(*[_names(getattr(row, field)) for row in _ROWS])
 
+
+# ---- The allow-list: built in are the libraries that have a row ----
 
 ROW_OF = {package: row for row in _ROWS for package in _names(row.packages)}
-"""What may be named of each top-level package that is known."""
+"""Top-level package → what every file may name of it."""
 
 NAMES_ONLY = frozenset([package for package, row in ROW_OF.items() if row.only_names])
 """Top-level packages of which single names are allowed. To trust one of them as a whole changes nothing."""
@@ -177,8 +188,19 @@ STATE_ENTRIES = tuple([row.state_entry for row in _ROWS if row.state_entry])
 """The entries by which instances say which of their attributes are state."""
 
 INSTANCES = _all("instances")
+"""Classes of which a file may have instances, beside those whose kind allows it."""
+
 CLASSES = _all("classes")
+"""Classes that a file may name as values. It may have no instances of them by that."""
+
 TOKENS = _all("tokens")
+"""Objects that libraries compare by identity."""
+
 FUNCTIONS = _all("functions") | TOKENS
+"""Functions that every file may name, one by one."""
+
 IF_TRUSTED = _all("if_trusted")
+"""Classes that are allowed if the user trusts their library."""
+
 KEPT_BACK = _all("kept_back")
+"""Classes and modules of known libraries that are not allowed unless the user trusts the library."""

@@ -1,6 +1,11 @@
-"""The public name of a class, a function or another object that a module holds, proved by identity.
+"""The public name of a class, a function or another object in a module, proved by identity.
 
-What a name is, and how one is looked up, is said in `core/_class_attributes.py`.
+A name has two parts, the module and the qualname in it:
+
+    jax.nn:relu             not the private module in which JAX keeps it
+    equinox.nn:MLP          not equinox.nn._mlp:MLP
+
+`core/_class_attributes.py` looks names up. Here an object gets the name by which it will be found again.
 """
 
 import importlib.abc
@@ -30,12 +35,16 @@ from ...core._class_attributes import (
     spaces_of,
     verified_name_of as verified_name_of,
 )
-from ...core._library_rows import Naming, RefusalError
 from ...core._locks import Lock
+from ...core._node_types import Naming, RefusalError
 from ._allow_list import CLASSES, FUNCTIONS, NAMES_ONLY, PACKAGES
 
+# Id → the object and its name. The entry keeps its object alive, so the id is not used again.
 _lock = Lock()
-_proved: dict[int, tuple[Any, str]] = {}  # id → (the object, kept alive here; its name)
+_proved: dict[int, tuple[Any, str]] = {}
+
+
+# ---- Names: public path proved by identity at save ----
 
 
 class NamelessError(RefusalError):
@@ -43,50 +52,58 @@ class NamelessError(RefusalError):
 
 
 def name_of(obj: Any) -> str:
-    """The name of an object that some loaded module holds: that with the fewest private parts, then the shortest.
+    """Returns a name that leads back to an object: that with the fewest private parts, then the shortest.
 
     Raises:
         NamelessError: if no name gives the object back.
 
     Cost: the first time a look into each loaded module of the object's package, later a few dictionary look-ups.
     """
-    known = _proved.get(id(obj))  # the entry keeps its object alive, so an equal id is the same object
-    if known is not None and known[0] is obj and leads_to(known[1], obj):  # modules can be changed
-        return known[1]
+    proof = _proved.get(id(obj))
+    # Modules can be changed, so a name is proved again before it is used again.
+    if proof is not None and proof[0] is obj and leads_to(proof[1], obj):
+        return proof[1]
+    # First the name that the object itself says, then any under which a module holds it.
     name = verified_name_of(obj)
     if name is None:
         spaces = spaces_of(obj).items()
-        held = [f"{module}:{key}" for module, space in spaces for key, each in list(space.items()) if each is obj]
-        # `types` holds classes of `builtins`, and Flax initialisers that a function of JAX made.
-        name = best_name(obj, held) or best_name(obj, CLASSES | FUNCTIONS)
+        names: list[str] = []
+        for module, space in spaces:
+            # Another thread may import something meanwhile, hence the copy.
+            names += [f"{module}:{key}" for key, value in list(space.items()) if value is obj]
+        # The object may be held by a package other than its own: `types` holds classes of `builtins`, and Flax holds
+        # initialisers that a function of JAX made.
+        name = best_name(obj, names) or best_name(obj, CLASSES | FUNCTIONS)
     if name is None:
         raise _nameless(obj)
     with _lock:
-        _proved[id(obj)] = (obj, name)  # alive in the entry itself, and in its module
+        _proved[id(obj)] = (obj, name)
     return name
 
 
 def _nameless(obj: Any) -> NamelessError:
-    said, home = getattr(obj, "__qualname__", "") or "", home_of(obj)
-    is_class, is_lambda, is_local = isinstance(obj, type), "<lambda>" in said, "<locals>" in said
-    what = f"{'a class' if is_class else 'something'} that `{home}:{said or '?'}` does not lead back to"
+    """Returns the error for an object without a name: its nature, and a fix for its author."""
+    qualname, home = getattr(obj, "__qualname__", "") or "", home_of(obj)
+    is_class, is_lambda, is_local = isinstance(obj, type), "<lambda>" in qualname, "<locals>" in qualname
+    fact = f"{'a class' if is_class else 'something'} that `{home}:{qualname or '?'}` does not lead back to"
     if is_lambda and not is_local:
-        what, fix = "a lambda, which has no name to be found by", "Give it one: write it with `def` at module level."
+        fact, fix = "a lambda, which has no name to be found by", "Give it one: write it with `def` at module level."
     elif is_local and is_class:
-        what, fix = "a class defined inside a function", "Move the class to module level."
+        fact, fix = "a class defined inside a function", "Move the class to module level."
     elif is_local:
-        what = "a lambda inside a function" if is_lambda else "a function defined inside a function"
+        fact = "a lambda inside a function" if is_lambda else "a function defined inside a function"
         fix = "Move it to module level; what it closes over goes into `functools.partial` or into a module's fields."
     elif root_of(home) in PACKAGES:  # as `equinox.internal.str2jax` makes classes
         fix = "A library made it on the fly. Leave out what holds it, and make that anew after loading."
     elif is_class:
-        fix = f"Let the module `{home}` hold this very class under the name `{said}`."
+        fix = f"Let the module `{home}` hold this very class under the name `{qualname}`."
     else:
         fix = f"Let the module `{home}` hold this very object under a name of its own."
-    return NamelessError(what, fix)
+    return NamelessError(fact, fix)
 
 
 def _why_nameless(obj: Any) -> str | None:
+    """Returns the reason why an object has no name; None if it has one."""
     try:
         name_of(obj)
     except NamelessError as error:
@@ -95,20 +112,21 @@ def _why_nameless(obj: Any) -> str | None:
 
 
 def _may_be_value(cls: Any) -> bool:
+    """Returns True if a class may be written by name as a value. Classes of known packages must be on the list."""
     if cls.__module__.partition(".")[0] not in PACKAGES | NAMES_ONLY | {"builtins"}:
         return True
     return _why_nameless(cls) is None and name_of(cls) in CLASSES
 
 
 NAMING = Naming(_why_nameless, _may_be_value)
-"""What rows of libraries ask, when an instance is written."""
+"""What the rows of `libraries/` ask about a value when an instance is written."""
 
 
-# --- the running program ----------------------------------------------------------------------------------------------
+# ---- The running program: `__main__` included ----
 
 
 def import_name() -> str | None:
-    """The name by which others would import the file of the running program; None if there is none.
+    """Returns the running program's module as others would import it; None if there is no such name.
 
     What `train.py` defines is `__main__:Net` while `python train.py` runs, and `train:Net` to everyone who imports it.
     Under the first name no other program would find it, so files have the second, if there is one: a top-level module
@@ -120,57 +138,63 @@ def import_name() -> str | None:
     file, spec = space.get("__file__"), space.get("__spec__")
     if type(file) is not str:
         return None
-    said = getattr(spec, "name", None)
-    if type(said) is str and said != MAIN:
-        return said if _is_file(getattr(spec, "origin", None), file) else None
+    # `python -m package.train` says its name in the spec.
+    spec_name = getattr(spec, "name", None)
+    if type(spec_name) is str and spec_name != MAIN:
+        return spec_name if _is_file(getattr(spec, "origin", None), file) else None
     name = os.path.basename(file).removesuffix(".py")
     # A file must not be taken for one of a library, and what is named like the standard library cannot be trusted.
     if not name.isidentifier() or name in PACKAGES | NAMES_ONLY | sys.stdlib_module_names | {MAIN}:
         return None
     try:
-        found: Any = importlib.util.find_spec(name)
-    except Exception:  # noqa: BLE001 -- a finder may be anyone's; a module without a spec is a `ValueError`
+        found_spec: Any = importlib.util.find_spec(name)
+    # Finders may be anyone's and raise anything. A module without a spec is a `ValueError`.
+    except Exception:  # noqa: BLE001
         return None
-    return name if _is_file(getattr(found, "origin", None), file) else None
+    return name if _is_file(getattr(found_spec, "origin", None), file) else None
 
 
 def _is_file(origin: Any, file: str) -> bool:
     return type(origin) is str and os.path.realpath(origin) == os.path.realpath(file)
 
 
-# --- modules ----------------------------------------------------------------------------------------------------------
+# ---- Loading imports nothing: which module the user has to import ----
 
 
 def module_to_import(module: str) -> str | None:
-    """What has to be imported before names of a module can be looked up: the nearest public module of its name.
+    """Returns the module the user has to import before names of a module can be looked up.
 
-    None if that is imported already. Nothing is imported to find out.
+    That is the nearest public module of its name: `flax.nnx` for `flax.nnx.nn._linear`. None if it is imported already.
+    Nothing is imported to find out.
 
     Raises:
-        LookupError: if there is no such module. Says so.
+        LookupError: if the module does not exist. Its text is the reason.
     """
     if module in sys.modules:
         return None
+    # The longest beginning of the name without a private part; the first part at least.
     parts = module.split(".")
     num_public = next((i for i, part in enumerate(parts) if part.startswith("_")), len(parts)) or 1
     public = ".".join(parts[:num_public])
     if public in sys.modules and root_of(module) in PACKAGES:
         return None
     target = module if public in sys.modules else public
-    # Of the first part that is not imported, Python can say where it is without running anything.
+    # Where a module below an imported package is, Python can say without running anything. So only the first part that
+    # is not imported can be looked for.
     num_loaded = next(i for i in range(len(parts)) if ".".join(parts[: i + 1]) not in sys.modules)
     missing = ".".join(parts[: num_loaded + 1])
     try:
-        is_there = importlib.util.find_spec(missing) is not None
-    except Exception:  # noqa: BLE001 -- a finder may be anyone's; what is below no package is an `ImportError`
-        is_there = False
-    if not is_there:
+        is_installed = importlib.util.find_spec(missing) is not None
+    # Finders may be anyone's and raise anything. What is below a module that is no package is an `ImportError`.
+    except Exception:  # noqa: BLE001
+        is_installed = False
+    if not is_installed:
         raise LookupError(f"there is no module `{missing}`" if num_loaded else f"`{missing}` is not installed")
     return target
 
 
 def is_in_site_packages(package: str) -> bool:
-    """Whether a package that is loaded lies where `pip` puts packages, so that whoever uses it did not write it."""
+    """Returns True if a loaded package lies where `pip` puts packages, so that its user did not write it."""
     file: Any = namespace(sys.modules.get(package)).get("__file__")
     if type(file) is not str:
         return False
@@ -180,7 +204,7 @@ def is_in_site_packages(package: str) -> bool:
 
 
 class Library(NamedTuple):
-    """A library that files may name much of. `pip` knows it by the name of its package."""
+    """A known library as it is installed. `pip` knows it by the name of its package."""
 
     name: str
     version: str
@@ -190,9 +214,9 @@ _VERSION = re.compile(r"[0-9][0-9a-z.]*")
 
 
 def library_of(package: str) -> Library | None:
-    """The library that a package which is loaded belongs to; None for what users may have written themselves.
+    """Returns the library a loaded package belongs to; None for what users may have written themselves.
 
-    Asked of a name in a file, so nothing is read from the disk: the package says its version.
+    It is asked about names in files, so no file of the package is read: the package itself says its version.
     """
     version: Any = namespace(sys.modules.get(package)).get("__version__")
     if package not in PACKAGES or type(version) is not str or not is_in_site_packages(package):

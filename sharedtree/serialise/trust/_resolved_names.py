@@ -1,6 +1,7 @@
-"""What the names in a file lead to: an object each, or one error with all that are at fault; and the list for `audit`.
+"""Resolves all names of a file at once: to an object each, or to one error that lists every name at fault.
 
-Nothing here builds anything of the file's, and nothing is imported for it.
+`audit` gets the same judgements as a list. Most of this file is the text of errors: what to import, what to trust, what
+to rename, as calls that run. Nothing of the file is built meanwhile, and nothing is imported.
 """
 
 import contextlib
@@ -15,20 +16,23 @@ from ._allow_list import CLASSES, FUNCTIONS, IF_TRUSTED, NAMES_ONLY, PACKAGES, R
 from ._public_names import CHILD, MAIN, find, home_of, library_of, module_to_import, namespace, root_of
 from ._trusted_names import Trust, Use, Verdict
 
-Name = tuple[Use, str]  # what a file uses a name as, and the name; that of a class stands before those of its methods
-Paths = Mapping[Name, tuple[str, ...]]  # where each name stands first in the tree
+Name = tuple[Use, str]
+"""What a file uses a name as, and the name. The name of a class comes before those of its methods."""
+
+Paths = Mapping[Name, tuple[str, ...]]
+"""Where in the tree each name is used: the first few paths."""
 
 
 class Request(NamedTuple):
-    """One name that a file asks for.
+    """One name a file asks for.
 
     Attributes:
         name: `module:qualname`.
         kind: `"class"`, `"function"` or `"method"`.
-        paths: the first few places in the tree; a part that many share is named through its first place.
-        allowed: whether the allow-list has it.
-        found: whether it leads to an object.
-        why: what keeps it from being allowed or found; empty if nothing does.
+        paths: the first few paths in the tree; in a shared part, through the part's first path.
+        allowed: True if the allow-list has it.
+        found: True if it leads to an object.
+        why: the reason if it is not allowed or not found; otherwise empty.
         not_imported: the module that has to be imported before the file is loaded, for loading imports nothing; empty
             if none has to be.
     """
@@ -42,12 +46,25 @@ class Request(NamedTuple):
     not_imported: str = ""
 
 
+# ---- A name is checked against the allow-list first, then resolved ----
+
+
 def judge_all(names: Iterable[Name], paths: Paths, trust: Trust, main: str | None = None) -> tuple[Request, ...]:
-    """What becomes of each name, in the order of the file; `main` is the module that was the program that wrote it."""
-    return tuple(
-        Request(name, kind, paths.get((kind, name), ()), each.allowed, each.found, each.why, each.not_imported)
-        for (kind, name), each in _verdicts({key: key[1] for key in names}, trust, main).items()
-    )
+    """Returns the verdict on each name, in the order of the file, for `audit`.
+
+    Args:
+        names: the names in the file.
+        paths: where each is used.
+        trust: the allow-list.
+        main: the writing program's module, as others import it.
+    """
+    requests: list[Request] = []
+    for (kind, name), verdict in _verdicts({key: key[1] for key in names}, trust, main).items():
+        first_paths = paths.get((kind, name), ())
+        requests.append(
+            Request(name, kind, first_paths, verdict.allowed, verdict.found, verdict.why, verdict.not_imported)
+        )
+    return tuple(requests)
 
 
 def resolve_all(
@@ -57,42 +74,49 @@ def resolve_all(
     renames: Mapping[str, Any],
     main: str | None = None,
 ) -> dict[tuple[str, ...], Any]:
-    """The object of each class and function, in a file whose names may have changed since.
+    """Returns the object of each class and function a file names.
 
-    `main` is the module that was the running program when the file was written.
+    Args:
+        names: the names in the file.
+        paths: works out where each is used, for errors.
+        trust: the allow-list.
+        renames: old name → new name, class or function.
+        main: the writing program's module, as others import it.
 
     Raises:
-        UntrustedTypeError: if the file names what it may not. All such names are listed.
+        UntrustedTypeError: if names are not allowed or not imported. All of them are listed.
         StructureMismatchError: if a name leads nowhere.
     """
-    wanted: dict[Name, Any] = {(kind, name): _renamed(kind, name, renames) for kind, name in names}
-
-    verdicts = _verdicts(wanted, trust, main)
-    faults: dict[Name, Verdict] = {
-        (kind, name): verdict
-        for (kind, name), verdict in verdicts.items()
-        # What is wrong with a class is not said again of its methods.
-        if verdict.why and (kind != "method" or verdicts["class", name.rpartition(".")[0]].found)
-    }
+    current_names: dict[Name, Any] = {(kind, name): _renamed(kind, name, renames) for kind, name in names}
+    verdicts = _verdicts(current_names, trust, main)
+    faults: dict[Name, Verdict] = {}
+    for (kind, name), verdict in verdicts.items():
+        # The fault of a class is not repeated for each of its methods.
+        is_of_faulty_class = kind == "method" and not verdicts["class", name.rpartition(".")[0]].found
+        if verdict.why and not is_of_faulty_class:
+            faults[kind, name] = verdict
     refused = {key: verdict for key, verdict in faults.items() if verdict.not_imported or not verdict.allowed}
     if refused:
-        raise _untrusted(refused, paths(), wanted, main, renames)
+        raise _error_for_refused(refused, paths(), current_names, main, renames)
     if faults:
-        raise _not_there(faults, wanted, main, renames)
+        raise _error_for_missing(faults, current_names, main, renames)
     return {key: verdict.obj for key, verdict in verdicts.items() if key[0] != "method"}
 
 
-def _not_there(
-    faults: Mapping[Name, Verdict], wanted: Mapping[Name, Any], main: str | None, renames: Mapping[str, Any]
+def _error_for_missing(
+    faults: Mapping[Name, Verdict], current_names: Mapping[Name, Any], main: str | None, renames: Mapping[str, Any]
 ) -> StructureMismatchError:
-    """The error for names that lead nowhere."""
+    """Returns the error for names that lead nowhere.
+
+    Its advice is the likeliest of three: a name in another program, another version of a library, a renamed class.
+    """
     lines = ["The file names what is not there:"]
-    lines += [f"    `{wanted[key]}`: {printable(verdict.why)}" for key, verdict in faults.items()]
-    moved = _moved([wanted[key] for key in faults], main)
-    libraries = [library_of(root_of(wanted[key])) for key in faults]
+    lines += [f"    `{current_names[key]}`: {printable(verdict.why)}" for key, verdict in faults.items()]
+    moved = _moved([current_names[key] for key in faults], main)
+    libraries = [library_of(root_of(current_names[key])) for key in faults]
     if len(moved) == len(faults):
         lines += ["What programs define has other names for others. If these are meant, say so:"]
-        lines += [_call([], {key[1]: moved[wanted[key]] for key in faults}, renames)]
+        lines += [_call([], {key[1]: moved[current_names[key]] for key in faults}, renames)]
     elif all(libraries):
         versions = dict.fromkeys([f"{library.name} {library.version}" for library in libraries if library])
         lines += [f"Another version wrote the file than is installed, {', '.join(versions)}. Update:"]
@@ -104,101 +128,133 @@ def _not_there(
     return StructureMismatchError("\n".join(lines))
 
 
-def _verdicts(wanted: Mapping[Name, Any], trust: Trust, main: str | None) -> dict[Name, Verdict]:
+def _verdicts(current_names: Mapping[Name, Any], trust: Trust, main: str | None) -> dict[Name, Verdict]:
+    """Judges every name. A method is judged by the verdict on its class, which comes before it."""
     verdicts: dict[Name, Verdict] = {}
-    for (kind, name), new in wanted.items():
+    for (kind, name), current_name in current_names.items():
         if kind == "method":
             verdict = trust.resolve_method(name, verdicts["class", name.rpartition(".")[0]])
         else:
-            verdict = trust.resolve(new, kind, main) if isinstance(new, str) else Verdict(new)
+            verdict = (
+                trust.resolve(current_name, kind, main) if isinstance(current_name, str) else Verdict(current_name)
+            )
         verdicts[kind, name] = verdict
     return verdicts
 
 
 def _renamed(kind: Use, name: str, renames: Mapping[str, Any]) -> Any:
-    """What a class or a function is called now, or what it is."""
-    new = renames.get(name, name) if kind != "method" else name
-    if new is None:
+    """Returns the current name of a class or a function, or the object `renames` has for it."""
+    current_name = renames.get(name, name) if kind != "method" else name
+    if current_name is None:
         raise StructureMismatchError(f"`renames` drops `{name}`, but only fields can be dropped. Give its new name.")
-    if kind == "class" and not isinstance(new, str | type):
-        raise TypeError(f"`renames` gives the class `{name}` the new name {new!r}, which is no class.")
-    return new
+    if kind == "class" and not isinstance(current_name, str | type):
+        raise TypeError(f"`renames` gives the class `{name}` the new name {current_name!r}, which is no class.")
+    return current_name
 
 
-def _is_here(name: str) -> bool:
-    """Whether a name leads to something that is loaded."""
+def _is_loaded(name: str) -> bool:
+    """Returns True if a name leads to something in a loaded module."""
     with contextlib.suppress(LookupError):
         return find(name) is not None
     return False
 
 
-_MOST_MOVED = 1_000  # each may be looked up in each module that is loaded
+# Each name may be looked up in each loaded module, and a file may have any number of names.
+_MOST_MOVED = 1_000
 
 
 def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
-    """Of names in the program that wrote a file, the one that each has in a module that is loaded, if it is only one.
+    """Finds the writing program's classes and functions in loaded modules: file's name → current name.
 
-    Those that the running program has are left out: they are where the file says.
+    A name is left out if several modules have it, or if the running program has it: then it is where the file says.
     """
-    own: dict[str, list[tuple[str, str]]] = {}  # the first part of a qualname → qualnames and names
+    # The names that the program defined and that are not in the running one, by the first part of their qualnames.
+    names_by_first_part: dict[str, list[tuple[str, str]]] = {}
     for name in itertools.islice(names, _MOST_MOVED):
         module, _, qualname = name.partition(":")
-        if module in (MAIN, CHILD, main) and not _is_here(f"{MAIN}:{qualname}"):
-            own.setdefault(qualname.partition(".")[0], []).append((qualname, name))
-    found: dict[str, list[str]] = {}
-    for module, each in list(sys.modules.items()) if own else ():
+        if module in (MAIN, CHILD, main) and not _is_loaded(f"{MAIN}:{qualname}"):
+            names_by_first_part.setdefault(qualname.partition(".")[0], []).append((qualname, name))
+    # Where loaded modules outside the libraries define the same qualname.
+    candidates: dict[str, list[str]] = {}
+    for module, module_object in list(sys.modules.items()) if names_by_first_part else ():
         if root_of(module) not in PACKAGES | NAMES_ONLY | {MAIN, CHILD} | sys.stdlib_module_names:
-            for qualname, name in [pair for first in namespace(each).keys() & own.keys() for pair in own[first]]:
-                new = f"{module}:{qualname}"
-                if _is_here(new) and home_of(find(new)) == module and callable(find(new)):
-                    found.setdefault(name, []).append(new)
+            first_parts = namespace(module_object).keys() & names_by_first_part.keys()
+            for qualname, name in [pair for first in first_parts for pair in names_by_first_part[first]]:
+                candidate = f"{module}:{qualname}"
+                if _is_loaded(candidate) and home_of(find(candidate)) == module and callable(find(candidate)):
+                    candidates.setdefault(name, []).append(candidate)
+    # Several candidates: that in a module called like the program is the likely one.
     stem = (main or "").rpartition(".")[2]
-    only: dict[str, str] = {}
-    for name, news in found.items():
-        likely = [new for new in news if new.partition(":")[0].rpartition(".")[2] == stem] or news
+    moved: dict[str, str] = {}
+    for name, candidates_of_name in candidates.items():
+        in_module_of_that_name = [
+            candidate for candidate in candidates_of_name if _last_part_of_module(candidate) == stem
+        ]
+        likely = in_module_of_that_name or candidates_of_name
         if len(likely) == 1:
-            only[name] = likely[0]
-    return only
+            moved[name] = likely[0]
+    return moved
 
 
-def _untrusted(
+def _last_part_of_module(name: str) -> str:
+    return name.partition(":")[0].rpartition(".")[2]
+
+
+def _error_for_refused(
     refused: Mapping[Name, Verdict],
     paths: Paths,
-    wanted: Mapping[Name, Any],
+    current_names: Mapping[Name, Any],
     main: str | None,
     renames: Mapping[str, Any],
 ) -> UntrustedTypeError:
+    """Returns the error for names that are refused or not imported.
+
+    It lists each name with its first path, then says what to import, and the call that trusts the rest.
+    """
     lines = ["The file names classes or functions that nobody allowed it to name, and nothing was loaded:"]
     if all(verdict.not_imported for verdict in refused.values()):
         lines = ["The file names classes or functions of modules that are not imported, and nothing was loaded:"]
     first_paths = [paths.get(key, ("",))[0] for key in refused]
     for ((kind, name), verdict), path in zip(refused.items(), first_paths, strict=True):
-        where = f"`{printable(path)}`" if path else "the root"
-        new = _name_now((kind, name), wanted)
-        known_as = f" that is called `{new}` now" if new != name else ""
-        lines += [f"    `{name}`, a {kind}{known_as}, at {where}: {printable(verdict.why)}"]
+        place = f"`{printable(path)}`" if path else "the root"
+        current_name = _current_name_of((kind, name), current_names)
+        known_as = f" that is called `{current_name}` now" if current_name != name else ""
+        lines += [f"    `{name}`, a {kind}{known_as}, at {place}: {printable(verdict.why)}"]
     names = [name for _, name in refused]
     standard = [name for name in names if root_of(name) in sys.stdlib_module_names]
     if standard:
         lines += ["No model needs names like these; do not load the file unless you wrote it: " + ", ".join(standard)]
     lines += imports([verdict.not_imported for verdict in refused.values()])
-    own = {_name_now(key, wanted): key[1] for key, verdict in refused.items() if not verdict.not_imported}
-    own = {new: name for new, name in own.items() if root_of(new) not in sys.stdlib_module_names}
-    if own:
-        # The call replaces one that trusted others, which are in the file, too. An object in `renames` is trusted.
-        others = [key for key, new in wanted.items() if key[0] != "method" and key not in refused and type(new) is str]
-        own |= {wanted[key]: key[1] for key in others if not _is_listed(wanted[key])}
-        lines += _how_to_trust(own, _moved(own, main), main, renames)
+    # What the user can trust, with the name that the file has for it. The whole standard library cannot be trusted.
+    file_names: dict[str, str] = {}
+    for key, verdict in refused.items():
+        if verdict.not_imported:
+            continue
+        current_name = _current_name_of(key, current_names)
+        if root_of(current_name) not in sys.stdlib_module_names:
+            file_names[current_name] = key[1]
+    if file_names:
+        # The printed call replaces the user's, so it must also trust what that one trusted. An object in `renames` is
+        # trusted anyway.
+        for key, current_name in current_names.items():
+            is_trusted_name = key[0] != "method" and key not in refused and type(current_name) is str
+            if is_trusted_name and not _is_listed(current_name):
+                file_names[current_name] = key[1]
+        lines += _how_to_trust(file_names, _moved(file_names, main), main, renames)
     return UntrustedTypeError("\n".join(lines), first_paths, names)
 
 
+# ---- Loading imports nothing: the lines that say what to import ----
+
+
 def imports(modules: Iterable[str]) -> list[str]:
-    """The lines of a message that say what has to be imported before a file is loaded; empty texts are passed over."""
+    """Returns the lines of an error about missing imports. Empty texts are passed over."""
     lines = _import_lines(modules)
     return ["Loading imports nothing. Import this, then load again:", *lines] if lines else []
 
 
 def _import_lines(modules: Iterable[str]) -> list[str]:
+    """Returns an `import` statement for each module, sorted and indented."""
     lines: dict[str, None] = {}
     for module in sorted(filter(None, modules)):
         row = ROW_OF.get(root_of(module))
@@ -210,126 +266,164 @@ def _import_lines(modules: Iterable[str]) -> list[str]:
 
 
 def _module_to_import(module: str) -> str:
-    """The module to import for names of a module; empty if that is done, or there is none."""
+    """Returns the module to import for names of a module; empty if that is done, or there is none."""
     try:
         return module_to_import(module) or ""
     except LookupError:
         return ""
 
 
-def _name_now(key: Name, wanted: Mapping[Name, Any]) -> str:
-    """The name that is looked up for a name of the file: another one if `renames` has it, or the class of a method."""
+# ---- The calls that errors print: `trusted=` and `renames=` ----
+
+
+def _current_name_of(key: Name, current_names: Mapping[Name, Any]) -> str:
+    """Returns the name that is looked up for a name of the file.
+
+    It differs from the file's name if `renames` has a new one for it or, for a method, for its class.
+    """
     kind, name = key
     if kind != "method":
-        new = wanted[key]
-        return new if isinstance(new, str) else _name_said_by(new)
+        current = current_names[key]
+        return current if isinstance(current, str) else _stated_name(current)
     owner, _, last = name.rpartition(".")
-    new = wanted.get(("class", owner), owner)
-    return f"{new if isinstance(new, str) else _name_said_by(new)}.{last}"
+    current = current_names.get(("class", owner), owner)
+    return f"{current if isinstance(current, str) else _stated_name(current)}.{last}"
 
 
-def _name_said_by(obj: Any) -> str:
+def _stated_name(obj: Any) -> str:
     return f"{home_of(obj)}:{getattr(obj, '__qualname__', '?')}"
 
 
 def _is_listed(name: str) -> bool:
-    """Whether a name is of what every file may have a part of."""
+    """Returns True if every file may name something of a name's package."""
     return root_of(name) in PACKAGES | NAMES_ONLY | sys.stdlib_module_names or name in CLASSES | FUNCTIONS
 
 
 def call_without_template(names: Iterable[Name], main: str | None, renames: Mapping[str, Any]) -> str:
-    """The call that loads a file with these names where no template says that they are trusted."""
+    """Returns the call that loads a file with these names without the template that trusted them."""
     return f"sharedtree.load(path{options_beside(names, main, renames, Trust())})"
 
 
 def options_beside(names: Iterable[Name], main: str | None, renames: Mapping[str, Any], trust: Trust) -> str:
-    """What a call must say beside a path to load a file with these names, if `trust` is what it trusts otherwise."""
-    own: dict[str, str] = {}  # names that must be trusted → what the file calls them
+    """Returns the options a call needs beside the path to load a file with these names.
+
+    Args:
+        names: the names in the file.
+        main: the writing program's module, as others import it.
+        renames: the call's `renames`. They stay.
+        trust: the call's allow-list.
+    """
+    # Name that must be trusted → name that the file has for it.
+    file_names: dict[str, str] = {}
     for kind, name in names:
-        new = renames.get(name, name)
-        if kind != "method" and isinstance(new, str) and not trust.allows(new, kind, main):
-            own[new] = name
-    moved = _moved(own, main)
-    texts = _as_code([new for new in own if new not in moved], main)
-    return _options(texts, {own[new]: found for new, found in moved.items()}, renames)
+        current_name = renames.get(name, name)
+        if kind != "method" and isinstance(current_name, str) and not trust.allows(current_name, kind, main):
+            file_names[current_name] = name
+    moved = _moved(file_names, main)
+    texts = _as_code([current_name for current_name in file_names if current_name not in moved], main)
+    return _options(
+        texts, {file_names[current_name]: moved_name for current_name, moved_name in moved.items()}, renames
+    )
 
 
 def updating(library: str) -> str:
-    """The line of a message that says how to get a newer version of a library."""
-    floor = OLDEST.get(library)
-    wanted = library if floor is None else f"'{library}>={floor}'"
-    return f"    pip install --upgrade {wanted}"
+    """Returns the line of an error about updating a library."""
+    oldest = OLDEST.get(library)
+    requirement = library if oldest is None else f"'{library}>={oldest}'"
+    return f"    pip install --upgrade {requirement}"
 
 
 OLDEST = {"flax": "0.12.1"}
-"""Of libraries whose instances only newer versions keep as files have them: the first of those versions."""
+"""Library → its oldest version whose instances have the attributes that files have."""
 
 
 def renames_as_code(renames: Mapping[str, Any], more: Mapping[str, str | None]) -> str:
-    """What is in `renames={...}`, with more: an option that replaces the one of the call must not lose anything."""
+    """Returns the inside of `renames={...}`: what the call had, which its replacement must not lose, and more.
+
+    Args:
+        renames: the call's `renames`.
+        more: old name → new name, to be added.
+    """
     pairs = {**renames, **more}
-    # What the running program defines is in `renames` under two names, of which one was given.
-    given = {qualname: new for module, _, qualname, new in _parted(pairs) if module in (MAIN, CHILD)}
+    # What the running program defines is in `renames` under two names, of which the user wrote one. Print it once.
+    new_in_program = {qualname: new for module, _, qualname, new in _parts_of_renames(pairs) if module in (MAIN, CHILD)}
     texts: list[str] = []
-    for module, _, qualname, new in _parted(pairs):
-        if module in (MAIN, CHILD) or qualname not in given or given[qualname] is not new:
+    for module, _, qualname, new in _parts_of_renames(pairs):
+        if module in (MAIN, CHILD) or qualname not in new_in_program or new_in_program[qualname] is not new:
             text = f'"{printable(new)}"' if isinstance(new, str) else "None" if new is None else _as_attribute(new)
             texts.append(f'"{module}:{printable(qualname)}": {text}')
     return ", ".join(texts)
 
 
-def _parted(renames: Mapping[str, Any]) -> list[tuple[str, str, str, Any]]:
+def _parts_of_renames(renames: Mapping[str, Any]) -> list[tuple[str, str, str, Any]]:
+    """Returns the entries of `renames` as (module, colon, qualname, new name)."""
     return [(*old.partition(":"), new) for old, new in renames.items()]
 
 
 def _as_attribute(obj: Any) -> str:
-    module, _, qualname = _name_said_by(obj).partition(":")
+    """Returns the expression by which a user's program refers to an object."""
+    module, _, qualname = _stated_name(obj).partition(":")
     return qualname if module == MAIN else f"{module}.{qualname}"
 
 
 def _as_code(names: Sequence[str], main: str | None) -> list[str]:
-    """What to write in `trusted=` for each name of a file."""
+    """Returns the expression to write in `trusted=` for each name of a file.
+
+    Args:
+        names: the names.
+        main: the writing program's module, as others import it.
+    """
     texts: list[str] = []
     for name in names:
         module, _, qualname = name.partition(":")
-        text = f'"{name}"' if module == main else f"{module}.{qualname}"  # a text needs no import
+        # What the writing program defined may not be importable here, and a text needs no import.
+        text = f'"{name}"' if module == main else f"{module}.{qualname}"
         texts.append(f'"{root_of(name)}"' if name in IF_TRUSTED else qualname if _is_of_program(name, main) else text)
     return texts
 
 
 def _is_of_program(name: str, main: str | None) -> bool:
+    """Returns True if a name means something the running program defines."""
     module, _, qualname = name.partition(":")
-    return module in (MAIN, CHILD) or (module == main and _is_here(f"{MAIN}:{qualname}"))
+    return module in (MAIN, CHILD) or (module == main and _is_loaded(f"{MAIN}:{qualname}"))
 
 
 def _how_to_trust(
-    own: Mapping[str, str], moved: Mapping[str, str], main: str | None, renames: Mapping[str, Any]
+    file_names: Mapping[str, str], moved: Mapping[str, str], main: str | None, renames: Mapping[str, Any]
 ) -> Iterator[str]:
-    """What to write to trust names, of which some have other names here. `own` has the name in the file of each."""
-    names = [name for name in own if name not in moved]
+    """Returns the lines of an error about trusting names.
+
+    Args:
+        file_names: name → name in the file.
+        moved: name → its current name, for names that moved.
+        main: the writing program's module, as others import it.
+        renames: the call's `renames`. They stay.
+    """
+    names = [name for name in file_names if name not in moved]
     texts = _as_code(names, main)
-    own_program = [name.partition(":")[2] for name in names if _is_of_program(name, main)]
-    absent = [qualname for qualname in own_program if not _is_here(f"{MAIN}:{qualname}")]
+    qualnames_in_program = [name.partition(":")[2] for name in names if _is_of_program(name, main)]
+    absent = [qualname for qualname in qualnames_in_program if not _is_loaded(f"{MAIN}:{qualname}")]
     if absent:
-        listed = ", ".join([f"`{each}`" for each in dict.fromkeys(absent)])
+        listed = ", ".join([f"`{qualname}`" for qualname in dict.fromkeys(absent)])
         yield f"The program that wrote the file has what the one that runs now does not have: {listed}."
         yield "Import that from the file that defines it. If you trust it, say so:"
     else:
         yield "If you trust them, say so:"
-    others = [name.partition(":")[0] for name in names if not _is_of_program(name, main)]
-    yield from _import_lines([_module_to_import(module) for module in others])
-    yield _call(texts, {own[name]: new for name, new in moved.items()}, renames)
-    roots = dict.fromkeys(map(root_of, own))
+    other_modules = [name.partition(":")[0] for name in names if not _is_of_program(name, main)]
+    yield from _import_lines([_module_to_import(module) for module in other_modules])
+    yield _call(texts, {file_names[name]: moved_name for name, moved_name in moved.items()}, renames)
+    roots = dict.fromkeys(map(root_of, file_names))
     if not moved and not absent and (PACKAGES | NAMES_ONLY).isdisjoint(roots):
         yield _call([f'"{root}"' for root in roots], {}, renames)
 
 
 def _call(trusted: Iterable[str], moved: Mapping[str, str], renames: Mapping[str, Any]) -> str:
-    """The call that loads a file, with what is trusted, and with names that are found under others."""
+    """Returns the call that loads a file, with what is trusted, and with renames for what moved."""
     return f"    sharedtree.load(path{_options(trusted, moved, renames)})"
 
 
 def _options(trusted: Iterable[str], moved: Mapping[str, str], renames: Mapping[str, Any]) -> str:
+    """Returns the options of that call as text, each after a comma; empty if there are none."""
     texts = [*dict.fromkeys(trusted), *(f'"{new}"' for new in moved.values())]
     more = {old: new for old, new in moved.items() if old != new}
     options = [f"trusted=[{', '.join(texts)}]"] * bool(texts)

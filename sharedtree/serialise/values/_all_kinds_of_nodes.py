@@ -1,22 +1,21 @@
-"""The table of all kinds of node, and what follows from it for any node: its children, its paths, its text, its bounds.
+"""The table of all kinds of node, and functions that read it: children, steps, text, and bounds of any node.
 
-A new kind is one row in the file where its like are, `_kinds_of_values.py` for values of Python's. Nothing else of the
-package changes but `FORMAT`. The table in `docs/format_manifest.md` is compared with this one by a test.
+To add a kind, add one row to `_kinds_of_values.py`, and count `FORMAT` up. Nothing else in the package changes. A test
+compares the table with the one in `docs/format_manifest.md`.
 
-What is looked at while a file is loaded may be no object that answers as the file says. A variable of NNX answers to
-every name that is in its metadata, and NNX's objects and `Module`s have whatever attributes a file says, `keys` among
-them, which `dict(aux)` would call. So none of them may be what is hashed, what a treedef describes, or in the auxiliary
-data that an unflatten function is given. A `Dag` takes its model apart only when somebody uses it; a comparison with a
-template does. So beside a template its model is bounded as what is hashed is.
+**Walked children.** Some children are hashed, described by a treedef, or passed to an unflatten function as auxiliary
+data. Objects of Flax NNX and `Module`s must not be among these. A variable of NNX answers to every name in its
+metadata, and the others have all the attributes that a file gives them. So a file could give one an attribute `keys`,
+which `dict(aux)` would call. A `Dag` packs its model only when it is used, for example when it is compared with a
+template. Then the model is bounded like other walked children.
 
-The members of a set are written in an order that depends on what they are: Python's own varies from process to process,
-and with it the numbers of the nodes. A member that is no atom is told by a digest of what it would be written as, in
-which a child that is a node stands by its own digest:
+**Order of sets.** The order of a Python set varies from process to process, and the numbers of nodes with it. So
+members are sorted by their contents. A member that is a node is sorted by a digest, in which the digests of its
+children stand for the children:
 
     {"a", ("b", 1)}    →    "a" by its text, the tuple by the digest of ["tuple", ["b", ["int", "1"]]]
 
-Members that are written alike, such as two objects that are equal only to themselves, keep the order in which they
-come.
+Members with the same digest, such as two objects without parts, keep their order.
 """
 
 import hashlib
@@ -24,88 +23,103 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ...core._library_rows import LIBRARIES
+from ...core._node_types import LIBRARIES
 from ...tree._dag import Dag
-from . import _kinds_of_instances, _kinds_of_jax_values, _kinds_of_values
 from ._atoms import atom_text, is_nan
-from ._nodes import MAX_STEP, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts
+from ._kinds_of_values import ROWS
+from ._nodes import MAX_STEP, TYPE, Child, Decomposition, Kind, Manifest, Node, Operand, Parts
 
-_ROWS = (*_kinds_of_values.KINDS, *_kinds_of_instances.KINDS, *_kinds_of_jax_values.KINDS)
-
-KINDS: dict[str, Kind] = {kind.name: kind for kind in _ROWS}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in ROWS}
+"""Name of a kind → its row."""
 
 MAX_NESTED = 1_000
-"""How deep what is hashed or described as a treedef may be nested, and how many nodes that are not `is_deep` may lie
-on one path: Python and JAX walk those with recursion in C."""
+"""Most levels of nesting below a walked child, and most nodes on one path whose kinds are not `is_deep`.
+
+Python and JAX walk these with recursion in C.
+"""
 
 MAX_HASHED = 1_000_000
-"""How many nodes and values all of that may have, beyond those of the manifest, when each is counted as often as it
-occurs: hashing a DAG, and describing it, takes that long."""
+"""Most nodes and values below all walked children, beyond the number of those in the manifest.
+
+Each counts as often as it occurs, because hashing a DAG or describing it takes a step for each path.
+"""
 
 MAX_PRINTED = 1_000
-"""The same for keys where they are printed, as beside a template: Equinox takes half a millisecond a node."""
+"""The same bound for keys that are printed in a comparison with a template. Equinox prints a node in 0.5 ms."""
+
+# ---- Functions and sets that follow from the rows ----
 
 
-def _take(kind: Kind) -> Callable[[Any], Apart]:
-    """Takes the attributes that the steps name, and what iterating gives, if the last operand is for several."""
+def _default_take(kind: Kind) -> Callable[[Any], Decomposition]:
+    """Returns the `take` of a kind that has none: gets the attributes that the steps name, or iterates, or both."""
     name, steps = kind.name, [operand.step for operand in kind.operands if operand.type == "child"]
     attributes, has_items = [step[1:] for step in steps], len(steps) < len(kind.operands)
 
-    def take_items(obj: Any) -> Apart:
-        return Apart(tuple(obj), [f"[{i}]" for i in range(len(obj))], lambda done: [name, done])
+    # Tuples and lists have items and no attributes, and there are many of them.
+    def take_items(obj: Any) -> Decomposition:
+        return Decomposition(tuple(obj), [f"[{i}]" for i in range(len(obj))], lambda written: [name, written])
 
-    def take(obj: Any) -> Apart:
-        single, items = [getattr(obj, attribute) for attribute in attributes], tuple(obj) if has_items else ()
-        count = len(single)
+    def take(obj: Any) -> Decomposition:
+        values, items = [getattr(obj, attribute) for attribute in attributes], tuple(obj) if has_items else ()
+        count = len(values)
 
-        def build(done: list[Any]) -> Node:
-            return [name, *done[:count], done[count:]] if has_items else [name, *done]
+        def build(written: list[Any]) -> Node:
+            return [name, *written[:count], written[count:]] if has_items else [name, *written]
 
-        return Apart((*single, *items), [*steps, *[f"[{i}]" for i in range(len(items))]], build)
+        return Decomposition((*values, *items), [*steps, *[f"[{i}]" for i in range(len(items))]], build)
 
     return take_items if has_items and not steps else take
 
 
-def _build(cls: type) -> Callable[[Parts, Node], Any]:
+def _default_build(cls: type) -> Callable[[Parts, Node], Any]:
     return lambda parts, node: cls(*parts.children(node[1:]))
 
 
-TAKERS = {cls: kind.take or _take(kind) for kind in _ROWS for cls in kind.types}
-"""How the instances of each class come apart."""
+TAKERS = {cls: kind.take or _default_take(kind) for kind in ROWS for cls in kind.types}
+"""Class → function that takes its instances apart."""
 
-BUILDERS = {kind.name: kind.build or _build(kind.types[0]) for kind in _ROWS if kind.build or kind.types}
-"""How nodes of each kind are built; but for arrays."""
+_BUILDABLE = [kind for kind in ROWS if kind.build or kind.types]
+BUILDERS = {kind.name: kind.build or _default_build(kind.types[0]) for kind in _BUILDABLE}
+"""Kind → function that builds the object of a node. Arrays are not here: whoever reads the file has them."""
 
-TYPED = frozenset([kind.name for kind in _ROWS if kind.operands[:1] == (TYPE,)])
-"""The kinds whose nodes are instances of one of the types."""
+TYPED = frozenset([kind.name for kind in ROWS if kind.operands[:1] == (TYPE,)])
+"""The kinds whose first operand is an index into `types`."""
 
-_OPERANDS = {kind.name: tuple(enumerate(kind.operands, 1)) for kind in _ROWS}
-_WALKED = {kind.name: tuple([(i, each) for i, each in _OPERANDS[kind.name] if each.is_walked]) for kind in _ROWS}
-_HASHED = {kind.name: kind.keyed for kind in _ROWS if kind.keyed and kind.operands[kind.keyed - 1].is_walked}
-# The keys and values of a mapping come first, whatever else it has.
-_IN_ORDER = {
-    kind.name: sorted(_OPERANDS[kind.name], key=lambda place: place[0] < _HASHED.get(kind.name, 0)) for kind in _ROWS
+# Numbers of operands begin at 1, as the kind is the first entry of a node.
+_OPERANDS = {kind.name: tuple(enumerate(kind.operands, 1)) for kind in ROWS}
+_WALKED_OPERANDS = {
+    name: tuple([(i, operand) for i, operand in operands if operand.is_walked]) for name, operands in _OPERANDS.items()
 }
-_DEEP = frozenset([kind.name for kind in _ROWS if kind.is_deep])
+# Kinds whose keys or members Python hashes. The keywords of a partial are keys as well, but only texts.
+_KEYED = [(kind.name, kind.keyed, kind.operands) for kind in ROWS if kind.keyed]
+_HASHED_OPERAND = {name: keyed for name, keyed, operands in _KEYED if operands[keyed - 1].is_walked}
+# In paths, the keys and values of a mapping come first, then its other operands, such as a default factory.
+_OPERANDS_IN_PATH_ORDER = {
+    name: sorted(operands, key=lambda operand: operand[0] < _HASHED_OPERAND.get(name, 0))
+    for name, operands in _OPERANDS.items()
+}
+_DEEP = frozenset([kind.name for kind in ROWS if kind.is_deep])
+
+# ---- Children, steps and texts of a node ----
 
 
 def operands(node: Node) -> Iterator[tuple[Operand, Any]]:
-    """The operands of a node, each with what it is."""
+    """Yields the declared operands of a node, each with its value."""
     return zip(KINDS[node[0]].operands, node[1:], strict=True)
 
 
 def children_of(node: Node) -> Iterator[Child]:
-    """The children of a node, from left to right."""
-    return _those_of(node, _OPERANDS[node[0]])
+    """Yields the children of a node, from left to right."""
+    return _children_in(node, _OPERANDS[node[0]])
 
 
-def walked_of(node: Node) -> Iterator[Child]:
-    """The children of a node that Python, JAX or an unflatten function hashes or walks."""
-    return _those_of(node, _WALKED[node[0]])
+def walked_children(node: Node) -> Iterator[Child]:
+    """Yields the children of a node that Python, JAX or an unflatten function hashes or walks."""
+    return _children_in(node, _WALKED_OPERANDS[node[0]])
 
 
-def _those_of(node: Node, places: Sequence[tuple[int, Operand]]) -> Iterator[Child]:
-    for i, operand in places:
+def _children_in(node: Node, numbered_operands: Sequence[tuple[int, Operand]]) -> Iterator[Child]:
+    for i, operand in numbered_operands:
         if operand.type == "children":
             yield from node[i]
         elif operand.type == "child":
@@ -113,31 +127,35 @@ def _those_of(node: Node, places: Sequence[tuple[int, Operand]]) -> Iterator[Chi
 
 
 def steps(manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
-    """The children of a node, each with what leads to it, as Python would write it where it can.
+    """Yields the children of a node, each with its step in a path, written as in Python where possible.
 
-    The keys of mappings come before the values, as `<key>`. Nothing is made before it is asked for: what lies on the
-    path to a node may have many children each.
+    The keys of a mapping come before its values, with the step `<key>`. The steps are made one at a time, because each
+    node on the path to some node may have many children.
     """
     kind = KINDS[node[0]]
-    return _steps(kind, manifest, node) if kind.steps is None else kind.steps(manifest, node)
+    return _default_steps(kind, manifest, node) if kind.steps is None else kind.steps(manifest, node)
 
 
-def _steps(kind: Kind, manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
-    for i, operand in _IN_ORDER[node[0]]:
+def _default_steps(kind: Kind, manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
+    """Yields children and steps as the row of the kind declares them."""
+    for i, operand in _OPERANDS_IN_PATH_ORDER[node[0]]:
         if operand.type == "child":
             yield node[i], operand.step
         elif operand.type == "children":
-            for number, each in enumerate(node[i]):
+            for number, child in enumerate(node[i]):
+                # A value of a mapping, whose key has the same place in the operand before.
                 if kind.keyed is not None and i == kind.keyed + 1:
-                    yield each, f"[{_key_text(manifest, node[i - 1][number])}]"
+                    yield child, f"[{_key_text(manifest, node[i - 1][number])}]"
+                # An item, or a member of a set: keys that are the last operand have no values.
                 elif i != kind.keyed or i == len(kind.operands):
-                    yield each, f"[{number}]"
-                elif operand.is_walked:  # others are texts, which hold nothing
-                    yield each, "<key>"
+                    yield child, f"[{number}]"
+                # A key of a mapping. The keywords of a partial are texts and are not visited.
+                elif operand.is_walked:
+                    yield child, "<key>"
 
 
 def _key_text(manifest: Manifest, key: Child) -> str:
-    # Of a longer key, the paths below it would fill the memory.
+    # Every path below a key repeats its text, so it is cut.
     return node_text(manifest, manifest.nodes[key]) if type(key) is int else atom_text(key, MAX_STEP)
 
 
@@ -145,21 +163,22 @@ _MAX_INLINE, _MAX_LINE = 16, 80
 
 
 def inline_text(manifest: Manifest, node: Node) -> str | None:
-    """A value that fits on a line and holds nothing that could be tied; None of any other node."""
+    """Prints a node on one line. Returns None if it is too long, or holds something that could be tied."""
     inline = KINDS[node[0]].inline
     if inline is None or callable(inline):
         return inline and inline(manifest, node)
-    held = list(children_of(node))
-    if len(held) > _MAX_INLINE or any(type(child) is int for child in held):
+    children = list(children_of(node))
+    if len(children) > _MAX_INLINE or any(type(child) is int for child in children):
         return None
-    opening, closing = inline if held or node[0] != "frozenset" else ("frozenset(", ")")
-    comma = "," if node[0] == "tuple" and len(held) == 1 else ""
-    text = opening + ", ".join(map(atom_text, held)) + comma + closing
+    # As Python prints them: `frozenset()` without braces, and a tuple of one with a comma.
+    opening, closing = inline if children or node[0] != "frozenset" else ("frozenset(", ")")
+    comma = "," if node[0] == "tuple" and len(children) == 1 else ""
+    text = opening + ", ".join(map(atom_text, children)) + comma + closing
     return text if len(text) <= _MAX_LINE else None
 
 
 def node_text(manifest: Manifest, node: Node) -> str:
-    """What a node is, in a few words."""
+    """Describes a node in a few words."""
     kind = KINDS[node[0]]
     if kind.text is not None:
         return kind.text(manifest, node)
@@ -167,123 +186,166 @@ def node_text(manifest: Manifest, node: Node) -> str:
     return inline_text(manifest, node) or (f"empty {kind.name}" if is_empty else kind.name)
 
 
-def nested_too_deeply(
-    nodes: Sequence[Node], walked_of: Callable[[Node], Iterable[Child]] = walked_of, beyond: int = MAX_HASHED
-) -> int | None:
-    """The first node that is nested too deeply, or holds too much that is hashed or walked; None if none is.
+# ---- Bounds, for files that are written as for files that are read ----
 
-    Python and JAX walk some things with recursion in C, and hash a DAG in a time that grows with its number of paths. A
-    file could make them crash or run for ever, so there are bounds, for what is written as for what is read.
+
+def first_beyond_bounds(
+    nodes: Sequence[Node],
+    walked_children: Callable[[Node], Iterable[Child]] = walked_children,
+    max_extra: int = MAX_HASHED,
+) -> int | None:
+    """Returns the number of the first node that is nested too deeply, or below which too much is hashed or walked.
+
+    Python and JAX walk some values with recursion in C, and hash a DAG in a time that grows with the number of its
+    paths. Without bounds, a file could make them crash or run for ever.
+
+    Args:
+        nodes: all nodes. Children stand before their parents.
+        walked_children: returns the children of a node that are hashed or walked.
+        max_extra: most nodes and values below walked children, counted by paths, beyond the number in `nodes`.
+
+    Returns:
+        None if no node is beyond the bounds.
     """
-    is_walked = any(type(child) is int for node in nodes for child in walked_of(node))
-    if not is_walked and sum(node[0] not in _DEEP for node in nodes) <= MAX_NESTED:
+    # Most files have no walked nodes, and few nodes that cannot be nested without end.
+    has_walked_nodes = any(type(child) is int for node in nodes for child in walked_children(node))
+    if not has_walked_nodes and sum(node[0] not in _DEEP for node in nodes) <= MAX_NESTED:
         return None
-    depths, shallow, sizes = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
-    own = [1 + sum([_weight(child) for child in children_of(node)]) for node in nodes]
-    most = beyond + sum(own)
-    walked_in_all = 0
+    # For each node: levels below it, nodes on the worst path that are not `is_deep`, and size counted by paths.
+    depths, num_shallow, sizes = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
+    node_sizes = [1 + sum([_atom_size(child) for child in children_of(node)]) for node in nodes]
+    max_walked = max_extra + sum(node_sizes)
+    num_walked = 0
     for i, node in enumerate(nodes):
-        below = [child for child in children_of(node) if type(child) is int]
-        depths[i] = 1 + max([depths[child] for child in below], default=0)
-        shallow[i] = (node[0] not in _DEEP) + max([shallow[child] for child in below], default=0)
-        sizes[i] = min(own[i] + sum([sizes[child] for child in below]), most + 1)
-        walked = [child for child in walked_of(node) if type(child) is int]
-        walked_in_all += sum([sizes[child] for child in walked])
-        if shallow[i] > MAX_NESTED or walked_in_all > most or any(depths[child] > MAX_NESTED for child in walked):
+        child_nodes = [child for child in children_of(node) if type(child) is int]
+        depths[i] = 1 + max([depths[child] for child in child_nodes], default=0)
+        num_shallow[i] = (node[0] not in _DEEP) + max([num_shallow[child] for child in child_nodes], default=0)
+        # A size can double with each level. It is cut, so that numbers stay small.
+        sizes[i] = min(node_sizes[i] + sum([sizes[child] for child in child_nodes]), max_walked + 1)
+        walked_nodes = [child for child in walked_children(node) if type(child) is int]
+        num_walked += sum([sizes[child] for child in walked_nodes])
+        is_too_deep = num_shallow[i] > MAX_NESTED
+        if is_too_deep or num_walked > max_walked or any(depths[child] > MAX_NESTED for child in walked_nodes):
             return i
     return None
 
 
-def _weight(child: Child) -> int:
-    """What an atom adds to the time of hashing; long numbers are hashed anew each time."""
+def _atom_size(child: Child) -> int:
+    """Returns the part of an atom in the time of hashing. Long numbers are hashed anew each time. 0 for a node."""
     if type(child) is list:
         return 1 + sum(map(len, child)) // 16
     return type(child) is not int
 
 
 def nan_among_keys(nodes: Sequence[Node]) -> int | None:
-    """The first node that has a number as a key or a member that is not equal to itself, or holds one in it.
+    """Returns the number of the first node with a NaN as a key or member, or inside one. None if there is no such node.
 
-    Nobody finds it again, and whether two of them are one key depends on which are one object.
+    A NaN is not equal to itself, so such a key is never found again, and two of them are one key only if they are one
+    object.
     """
-    keys = {i: node[_HASHED[node[0]]] for i, node in enumerate(nodes) if node[0] in _HASHED}
-    if not any(type(key) is int or is_nan(key) for each in keys.values() for key in each):
+    keys_by_node = {i: node[_HASHED_OPERAND[node[0]]] for i, node in enumerate(nodes) if node[0] in _HASHED_OPERAND}
+    if not any(type(key) is int or is_nan(key) for keys in keys_by_node.values() for key in keys):
         return None
-    holds: list[bool] = []
+    holds_nan: list[bool] = []
     for i, node in enumerate(nodes):
-        if any(holds[key] if type(key) is int else is_nan(key) for key in keys.get(i, ())):
+        if any(holds_nan[key] if type(key) is int else is_nan(key) for key in keys_by_node.get(i, ())):
             return i
-        holds.append(any(holds[child] if type(child) is int else is_nan(child) for child in children_of(node)))
+        holds_nan.append(any(holds_nan[child] if type(child) is int else is_nan(child) for child in children_of(node)))
     return None
 
 
 def keys_of(node: Node) -> Sequence[Child]:
-    """The keys of a mapping, which are printed in paths, or the members of a set."""
-    return node[_HASHED[node[0]]] if node[0] in _HASHED else ()
+    """Returns the keys of a mapping, which are printed in paths, or the members of a set. Empty for other nodes."""
+    return node[_HASHED_OPERAND[node[0]]] if node[0] in _HASHED_OPERAND else ()
 
 
 def num_keys(nodes: Sequence[Node]) -> int:
-    """How many keys the mappings of a file have, and members its sets."""
+    """Returns the number of keys of all mappings and members of all sets."""
     return sum(map(len, map(keys_of, nodes)))
 
 
 def key_sizes(nodes: Sequence[Node]) -> dict[int, int]:
-    """How many parts the largest key has, of each node with keys that are nodes: comparing two of them takes as long.
+    """Returns the size of the largest key, counted by paths, for each node with keys that are nodes.
 
-    What is shared counts as often as it occurs.
+    Python may compare two keys with the same hash part by part, which takes time in proportion to their size.
     """
-    mappings = [(i, keys_of(node)) for i, node in enumerate(nodes) if node[0] in _HASHED]
-    keyed = {i: below for i, keys in mappings if (below := [key for key in keys if type(key) is int])}
+    mappings = [(i, keys_of(node)) for i, node in enumerate(nodes) if node[0] in _HASHED_OPERAND]
+    node_keys: dict[int, list[int]] = {}
+    for i, keys in mappings:
+        if child_nodes := [key for key in keys if type(key) is int]:
+            node_keys[i] = child_nodes
+    # Sizes of all nodes are counted only if some key is a node.
     sizes: list[int] = []
-    for node in nodes if keyed else ():
-        parts = [sizes[child] if type(child) is int else _weight(child) for child in children_of(node)]
+    for node in nodes if node_keys else ():
+        parts = [sizes[child] if type(child) is int else _atom_size(child) for child in children_of(node)]
         sizes.append(min(1 + sum(parts), MAX_HASHED))
-    return {i: max([sizes[key] for key in below]) for i, below in keyed.items()}
+    return {i: max([sizes[key] for key in keys]) for i, keys in node_keys.items()}
 
 
-def first_touched(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
-    """The first node of a manifest that hashes, describes or hands on such an object, at whatever depth; None if none
-    does. `classes` has the class of each type.
+def first_unsafe_walk(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
+    """Returns the number of the first node below whose walked children is an object with attributes of a file's choice.
+
+    These are the objects of Flax NNX and `Module`s that the head of this file describes, at any depth.
+
+    Args:
+        nodes: all nodes of a manifest.
+        classes: the class of each of its types.
+
+    Returns:
+        None if there is no such node.
     """
-    are_theirs = [any(library.answers_as_told(cls) for library in LIBRARIES) for cls in classes]
-    if not any(are_theirs):
+    are_unsafe = [any(library.answers_as_told(cls) for library in LIBRARIES) for cls in classes]
+    if not any(are_unsafe):
         return None
-    holds = [False] * len(nodes)
+    holds_unsafe = [False] * len(nodes)
     for i, node in enumerate(nodes):
-        if any(type(child) is int and holds[child] for child in walked_of(node)):
+        if any(type(child) is int and holds_unsafe[child] for child in walked_children(node)):
             return i
-        is_one = node[0] in TYPED and are_theirs[node[1]]
-        holds[i] = is_one or any(type(child) is int and holds[child] for child in children_of(node))
+        is_unsafe = node[0] in TYPED and are_unsafe[node[1]]
+        holds_unsafe[i] = is_unsafe or any(type(child) is int and holds_unsafe[child] for child in children_of(node))
     return None
 
 
-def compared_of(classes: Sequence[Any]) -> Callable[[Node], Iterable[Child]]:
-    """Gives the children of a node that are hashed or walked beside a template: those of each `Dag`, too."""
-    are_dags = [cls is Dag for cls in classes]
-    return lambda node: node[3] if node[0] == "registered" and are_dags[node[1]] else walked_of(node)
+def walked_children_in_comparison(classes: Sequence[Any]) -> Callable[[Node], Iterable[Child]]:
+    """Returns a function like `walked_children` for a comparison with a template, which also walks models of `Dag`s.
 
+    Args:
+        classes: the class of each type of the manifest.
+    """
+    are_dags = [cls is Dag for cls in classes]
+    return lambda node: node[3] if node[0] == "registered" and are_dags[node[1]] else walked_children(node)
+
+
+# ---- Digests, by which members of sets are sorted ----
 
 _SETS = ("set", "frozenset")
 
 
 def extend_digests(digests: list[str], nodes: Sequence[Node], types: Sequence[Any], arrays: Sequence[Any]) -> None:
-    """Adds the digests of those nodes that have none yet. They do not depend on how nodes are numbered."""
-    for node in nodes[len(digests) :]:  # children stand before their parents
-        told: list[Any] = [node[0]]
+    """Appends the digests of those nodes that have none yet. A digest does not depend on how nodes are numbered.
+
+    Args:
+        digests: digests of the first nodes, in order.
+        nodes: all nodes. Children stand before their parents.
+        types: entries of `types` in the manifest.
+        arrays: entries of `arrays`. The names of tensors do not count.
+    """
+    for node in nodes[len(digests) :]:
+        contents: list[Any] = [node[0]]
         for operand, value in operands(node):
             if operand.type == "child":
-                told.append(_told(value, digests))
+                contents.append(_child_digest(value, digests))
             elif operand.type == "children":
-                below = [_told(child, digests) for child in value]
-                told.append(sorted(below) if node[0] in _SETS else below)
+                child_digests = [_child_digest(child, digests) for child in value]
+                contents.append(sorted(child_digests) if node[0] in _SETS else child_digests)
             elif operand.type == "type":
-                told.append(types[value])
+                contents.append(types[value])
             elif operand.type == "array":
-                told.append({key: about for key, about in arrays[value].items() if key != "tensor"})
+                contents.append({key: entry for key, entry in arrays[value].items() if key != "tensor"})
             else:
-                told.append(value)
-        digests.append(hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest())
+                contents.append(value)
+        digests.append(hashlib.blake2b(json.dumps(contents).encode(), digest_size=16).hexdigest())
 
 
-def _told(child: Child, digests: Sequence[str]) -> str:
+def _child_digest(child: Child, digests: Sequence[str]) -> str:
     return f"node {digests[child]}" if type(child) is int else json.dumps(child)

@@ -24,40 +24,42 @@ NAMES = frozenset({"class", "function"})
 """Tags of atoms that name something, which are resolved by a `Trust`."""
 
 LEFT_OUT = "left_out"
-"""The tag of what stands in the place of a value that was left out, of which a template has the like: `["left_out",
-"1"]` for the second one."""
+"""Tag of the atom that takes the place of a value that was left out of the file. `["left_out", "1"]` is the second."""
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def encode_int(value: int) -> Atom:
-    """A whole number of any size, in hexadecimal: its text takes linear time to read."""
+    """Writes a whole number of any size in hexadecimal, because decimal digits take quadratic time to read."""
     return ["int", format(value, "x")]
 
 
 def encode_str(value: str) -> str | Atom:
-    """A text. JSON cannot tell two lone surrogates from the character that they would make."""
+    """Writes a string as itself, or in base64 if it has surrogates."""
+    # JSON cannot tell two lone surrogates from the character that they would make as a pair.
     if value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value):
         return value
     return ["str", _base64(value.encode("utf-8", "surrogatepass"))]
 
 
 def encode_bytes(value: bytes | bytearray) -> Atom:
-    """Bytes, in base64."""
+    """Writes bytes in base64."""
     return ["bytes", _base64(value)]
 
 
 def encode_numpy(value: np.generic | np.dtype[Any]) -> Atom:
-    """A NumPy scalar: its dtype, and its bytes in little-endian order. Or a dtype.
+    """Writes a NumPy scalar as its dtype and its little-endian bytes, or writes a dtype by its name.
 
     Raises:
-        TypeError: if the dtype has no name: structured dtypes, those with metadata, of objects, of texts of any length.
+        TypeError: if the dtype has no name. So it is for structured dtypes, dtypes with metadata, dtypes of objects,
+            and dtypes of strings of any length.
     """
     if isinstance(value, np.dtype):
         if value.metadata:
             raise TypeError("a dtype with metadata")
         return ["dtype", _dtype_text(value)]
-    if value.dtype.names:  # float0 among them, whose scalars are no numbers
+    # The dtype float0 is structured as well. Its scalars are no numbers.
+    if value.dtype.names:
         raise TypeError("a structured value")
     array = np.asarray(value)
     data = array.astype(_on_disk(array.dtype), copy=False).tobytes() if value.dtype.itemsize else b""
@@ -79,18 +81,22 @@ ENCODERS: dict[type, Callable[[Any], Any]] = {
     type(Ellipsis): lambda _: ["..."],
     type(NotImplemented): lambda _: ["NotImplemented"],
 }
-"""How the instances of each class are written, but for NumPy's."""
+"""Class → function that writes its instances as atoms. NumPy's classes are not here: see `encode_numpy`."""
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def is_name(atom: list[Any]) -> bool:
-    """Whether an atom names a class or a function."""
+    """Returns True if an atom names a class or a function."""
     return atom[0] in NAMES and len(atom) == 2
 
 
 def decode_atom(atom: list[Any]) -> Any:
-    """The value of an atom that names nothing; raises `FormatError` if it is no atom."""
+    """Returns the value of an atom that names no class or function.
+
+    Raises:
+        FormatError: if this is no atom of the format, or if its text is not what a writer would write for the value.
+    """
     tag, *texts = atom
     count, read = _READERS.get(tag, (-1, None))
     try:
@@ -106,9 +112,10 @@ def decode_atom(atom: list[Any]) -> Any:
 
 
 def is_nan(atom: Any) -> bool:
-    """Whether an atom is a number that is not equal to itself."""
+    """Returns True if an atom is a number that does not equal itself: a NaN, also in a complex number or a date."""
     if type(atom) is not list or atom[0] != "scalar":
         return type(atom) is list and atom[0] in ("float", "complex") and any(text[:3] == "nan" for text in atom[1:])
+    # Kinds of float, complex, timedelta, datetime, and void, which is how ml_dtypes registers its floats.
     value = decode_atom(atom)
     return value.dtype.kind in "fcmMV" and value.dtype.itemsize > 0 and bool(value != value)
 
@@ -122,7 +129,8 @@ def _read_float(text: str) -> float:
 
 def _read_int(text: str) -> int:
     value = int(text, 16)
-    if format(value, "x") != text:  # `int` takes spaces, underscores and prefixes
+    # `int` also takes spaces, underscores and prefixes, which no writer makes.
+    if format(value, "x") != text:
         raise ValueError
     return value
 
@@ -132,34 +140,39 @@ def _base64(data: bytes | bytearray) -> str:
 
 
 def read_base64(text: str) -> bytes:
-    """The bytes of a text in base64; raises `ValueError` if it is not just what encoding these bytes gives."""
+    """Returns the bytes that a text has in base64. Raises `ValueError` if encoding these bytes gives another text."""
     data = base64.b64decode(text, validate=True)
-    if _base64(data) != text:  # bits of the last character that mean nothing
+    # The last character can have unused bits, so several texts may stand for the same bytes.
+    if _base64(data) != text:
         raise ValueError
     return data
 
 
 def _read_str(text: str) -> str:
     value = read_base64(text).decode("utf-8", "surrogatepass")
-    if type(encode_str(value)) is str:  # it has no surrogates, and is written as it is
+    # A string without surrogates is written as itself and never as an atom.
+    if type(encode_str(value)) is str:
         raise ValueError
     return value
 
 
 def _read_scalar(text: str, data: str) -> np.generic:
+    """Returns the NumPy scalar with a dtype, by its name, and little-endian bytes in hexadecimal."""
     dtype = _dtype_of(text)
     raw = bytes.fromhex(data)
     is_sound = len(raw) == dtype.itemsize and not (dtype.kind == "V" and dtype.fields) and raw.hex() == data
     if not is_sound or _cleared(raw, dtype) != raw or (dtype.kind == "b" and raw not in (b"\0", b"\1")):
         raise ValueError
+    # For code points beyond Unicode, NumPy raises SystemError. Decoding raises UnicodeDecodeError before that.
     if dtype.kind == "U":
-        raw.decode("utf-32-le", "surrogatepass")  # what is beyond Unicode makes NumPy raise SystemError
-    if not raw:  # an empty text; NumPy gives its dtype one character
+        raw.decode("utf-32-le", "surrogatepass")
+    # NumPy gives the dtype of an empty string one character, so the buffer below would be too short.
+    if not raw:
         return dtype.type()
     return np.frombuffer(raw, _on_disk(dtype)).astype(dtype, copy=False)[0]
 
 
-# --- dtypes of values, which may be of texts --------------------------------------------------------------------------
+# --- dtypes of scalars: those of arrays, and fixed-width strings ------------------------------------------------------
 
 _FIXED_TEXT = re.compile(r"(str_|bytes_)\[(0|[1-9][0-9]{0,8})\]")
 
@@ -178,13 +191,15 @@ def _dtype_of(text: str) -> np.dtype[Any]:
 
 
 def _cleared(raw: bytes, dtype: np.dtype[Any]) -> bytes:
+    """Returns the bytes with zeros where the dtype has unused bits, so that equal scalars have one text."""
     data = np.frombuffer(bytearray(raw), np.uint8)
     clear_unused(data, dtype)
     return data.tobytes()
 
 
 def _on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return dtype if dtype.isbuiltin == 2 else dtype.newbyteorder("<")  # those of ml_dtypes cannot be swapped
+    # The byte order of the dtypes of ml_dtypes cannot be changed.
+    return dtype if dtype.isbuiltin == 2 else dtype.newbyteorder("<")
 
 
 _READERS: dict[str, tuple[int, Callable[..., Any]]] = {
@@ -199,6 +214,7 @@ _READERS: dict[str, tuple[int, Callable[..., Any]]] = {
     "NotImplemented": (0, lambda: NotImplemented),
     LEFT_OUT: (1, _read_int),
 }
+"""Tag → number of texts after it, and function that reads these."""
 
 # --- printing ---------------------------------------------------------------------------------------------------------
 
@@ -206,13 +222,13 @@ _MAX_TEXT = 80
 _MAX_DECODED = 1_000
 
 
-def atom_text(atom: Any, most: int = _MAX_TEXT) -> str:
-    """An atom as Python would print it, or the beginning of that.
+def atom_text(atom: Any, max_length: int = _MAX_TEXT) -> str:
+    """Returns an atom as Python prints its value, cut to about `max_length` characters.
 
-    Cost: that of its first characters, for the node that holds it may be shown many times.
+    Only the first characters of a long atom are looked at, because the node that holds it may be shown many times.
     """
     if type(atom) is str:
-        return short(repr(atom[: most + 1]), most)
+        return short(repr(atom[: max_length + 1]), max_length)
     if type(atom) is not list:
         return repr(atom)
     tag, *data = atom
@@ -220,18 +236,20 @@ def atom_text(atom: Any, most: int = _MAX_TEXT) -> str:
         return short(data[0])
     if tag == LEFT_OUT:
         return "left out"
-    if tag == "int" and len(data[0]) >= _MAX_TEXT:  # Python prints long ones only after a warning, and slowly
-        return short(f"0x{data[0][:most]}")
+    # Python prints long numbers in quadratic time, and refuses those of more than 4,300 digits.
+    if tag == "int" and len(data[0]) >= _MAX_TEXT:
+        return short(f"0x{data[0][:max_length]}")
     if tag == "float" and data[0].startswith("nan"):
         return data[0]
     if max(map(len, data), default=0) > _MAX_DECODED:
         return f"{short(data[0]) if len(data) > 1 else ''} {tag}, {len(data[-1]):,} characters in the file".lstrip()
     try:
         return short(repr(decode_atom(atom)))
-    except OverflowError:  # a date that NumPy has and cannot print: its unit is a billion years, say
+    # NumPy cannot print some dates, such as those with a unit of a billion years.
+    except OverflowError:
         return short(" ".join(data))
 
 
-def short(text: str, most: int = _MAX_TEXT) -> str:
-    """The beginning of a text."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def short(text: str, max_length: int = _MAX_TEXT) -> str:
+    """Returns a text, cut to `max_length` characters if it is longer."""
+    return text if len(text) <= max_length else f"{text[: max_length - 3]}..."

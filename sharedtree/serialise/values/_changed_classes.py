@@ -1,12 +1,14 @@
-"""Instances of classes whose fields may have changed since the file was written.
+"""Makes instances of classes whose fields may have changed since the file was written.
 
-A field that was added takes its default; one without a default, or one that was removed, is an error that says what to
-do, for guessing would lose data. Three things can be done: `renames=` at the call that loads, which needs no change of
-the class; `__sharedtree_names__`, in which a class lists the names that it had; and `__sharedtree_version__` with
-`__sharedtree_migrate__`, by which a class takes the fields of an older version and returns those of its own.
+A field that was added gets its default. A new field without a default is an error with a fix, and so is a field that
+was removed, because a guess would lose data. There are three ways to adapt a file:
 
-Where a library keeps kinds, marks or metadata of the attributes in each instance, the file has them as one more entry.
-Neither `renames=` nor a migration sees it: what it says of an attribute stays with the attribute.
+- `renames=` at the call that loads. The class stays as it is.
+- `__sharedtree_names__`, in which a class lists its earlier names.
+- `__sharedtree_version__` with `__sharedtree_migrate__`, which turns the fields of an older version into new ones.
+
+Some libraries keep kinds, marks or metadata of all attributes in one entry of each instance. The file has this entry
+like an attribute. Neither `renames=` nor a migration sees it, and each attribute keeps its mark.
 """
 
 import dataclasses
@@ -22,22 +24,30 @@ from ._instances import fault_of_attribute, layout_of, maker
 from ._nodes import Manifest, TypeEntry
 
 Renames = Mapping[str, str | type | Callable[..., Any] | None]
-"""Old name → new name. Of a class or a function: `"old.mod:Old"` → `"new.mod:New"`, or the new one itself. Of a field:
-`"old.mod:Old.weight"` → `"kernel"`, or None to drop the field. Old names that are not in the file do nothing."""
+"""Old name → new name.
+
+For a class or a function: `"old.mod:Old"` → `"new.mod:New"`, or the new class itself. For a field:
+`"old.mod:Old.weight"` → `"kernel"`, or None to drop the field. Old names that are not in the file do nothing.
+"""
 
 
 def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequence[Any]], Any]:
-    """What makes an instance of the values that a file has for the `fields` and `extra` of an entry, in that order."""
+    """Returns a function that makes an instance from its values in a file: the `fields`, then the `extra` attributes.
+
+    Raises:
+        StructureMismatchError: if the class has changed, and the user must decide about some field.
+        FormatError: if the file sets an attribute, but no file may do so.
+    """
     if kind_of(cls) not in FIELD_KINDS:
-        raise of_another_kind(entry.name, cls, f"a {entry.kind}")
+        raise changed_kind_error(entry.name, cls, f"a {entry.kind}")
     if getattr(cls, "__abstractmethods__", None):
         raise StructureMismatchError(
             f"`{cls.__qualname__}` is abstract now and has no instances. Load it with the code that wrote the file."
         )
-    change = _Change(entry, cls, renames)
+    change = _ClassChange(entry, cls, renames)
     for name in entry.extra:
         new = change.new_names[name]
-        # One that the user drops is not set.
+        # A dropped attribute is never set, so it may have any name.
         fault = fault_of_attribute(cls, name) and new is not None and fault_of_attribute(cls, new)
         if fault:
             key = f"{entry.name}.{printable(name[:80])}"
@@ -48,9 +58,15 @@ def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequenc
     return change.maker()
 
 
-def of_another_kind(name: str, cls: Any, was: str) -> StructureMismatchError:
-    """The error for a class that is made in another way than when the file was written."""
-    fact = f"`{name}` was {was} when the file was written, and `{cls.__qualname__}` is none now."
+def changed_kind_error(name: str, cls: Any, kind_in_file: str) -> StructureMismatchError:
+    """Returns the error for a class whose instances are rebuilt in another way than when the file was written.
+
+    Args:
+        name: name of the class in the file.
+        cls: the class now.
+        kind_in_file: words for its kind, such as `an enum`.
+    """
+    fact = f"`{name}` was {kind_in_file} when the file was written, and `{cls.__qualname__}` is none now."
     library = library_of(root_of(cls.__module__))
     if library is None:
         return StructureMismatchError(f"{fact} Load the file with the code that wrote it.")
@@ -62,13 +78,30 @@ def of_another_kind(name: str, cls: Any, was: str) -> StructureMismatchError:
 
 
 def new_name(entry: TypeEntry, cls: Any, renames: Renames, field: str) -> Any:
-    """What `renames` calls a field, of the class as it was or as it is; the field itself if it says nothing of it."""
+    """Returns the new name of a field, or the field itself if `renames` has no entry for it.
+
+    An entry may have the name of the class in the file, or its name now.
+    """
     keys = (f"{entry.name}.{field}", f"{cls.__module__}:{cls.__qualname__}.{field}")
     return next((renames[key] for key in keys if key in renames), field)
 
 
-class _Change:
-    """What a file says of a class, beside the class as it is now."""
+class _ClassChange:
+    """A class as the file describes it, compared with the class now.
+
+    Args:
+        entry: the class in the file.
+        cls: the class now.
+        renames: the option of the call.
+
+    Attributes:
+        new_names: name of an attribute in the file → its name now. None if the user drops it.
+        names: the new names in the order of the values in a node.
+        kept: the names that are not dropped.
+        missing: new names of fields that were unset when the file was written.
+        extra: attributes that no field of the class has.
+        make: makes an instance from pairs of name and value.
+    """
 
     def __init__(self, entry: TypeEntry, cls: Any, renames: Renames) -> None:
         self.entry, self.cls, self.renames = entry, cls, renames
@@ -86,30 +119,39 @@ class _Change:
         self.make = maker(cls, self.new_names, self.renames)
 
     def maker(self) -> Callable[[Sequence[Any]], Any]:
+        """Returns a function that makes an instance from the values in a node."""
         make, kept, version = self.make, self.kept, self.entry.version
         migrate = getattr(self.cls, "__sharedtree_migrate__", None)
         unknown = [name for name in kept if name not in self.layout.fields and name not in self.extra]
-        added = self.lacking(kept)
+        added = self.absent_fields(kept)
+        # A class can migrate fields without a version: then a difference of the fields asks for it.
         if version != self.layout.version or (migrate is not None and (unknown or added)):
             self._require_migration(migrate)
-            return lambda values: self._migrated(migrate, self.by_name(values))
+            return lambda values: self._migrate(migrate, self.by_name(values))
         if unknown:
-            raise self.removed(unknown)
+            raise self.removed_fields_error(unknown)
         defaults = {name: self.default_of(name) for name in added}
+        # The usual case: the class has not changed.
         if not defaults and len(kept) == len(self.names):
             return lambda values: make(zip(kept, values, strict=True))
-        return lambda values: make({**self.by_name(values), **{name: new() for name, new in defaults.items()}}.items())
+
+        def make_with_defaults(values: Sequence[Any]) -> Any:
+            attributes = self.by_name(values)
+            return make({**attributes, **{name: new_default() for name, new_default in defaults.items()}}.items())
+
+        return make_with_defaults
 
     def by_name(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The values by the names that their attributes have now."""
+        """Returns the values by the names that their attributes have now."""
         return {name: value for name, value in zip(self.names, values, strict=True) if name is not None}
 
-    def lacking(self, present: Collection[str]) -> list[str]:
-        """The fields that instances must have, that the file did not say to be unset, and that are not present."""
+    def absent_fields(self, present: Collection[str]) -> list[str]:
+        """Returns the fields that need a default: neither present, nor unset in the file, nor allowed to be unset."""
         absent = [name for name in self.layout.fields if name not in present and name not in self.missing]
         return [name for name in absent if not self.rules.may_stay_unset(self.cls, name)]
 
     def renamed(self, field: str) -> str | None:
+        """Returns the name that an attribute in the file has now, after `renames`. None if the user drops it."""
         new = new_name(self.entry, self.cls, self.renames, field)
         if new is field:
             return field
@@ -127,7 +169,7 @@ class _Change:
         return new
 
     def _extra_names(self) -> set[str]:
-        """The names of the attributes that no field of the class has. None of them is given another."""
+        """Returns the names of the attributes that no field of the class has. Raises if `renames` renames one."""
         extra = set(self.entry.extra) - set(self.layout.fields)
         renamed = [name for name in self.entry.extra if self.new_names[name] not in (name, None, *self.layout.fields)]
         if renamed:
@@ -143,6 +185,7 @@ class _Change:
         return extra
 
     def default_of(self, name: str) -> Callable[[], Any]:
+        """Returns a function that makes the default of a field. Raises with a fix if the field has none."""
         default = self.rules.default_of(self.cls, name)
         if default is not None:
             return default
@@ -161,7 +204,8 @@ class _Change:
             fix = f"Give it one:\n    {name}: ... = ..."
         raise StructureMismatchError(f"{fact} {fix}\nor, if a field of the file is meant: renames={{{renamed}}}")
 
-    def removed(self, unknown: list[str]) -> StructureMismatchError:
+    def removed_fields_error(self, unknown: list[str]) -> StructureMismatchError:
+        """Returns the error for fields of the file that the class does not have."""
         listed = ", ".join(f"`{printable(name)}`" for name in unknown)
         fact = f"The file has fields of `{self.entry.name}` that `{self.cls.__qualname__}` does not have: {listed}."
         library = library_of(root_of(self.cls.__module__))
@@ -172,13 +216,14 @@ class _Change:
             )
         else:
             fact += " Say"
-        gone: dict[str, str | None] = {f"{self.entry.name}.{name}": None for name in unknown}
+        dropped: dict[str, str | None] = {f"{self.entry.name}.{name}": None for name in unknown}
         return StructureMismatchError(
             f"{fact} what became of them, a new name, or None to drop them:\n"
-            f"    renames={{{renames_as_code(self.renames, gone)}}}"
+            f"    renames={{{renames_as_code(self.renames, dropped)}}}"
         )
 
     def _require_migration(self, migrate: Any) -> None:
+        """Raises if the class cannot migrate the fields: they are of a newer version, or it has no migration."""
         versions = (
             f"The file has version {self.entry.version} of `{self.entry.name}`, and the class here has version "
             f"{self.layout.version}"
@@ -194,16 +239,22 @@ class _Change:
             )
 
     def _may_be_set(self, name: Any) -> bool:
-        """Whether a migration may return an attribute of this name."""
+        """Returns True if a migration may return an attribute of this name."""
         if name in self.layout.fields:
             return True
         is_possible = name in self.extra or (self.rules.is_open and fault_of_attribute(self.cls, name) is None)
         return is_possible and name not in self.rules.own_entries
 
-    def _migrated(self, migrate: Any, fields: dict[str, Any]) -> Any:
-        """An instance of what the class makes of the fields of another version."""
+    def _migrate(self, migrate: Any, fields: dict[str, Any]) -> Any:
+        """Makes an instance from the fields of another version, by the migration of the class.
+
+        Args:
+            migrate: `__sharedtree_migrate__` of the class.
+            fields: attributes by the names that they have now. Entries of the library are taken out of it.
+        """
         rules, version = self.rules, self.entry.version
         hook = f"`{self.cls.__qualname__}.__sharedtree_migrate__`"
+        # A migration does not see the entries in which a library keeps marks of all attributes.
         held_back = {name: fields.pop(name) for name in rules.own_entries if name in fields}
         try:
             migrated: dict[Any, Any] = dict(migrate(dict(fields), version))
@@ -219,33 +270,40 @@ class _Change:
                 "from the value, and what `renames=` renames keeps its mark."
             )
         unknown = [name for name in migrated if not self._may_be_set(name)]
+        # All unknown names are fields of the file that the migration passed on.
         if unknown and all(name in fields for name in unknown):
-            raise self.removed(unknown)
+            raise self.removed_fields_error(unknown)
         if unknown:
             listed = ", ".join(f"`{printable(str(name))}`" for name in unknown)
             raise StructureMismatchError(
                 f"{hook} returned what `{self.cls.__qualname__}` has no field for, or has for something else: "
                 f"{listed}. Return the fields of version {self.layout.version}."
             )
-        migrated |= {name: self.default_of(name)() for name in self.lacking(migrated)}
+        migrated |= {name: self.default_of(name)() for name in self.absent_fields(migrated)}
+        # Some libraries derive the marks of attributes from assignments, so the old instance is made first.
         if rules.is_assigned:
             obj = self.make((fields | held_back).items())
             rules.reassign(obj, migrated)
             return obj
-        # What a library keeps of attributes by their names, it keeps of none that is gone.
-        gone = {old for old, new in self.new_names.items() if new in fields and new not in migrated}
-        for name, kept in held_back.items():
-            migrated[name] = {k: v for k, v in kept.items() if k not in gone} if type(kept) is dict else kept
+        # Where the entry is a dict of marks by name, the marks of removed attributes are dropped.
+        removed = {old for old, new in self.new_names.items() if new in fields and new not in migrated}
+        for name, marks in held_back.items():
+            is_by_name = type(marks) is dict
+            migrated[name] = {k: mark for k, mark in marks.items() if k not in removed} if is_by_name else marks
         return self.make(migrated.items())
 
 
 def renames_in(manifest: Manifest, renames: Renames) -> Renames:
-    """The same, with the names that a file has: what its program defined was in `__main__`, and is so called, too."""
+    """Adds to the renames the file's names for classes of `__main__`.
+
+    The program by which the file was written had these classes in `__main__`. In the file, they are in the module by
+    whose name other programs import it.
+    """
     if manifest.main is None:
         return renames
     pairs = [(old.partition(":"), new) for old, new in renames.items()]
-    own = {f"{manifest.main}:{rest}": new for (module, _, rest), new in pairs if module in (MAIN, CHILD)}
-    return {**own, **renames}
+    of_program = {f"{manifest.main}:{name}": new for (module, _, name), new in pairs if module in (MAIN, CHILD)}
+    return {**of_program, **renames}
 
 
 def require_sound_renames(renames: Renames) -> None:

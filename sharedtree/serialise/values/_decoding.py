@@ -1,8 +1,8 @@
-"""Manifest and arrays → DAG: names are resolved, arrays chosen, and nodes built from first to last.
+"""Decodes a manifest and arrays as a DAG: resolves names, selects arrays, and builds nodes from first to last.
 
-Children stand before their parents in a manifest, so one pass builds everything, and nothing recurses. What is called
-is: the flatten and unflatten functions, hooks and default factories of trusted classes, and their hashes where they are
-keys; never what the file says. `load` and `orbax.restore` differ in who reads the bytes; the rest is a `Plan`.
+Children stand before their parents in a manifest, so one pass builds everything, and nothing recurses. Of trusted
+classes, flatten and unflatten functions, hooks and default factories are called, and `__hash__` of keys. Nothing else
+that a file names is called. `load` and `orbax.restore` read bytes in different ways and share everything else: `Plan`.
 """
 
 import collections
@@ -15,8 +15,8 @@ import numpy as np
 
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
-from ...core._flat_dags import FlatDag
 from ...core._printing import printable
+from ...core._structure import FlatDag
 from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, require_select, struct_of
 from ..container._header import malformed
@@ -36,29 +36,31 @@ from ._all_kinds_of_nodes import (
     BUILDERS,
     MAX_PRINTED,
     TYPED,
-    compared_of,
-    first_touched,
+    first_beyond_bounds,
+    first_unsafe_walk,
     key_sizes,
     keys_of,
-    nested_too_deeply,
     num_keys,
     steps,
+    walked_children_in_comparison,
 )
-from ._changed_classes import Renames, maker_for, new_name, of_another_kind, renames_in, require_sound_renames
-from ._encoding import like_in, names_in
+from ._changed_classes import Renames, changed_kind_error, maker_for, new_name, renames_in, require_sound_renames
+from ._encoding import find_left_out_values, names_in
 from ._kinds_of_values import name_of_method
 from ._left_out_values import Key, left_out_of
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
 from ._paths import first_parents, part_at, path_from
-from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences
+from ._template import Comparison, LoadReport, compare, rebuild, require_no_differences
 
+# Most paths that are listed for one name.
 _MAX_PATHS = 3
-_MAX_TIES, _MAX_LOOKED_AT = 8, 1000
+# Most calls that a fix has for ties, and most differences for which it is made at all.
+_MAX_TIE_CALLS, _MAX_DIFFERENCES = 8, 1000
 _IN_CODE = re.compile(r"(\.\w+|\[\d+\]|\['\w+'\])+", re.ASCII)
-"""A path that can stand in code as it is printed."""
+"""A path that is also code, such as `.blocks[0].weight`."""
 
 Resolved = Mapping[tuple[str, ...], Any]
-"""The object of each name: (`"class"` or `"function"`, name) → object."""
+"""(`"class"` or `"function"`, name) → the object with this name."""
 
 
 def decode(
@@ -68,25 +70,30 @@ def decode(
     renames: Renames | None = None,
     resolved: Resolved | None = None,
 ) -> Any:
-    """Builds the DAG that a manifest describes. What is one node in the manifest is one object in it.
+    """Builds the DAG that a manifest describes. One node becomes one object.
 
-    `array_of` gives the array of an entry by its index, as the entry says, of PRNG keys the raw data. It is asked once
-    for each, in the order of the nodes. Names are looked up by what may be named, `trust`, if they are not `resolved`.
+    Args:
+        manifest: a parsed manifest.
+        array_of: index of an entry in `arrays` → its array; for PRNG keys, the raw data. It is called once for each
+            entry, in the order of the nodes.
+        trust: names allowed in the file. Default: the names allowed in every file.
+        renames: the option of `load`.
+        resolved: the objects of all names. Default: they are looked up.
 
     Raises:
-        UntrustedTypeError: if the file names what it may not. All such names are listed, and nothing was built.
+        UntrustedTypeError: if some names are not trusted. All of them are listed, and nothing was built.
         StructureMismatchError: if a name leads nowhere, a class has changed, or devices are missing.
-        FormatError: if the manifest describes what cannot be built.
+        FormatError: if an object cannot be built from its node.
     """
     renames = {} if renames is None else renames_in(manifest, renames)
     values = {**manifest.atoms, **(resolve(manifest, trust, renames) if resolved is None else resolved)}
     makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
     fields = [entry.fields for entry in manifest.types]
     classes = [values["class", entry.name] for entry in manifest.types]
-    touched = first_touched(manifest.nodes, classes)
-    if touched is not None:
+    unsafe = first_unsafe_walk(manifest.nodes, classes)
+    if unsafe is not None:
         raise FormatError(
-            f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX, or a `Module`, "
+            f"Node {unsafe} of the file, a `{manifest.nodes[unsafe][0]}`, has an object of Flax NNX, or a `Module`, "
             "where something would look at it while the file is loaded. No save would write that."
         )
     collisions = Collisions(most_collisions(num_keys(manifest.nodes)), key_sizes(manifest.nodes))
@@ -111,23 +118,37 @@ def decode(
 
 
 def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
-    """For a class with fields, what builds an instance from their values; else the class."""
+    """Returns a function that makes an instance from the values of its fields. For a class without fields, the class.
+
+    Raises:
+        StructureMismatchError: if the class does not fit the entry any more.
+    """
     if entry.kind in FIELD_KINDS:
         return maker_for(entry, cls, renames)
     if kind_of(cls) != entry.kind:
-        what = "an enum" if entry.kind == "enum" else "a registered pytree node"
-        raise of_another_kind(entry.name, cls, what)
+        kind_in_file = "an enum" if entry.kind == "enum" else "a registered pytree node"
+        raise changed_kind_error(entry.name, cls, kind_in_file)
     return cls
 
 
-# --- what is taken of a file ------------------------------------------------------------------------------------------
+# --- one call of `load` -----------------------------------------------------------------------------------------------
 
 
 class Plan:
-    """What is to be read for one call of `load`: the entries that are `wanted`, and the `place` for each.
+    """The arrays that one call of `load` reads, and their places. `tree` makes the result from them.
 
-    Names are looked up, and a template is compared, when it is made: what does not fit is an error before anything is
-    read. Options are those of `load`; `label` is what errors call the file. Cost: with a template, a walk over both.
+    Names are looked up, and a template is compared, when the plan is made. So errors are raised before anything is
+    read. Cost: with a template, a walk over the file's nodes and the template.
+
+    Args:
+        manifest: the file's manifest.
+        label: name of the file in errors.
+        trust: names allowed in the file.
+        like, select, sharding, strict, renames: options of `load`.
+
+    Attributes:
+        wanted: entries of the arrays to read, in the order in which `tree` takes these.
+        place: entry → the sharding or device for its array.
     """
 
     def __init__(
@@ -146,58 +167,66 @@ class Plan:
         self._manifest = part_at(manifest, select) if isinstance(select, str) else manifest
         self._resolved = resolve(self._manifest, trust, renames)
         self._renames = renames_in(self._manifest, renames or {})
-        self._compared: Comparison | None = None
-        self._like = like if not strict else None
+        self._comparison: Comparison | None = None
+        # The template that is filled with what fits. With `strict`, it is compared but not filled.
+        self._filled_template = like if not strict else None
         self._template = like
         self.place: Place = place_of(sharding)
         entries = self._manifest.arrays
-        lacking = left_out_of(self._manifest)
-        if lacking:
-            self._resolved = {**self._resolved, **self._put_back(lacking, like, label)}
+        left_out = left_out_of(self._manifest)
+        if left_out:
+            self._resolved = {**self._resolved, **self._template_values(left_out, like, label)}
         if like is not None:
             classes = [self._resolved["class", entry.name] for entry in self._manifest.types]
-            deep = nested_too_deeply(self._manifest.nodes, compared_of(classes))
-            deep = nested_too_deeply(self._manifest.nodes, keys_of, MAX_PRINTED) if deep is None else deep
-            if deep is not None:
-                raise malformed(f"node {deep} holds one thing too often to be compared with a template")
+            # The comparison hashes and prints more than loading does, so there are bounds for that as well.
+            number = first_beyond_bounds(self._manifest.nodes, walked_children_in_comparison(classes))
+            number = first_beyond_bounds(self._manifest.nodes, keys_of, MAX_PRINTED) if number is None else number
+            if number is not None:
+                raise malformed(f"node {number} holds one thing too often to be compared with a template")
+            # The tree is built with a `ShapeDtypeStruct` for each array, as none is read yet.
             structs = {entry.tensor: struct_of(entry) for entry in entries}
-            described = IdentityDict((structs[entry.tensor], entry) for entry in entries)
-            self._compared = compare(self._decoded(structs), like, described)
+            entry_of = IdentityDict((structs[entry.tensor], entry) for entry in entries)
+            self._comparison = compare(self._decode_with(structs), like, entry_of)
             if strict:
-                require_no_differences(self._compared.differences, label, self._how_to_fit)
+                require_no_differences(self._comparison.differences, label, self._template_fix)
             else:
-                self._require_no_dags(classes, self._compared.template, label)
+                self._require_no_dags(classes, self._comparison.template, label)
+            # An array goes where the template's array is, if that was placed on purpose.
             if sharding is None:
                 places: dict[str, Placement] = {}
-                for record, struct in self._compared.fitting.items():
-                    if struct in described:
-                        leaf = self._compared.template.objects[record]
+                for record, struct in self._comparison.fitting.items():
+                    if struct in entry_of:
+                        leaf = self._comparison.template.objects[record]
                         has_place = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
-                        places.setdefault(described[struct].tensor, leaf.sharding if has_place else None)
+                        places.setdefault(entry_of[struct].tensor, leaf.sharding if has_place else None)
                 self.place = lambda entry: places.get(entry.tensor)
         self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
 
-    def _put_back(self, lacking: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
-        """What a template has in the places of what was left out. Raises if it has not all of it."""
-        found = {} if like is None else like_in(like, self._manifest, self._new_step)
-        absent = [atom for atom in lacking if atom not in found]
+    def _template_values(self, left_out: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
+        """Returns the values of a template for the atoms of values that were left out of the file.
+
+        Raises:
+            StructureMismatchError: if there is no template, or it lacks some of them.
+        """
+        values = {} if like is None else find_left_out_values(like, self._manifest, self._new_step)
+        absent = [atom for atom in left_out if atom not in values]
         if absent:
-            where = paths_of_names(self._manifest, absent)
-            paths = [path for atom in absent for path in where.get(cast("Name", atom), ())]
+            paths_by_atom = paths_of_names(self._manifest, absent)
+            paths = [path for atom in absent for path in paths_by_atom.get(cast("Name", atom), ())]
             listed = ", ".join([f"`{printable(path)}`" for path in paths[:20]])
-            beside = f", renames={{{renames_as_code(self._renames, {})}}}" if self._renames else ""
+            option = f", renames={{{renames_as_code(self._renames, {})}}}" if self._renames else ""
             fact = (
                 "what was left out comes" if like is None else "the template has nothing there: what was left out comes"
             )
             raise StructureMismatchError(
                 f"`{label}` was saved without {listed}, and {fact} from a template of the same classes that has it. "
-                f"All else comes from the file:\n    model = sharedtree.load(path, like=template{beside})",
+                f"All else comes from the file:\n    model = sharedtree.load(path, like=template{option})",
                 paths,
             )
-        return found
+        return values
 
     def _new_step(self, node: Node, step: str) -> str | None:
-        """What leads to an attribute now that a step in the file leads to; None if it is dropped."""
+        """Returns the step that an attribute has now, after `renames`, for its step in the file. None if dropped."""
         if node[0] not in ("object", "wrapper"):
             return step
         entry = self._manifest.types[node[1]]
@@ -206,11 +235,14 @@ class Plan:
         return step if new == step[1:] else None if new is None else f".{new}"
 
     def _require_no_dags(self, classes: Sequence[Any], template: FlatDag, label: str) -> None:
-        """Raises if a template is not to be filled: its model and that of a `Dag` would be parted."""
-        typed = zip(self._manifest.types, classes, strict=True)
-        names: set[Name] = {("class", entry.name) for entry, cls in typed if cls is Dag}
-        where = paths_of_names(self._manifest) if names else {}
-        paths = [path for name in names for path in where.get(name, ())]
+        """Raises if the file or the template has a `Dag`, so that the template cannot be filled with parts of the file.
+
+        A `Dag` shares objects with the tree around it. Leaves that are replaced around it would stay as they are in it.
+        """
+        entries = zip(self._manifest.types, classes, strict=True)
+        names: set[Name] = {("class", entry.name) for entry, cls in entries if cls is Dag}
+        paths_by_name = paths_of_names(self._manifest) if names else {}
+        paths = [path for name in names for path in paths_by_name.get(name, ())]
         nodes = [(number, template.node(number)) for number in range(len(template.records))]
         paths += [template.text(number) for number, node in nodes if node is not None and node.type.cls is Dag]
         if paths or names:
@@ -222,77 +254,98 @@ class Plan:
                 paths,
             )
 
-    def _how_to_fit(self) -> list[str]:
-        """What to do about a template that differs from the file, by what differs."""
-        assert self._compared is not None
-        # What differs otherwise, too, or has no name in code, is not made one by that.
-        differing = collections.Counter(difference.path for difference in self._compared.differences)
-        differing.subtract(path for _, path, _ in self._compared.ties)
-        others = [path for path, count in differing.items() if count > 0]
+    def _template_fix(self) -> list[str]:
+        """Returns the lines of a fix for a template that differs from the file.
+
+        They tie and untie objects where only that is needed, and load the file without the template, or what fits.
+        """
+        assert self._comparison is not None
+        # Paths with a difference of another kind, also if they have one of ties as well. Tying does not help there.
+        counts = collections.Counter(difference.path for difference in self._comparison.differences)
+        counts.subtract(tie.path for tie in self._comparison.ties)
+        other_paths = [path for path, count in counts.items() if count > 0]
+        # Ties with the same first path go into one call.
         calls: dict[tuple[str, bool], list[str]] = {}
-        for first, path, are_one in self._compared.ties[:_MAX_LOOKED_AT] if len(others) <= _MAX_LOOKED_AT else ():
+        ties = self._comparison.ties[:_MAX_DIFFERENCES] if len(other_paths) <= _MAX_DIFFERENCES else ()
+        for first, path, is_tied_in_file in ties:
             if all(map(_IN_CODE.fullmatch, (first, path))) and not any(
-                each.startswith((first, path)) for each in others
+                other_path.startswith((first, path)) for other_path in other_paths
             ):
-                calls.setdefault((first, are_one), [first] if are_one else []).append(path)
+                calls.setdefault((first, is_tied_in_file), [first] if is_tied_in_file else []).append(path)
         lines = ["Give the template the ties of the file:"] if calls else []
-        for (_, are_one), paths in list(calls.items())[:_MAX_TIES]:
-            where = ", ".join([f"m{path}" for path in paths])
-            where = f"({where})" if len(paths) > 1 else where
-            lines.append(f"    template = sharedtree.{'tie' if are_one else 'untie'}(template, lambda m: {where})")
-        if len(calls) > _MAX_TIES:
+        for (_, is_tied_in_file), paths in list(calls.items())[:_MAX_TIE_CALLS]:
+            code = ", ".join([f"m{path}" for path in paths])
+            code = f"({code})" if len(paths) > 1 else code
+            function = "tie" if is_tied_in_file else "untie"
+            lines.append(f"    template = sharedtree.{function}(template, lambda m: {code})")
+        if len(calls) > _MAX_TIE_CALLS:
             lines.append("and likewise the others.")
         lines.append(f"{'Or load' if calls else 'Load'} it as it is, or load what fits and see the rest reported:")
         names, main = _names(self._manifest), self._manifest.main
         lines.append(f"    model = {call_without_template(names, main, self._renames)}")
-        beside = options_beside(names, main, self._renames, Trust((), names_in(self._template)))
-        return [*lines, f"    model, report = sharedtree.load(path, like=template, strict=False{beside})"]
+        options = options_beside(names, main, self._renames, Trust((), names_in(self._template)))
+        return [*lines, f"    model, report = sharedtree.load(path, like=template, strict=False{options})"]
 
     def tree(self, arrays: Sequence[Any]) -> Any:
-        """The tree, from one array for each of `wanted`; with `strict=False` and a template, the report too.
+        """Returns the tree. With `strict=False` and a template, returns a pair of the filled template and a report.
 
-        Cost: one walk over the nodes. The arrays are not copied.
+        Args:
+            arrays: one array for each entry of `wanted`. They are not copied.
+
+        Cost: one walk over the nodes.
         """
-        read: dict[str, Any] = dict(zip([entry.tensor for entry in self.wanted], arrays, strict=True))
-        others = [entry for entry in self._manifest.arrays if entry.tensor not in read]
-        tree = self._decoded(read | {entry.tensor: struct_of(entry) for entry in others})
-        return tree if self._like is None else _filled(self._like, tree, read, self._compared)
+        arrays_read: dict[str, Any] = dict(zip([entry.tensor for entry in self.wanted], arrays, strict=True))
+        unread = [entry for entry in self._manifest.arrays if entry.tensor not in arrays_read]
+        tree = self._decode_with(arrays_read | {entry.tensor: struct_of(entry) for entry in unread})
+        if self._filled_template is None:
+            return tree
+        return _fill_template(self._filled_template, tree, arrays_read, self._comparison)
 
-    def _decoded(self, held: Mapping[str, Any]) -> Any:
-        """The tree, with given objects for its arrays, which need no finishing."""
-        arrays, plain = self._manifest.arrays, self._manifest
+    def _decode_with(self, array_objects: Mapping[str, Any]) -> Any:
+        """Builds the tree with given objects in the places of its arrays: tensor → array or `ShapeDtypeStruct`."""
+        arrays, manifest = self._manifest.arrays, self._manifest
+        # The objects are weakly typed, or PRNG keys, already, so `decode` must not make them so.
         if any(entry.weak or entry.key is not None for entry in arrays):
-            plain = plain._replace(arrays=tuple(entry._replace(weak=False, key=None) for entry in arrays))
-        return decode(plain, lambda i: held[arrays[i].tensor], renames=self._renames, resolved=self._resolved)
+            manifest = manifest._replace(arrays=tuple(entry._replace(weak=False, key=None) for entry in arrays))
+        return decode(
+            manifest, lambda i: array_objects[arrays[i].tensor], renames=self._renames, resolved=self._resolved
+        )
 
 
-def _filled(like: Any, tree: Any, read: dict[str, Any], before: Any) -> tuple[Any, LoadReport]:
-    """The template with what fits of the file, whose arrays that were read are given by name."""
-    again = compare(tree, like, IdentityDict())
-    template = again.template
-    # What was not wanted is still a description of an array.
-    found = {n: leaf for n, leaf in again.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
+def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comparison: Any) -> tuple[Any, LoadReport]:
+    """Returns the template with the leaves of the file that fit, and a report.
+
+    Args:
+        like: the template.
+        tree: the file's tree. Arrays that were not read are `ShapeDtypeStruct`s.
+        arrays_read: tensor → array.
+        first_comparison: comparison of the template with the file before arrays were read, for the report.
+    """
+    comparison = compare(tree, like, IdentityDict())
+    template = comparison.template
+    fitting = {n: leaf for n, leaf in comparison.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
     used = IdentitySet()
 
     def leaf_of(number: int) -> Any:
-        leaf = found.get(number, template.objects[number])
-        if number in found and isinstance(leaf, jax.Array | np.ndarray):
-            # What is one object in the file may be two in the template, and stays two.
+        leaf = fitting.get(number, template.objects[number])
+        if number in fitting and isinstance(leaf, jax.Array | np.ndarray):
+            # One array of the file may fit two of the template, which stay two objects.
             return leaf if used.add(leaf) else leaf.copy()
         return leaf
 
-    result = rebuilt(template, leaf_of)
-    loaded = [template.text(number) for number in template.leaf_numbers if number in found]
-    kept = [template.text(number) for number in template.leaf_numbers if number not in found]
-    unused = [tensor for tensor, array in read.items() if array not in used]
-    return result, LoadReport(tuple(loaded), tuple(kept), (*before.differences, *before.values), tuple(unused))
+    result = rebuild(template, leaf_of)
+    loaded = [template.text(number) for number in template.leaf_numbers if number in fitting]
+    kept = [template.text(number) for number in template.leaf_numbers if number not in fitting]
+    unused = [tensor for tensor, array in arrays_read.items() if array not in used]
+    differences = (*first_comparison.differences, *first_comparison.values)
+    return result, LoadReport(tuple(loaded), tuple(kept), differences, tuple(unused))
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
 def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | None = None) -> Resolved:
-    """What the names in a manifest lead to. Arguments and errors are those of `decode`."""
+    """Returns the objects of all names in a manifest. Arguments and errors are those of `decode`."""
     renames = {} if renames is None else renames
     require_sound_renames(renames)
     renames = renames_in(manifest, renames)
@@ -300,7 +353,7 @@ def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | N
 
 
 def audit(manifest: Manifest, trust: Trust | None = None) -> tuple[Request, ...]:
-    """Each name that a file asks for, without building anything."""
+    """Returns one request for each name that a file uses, without building anything."""
     return judge_all(_names(manifest), paths_of_names(manifest), trust or Trust(), manifest.main)
 
 
@@ -308,28 +361,33 @@ def _names(manifest: Manifest) -> tuple[Name, ...]:
     return cast("tuple[Name, ...]", manifest.names)
 
 
-def paths_of_names(manifest: Manifest, others: Sequence[Key] = ()) -> Paths:
-    """For each name, and each of some other atoms of two texts, where it stands first; at most three places."""
-    parents = first_parents(manifest)
-    names = {*manifest.names, *others}
-    owners = [entry.name for entry in manifest.types]
-    found: dict[Any, tuple[str, ...]] = {}
+def paths_of_names(manifest: Manifest, more_atoms: Sequence[Key] = ()) -> Paths:
+    """Returns for each name the first three paths at which it is used.
 
-    def note(kind: str, name: str, number: int, step: str) -> None:
-        places = found.get((kind, name), ())
-        if len(places) < _MAX_PATHS:
-            found[kind, name] = (*places, path_from(parents, number) + step)
+    Args:
+        manifest: the manifest.
+        more_atoms: other atoms of two texts whose paths are wanted.
+    """
+    parents = first_parents(manifest)
+    atoms = {*manifest.names, *more_atoms}
+    owners = [entry.name for entry in manifest.types]
+    paths: dict[Any, tuple[str, ...]] = {}
+
+    def add_path(kind: str, name: str, number: int, step: str) -> None:
+        listed = paths.get((kind, name), ())
+        if len(listed) < _MAX_PATHS:
+            paths[kind, name] = (*listed, path_from(parents, number) + step)
 
     if type(manifest.root) is list:
-        note(manifest.root[0], manifest.root[-1], -1, "")
+        add_path(manifest.root[0], manifest.root[-1], -1, "")
     for number in sorted(parents):
         node = manifest.nodes[number]
         if node[0] in TYPED:
-            note("class", manifest.types[node[1]].name, number, "")
+            add_path("class", manifest.types[node[1]].name, number, "")
         method = name_of_method(owners, manifest.nodes, node)
         if method is not None:
-            note("method", method, number, "")
+            add_path("method", method, number, "")
         for child, step in steps(manifest, node):
-            if type(child) is list and len(child) == 2 and (child[0], child[1]) in names:
-                note(child[0], child[1], number, step)
-    return found
+            if type(child) is list and len(child) == 2 and (child[0], child[1]) in atoms:
+                add_path(child[0], child[1], number, step)
+    return paths

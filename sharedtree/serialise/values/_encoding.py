@@ -1,7 +1,8 @@
-"""DAG → manifest and arrays, by a walk over the objects.
+"""Encodes a DAG as a manifest and arrays, by a walk over its objects.
 
-The walk follows objects, not treedefs, so static fields are part of it. What was met before is the same node again.
-Nothing recurses, and nothing stops at the first object that cannot be written: all of them are listed in one error.
+The walk follows objects, not treedefs, so it visits static fields as well. An object that was visited before is the
+same node again. Nothing recurses. The walk does not stop at the first object that cannot be written: one error lists
+all of them.
 """
 
 import functools
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from ...core import __version__
 from ...core._by_identity import IdentityDict
 from ...core._errors import CycleError
-from ...core._library_rows import RefusalError
+from ...core._node_types import RefusalError
 from ...core._printing import printable
 from ...ties._views import View
 from ..arrays._placing import describe, is_array
@@ -20,34 +21,42 @@ from ..trust._buildable_classes import kind_of
 from ._all_kinds_of_nodes import (
     TAKERS,
     extend_digests,
-    first_touched,
+    first_beyond_bounds,
+    first_unsafe_walk,
     key_sizes,
     nan_among_keys,
-    nested_too_deeply,
     steps,
 )
 from ._atoms import ENCODERS, LEFT_OUT
 from ._instances import Instances
-from ._kinds_of_instances import take_enum, take_registered
-from ._kinds_of_jax_values import take_other
-from ._kinds_of_values import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
-from ._left_out_values import Key, LeaveOut, put_back
+from ._kinds_of_values import (
+    BoundMethod,
+    CompiledFunction,
+    function_of,
+    name_of_method,
+    take_bound_method,
+    take_enum,
+    take_other,
+    take_registered,
+)
+from ._left_out_values import Key, LeaveOut, values_left_out
 from ._manifest import FORMAT
-from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry
+from ._nodes import MAX_NAME, Collisions, Decomposition, Manifest, Node, TypeEntry
 from ._paths import path_to
 from ._written_by_name import Named, Problem, problem_at, unserialisable
 
-_MAX_KEYS = 64  # a path with more keys is too long to be a name
+# Most steps of a path that is used as the name of a tensor.
+_MAX_STEPS_IN_NAME = 64
 
 
 class Encoded(NamedTuple):
     """A DAG as a manifest and arrays.
 
     Attributes:
-        manifest: what `json.dumps` takes.
-        arrays: one array for each entry of the manifest's `arrays`, JAX's or NumPy's, not copied. Of typed PRNG keys,
-            the raw data.
-        named: each name in the manifest, and the class or function that it led to.
+        manifest: the manifest, ready for `json.dumps`.
+        arrays: one JAX or NumPy array for each entry of the manifest's `arrays`, not copied. For typed PRNG keys, the
+            raw data.
+        named: each name in the manifest → its class or function.
     """
 
     manifest: dict[str, Any]
@@ -56,24 +65,28 @@ class Encoded(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The name of the tensor of each array."""
+        """Name of each array's tensor."""
         return [entry["tensor"] for entry in self.manifest["arrays"]]
 
 
 def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
     """Takes a DAG apart into a manifest and arrays.
 
-    Arrays are aliased, not copied; everything else is copied. What is called or lies as `leave_out` says is not taken.
+    Arrays are aliased. Everything else is copied.
+
+    Args:
+        tree: the DAG.
+        leave_out: names of attributes, and paths, whose values are not written.
 
     Raises:
         CycleError: if an object contains itself.
-        UnserialisableError: if something cannot be written. Everything that cannot is listed.
-        ValueError: if `leave_out` has what leads nowhere.
+        UnserialisableError: if something cannot be written. All such objects are listed.
+        ValueError: if an entry of `leave_out` matches nothing.
 
     Cost: one walk over the nodes; about 3 µs for each node and 5 µs for each array.
 
-    Limitations: two NumPy views of one buffer are two arrays. Sharing of NumPy scalars, numbers and texts is not kept;
-    they have no identity. An instance of a subclass of `numpy.ndarray` other than `numpy.memmap` is refused.
+    Limitations: two NumPy views of one buffer are two arrays. NumPy scalars, numbers and texts have no identity, so
+    their sharing is not kept. Instances of subclasses of `numpy.ndarray` are refused, except `numpy.memmap`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,8 +103,8 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
     root = walk.run(tree)
     problems = walk.all_problems()
     if problems:
-        num_before = len(left_out.objects)
-        raise unserialisable(problems, lambda more: _num_left_out(tree, [*entries, *more], num_before))
+        num_left_out = len(left_out.objects)
+        raise unserialisable(problems, lambda more: _num_left_out(tree, [*entries, *more], num_left_out))
     left_out.require_used()
     manifest = {
         "format": FORMAT,
@@ -106,15 +119,19 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
     return Encoded(manifest, walk.arrays, walk.named)
 
 
-def _num_left_out(tree: Any, entries: Sequence[str], num_before: int) -> int | None:
-    """How many values entries leave out of a tree, beyond some; None if the rest cannot be written either."""
+def _num_left_out(tree: Any, entries: Sequence[str], num_without: int) -> int | None:
+    """Returns the number of values that entries of `leave_out` leave out of a tree, less `num_without`.
+
+    Returns:
+        None if the rest of the tree cannot be written either.
+    """
     walk = _Walk(LeaveOut(entries))
     walk.run(tree)
-    return None if walk.all_problems() else len(walk.left_out.objects) - num_before
+    return None if walk.all_problems() else len(walk.left_out.objects) - num_without
 
 
 def names_in(tree: Any) -> dict[str, Any]:
-    """The classes and functions that a tree holds, by name. What cannot be written is passed over.
+    """Returns the classes, functions and methods that a file of a tree would name. Unsuitable objects are skipped.
 
     Raises:
         CycleError: if an object contains itself.
@@ -122,129 +139,179 @@ def names_in(tree: Any) -> dict[str, Any]:
     walk = _Walk()
     walk.run(tree)
     owners = [entry["name"] for entry in walk.types]
-    methods = {
-        name: function_of(obj)
-        for node, obj in zip(walk.nodes, walk.alive, strict=True)
-        if (name := name_of_method(owners, walk.nodes, node)) is not None
-    }
+    methods: dict[str, Any] = {}
+    for node, obj in zip(walk.nodes, walk.objects, strict=True):
+        name = name_of_method(owners, walk.nodes, node)
+        if name is not None:
+            methods[name] = function_of(obj)
     return {**walk.named, **methods}
 
 
-def like_in(template: Any, manifest: Manifest, new_step: Any) -> Mapping[Key, Any]:
-    """What a template has in the places of what was left out of a file; `new_step` is as for `put_back`."""
+def find_left_out_values(template: Any, manifest: Manifest, new_step: Any) -> Mapping[Key, Any]:
+    """Finds the values that were left out of a file, at the same paths of a template.
+
+    Args:
+        manifest: the file.
+        template: the template.
+        new_step: see `values_left_out`.
+
+    Returns:
+        Atom in the file → value in the template.
+    """
     walk = _Walk()
-    walk.opened = {}
-    whole = walk.written(walk.run(template))
-    return put_back(manifest, whole, functools.partial(walk.open_node, whole), new_step)
+    walk.frames_by_node = {}
+    template_manifest = walk.manifest_of(walk.run(template))
+    return values_left_out(manifest, template_manifest, functools.partial(walk.open_node, template_manifest), new_step)
 
 
 class _Frame:
-    __slots__ = ("build", "children", "done", "keys", "obj")
+    """An object on the path from the root to the place of the walk.
 
-    def __init__(self, obj: Any, apart: Apart) -> None:
+    Attributes:
+        obj: the object.
+        children: its children.
+        steps: the step of a path to each child.
+        build: makes the node from the children as they are written.
+        written: numbers of nodes, and atoms, of the first children.
+    """
+
+    __slots__ = ("build", "children", "obj", "steps", "written")
+
+    def __init__(self, obj: Any, decomposition: Decomposition) -> None:
         self.obj = obj
-        self.children, self.keys, self.build = apart[:3]
-        self.done: list[Any] = []
+        self.children, self.steps, self.build = decomposition[:3]
+        self.written: list[Any] = []
 
 
-class _Ranking:
-    """Tells the members of sets apart: by a walk of its own, which sees each of them once, and digests of its nodes."""
+class _MemberOrder:
+    """Sort keys for the members of sets that are not all atoms. They do not depend on the order of the walk.
+
+    Attributes:
+        walk: a second walk, which visits all members of all sets, each of them once.
+        digests: digest of each of its nodes.
+    """
 
     def __init__(self) -> None:
         self.walk: _Walk | None = None
         self.digests: list[str] = []
 
-    def rank(self, member: Any) -> str:
+    def sort_key(self, member: Any) -> str:
+        """Returns the key of a member that the second walk has visited."""
         assert self.walk is not None
-        written = self.walk._visit(member)  # what has a node has it already; the rest are atoms
+        # A member with a node is found by its identity. The others are atoms, which are written again.
+        written = self.walk._visit(member)
         return f"node {self.digests[written]}" if type(written) is int else json.dumps(written)
 
 
-_OPEN = -1
+# Number of the node of an object whose children are not all written. If such an object is visited, it contains itself.
+_UNFINISHED = -1
+# Result of a visit to an object whose children must be written first.
 _PENDING: Any = object()
 
 
 class _Walk:
+    """One walk over a tree, with everything that it has written.
+
+    Attributes:
+        types: entries of `types` in the manifest.
+        entries: entries of `arrays`.
+        nodes: the nodes. Children stand before their parents.
+        objects: the object of each node. The list keeps them alive, because objects are looked up by identity.
+        arrays: the arrays.
+        problems: objects that cannot be written.
+        named: name → class or function.
+        left_out: the option `leave_out`.
+        frames_by_node: number of a node → how its object was taken apart. None if that is not kept.
+    """
+
     def __init__(self, left_out: LeaveOut | None = None) -> None:
         self.types: list[dict[str, Any]] = []
         self.entries: list[dict[str, Any]] = []
         self.nodes: list[Node] = []
-        self.alive: list[Any] = []  # the object of each of `nodes`
+        self.objects: list[Any] = []
         self.arrays: list[Any] = []
         self.problems: list[Problem] = []
         self._named = Named()
         self.named = self._named.objects
         self._collisions = Collisions()
         self._instances = Instances(self.types, self._named)
-        self._memo: IdentityDict[int] = IdentityDict()  # object → node
+        self._node_numbers: IdentityDict[int] = IdentityDict()
         self._frames: list[_Frame] = []
         self._tensors: set[str] = set()
-        self._type_numbers: dict[Any, int] = {}  # of classes whose types list no fields
-        self._ranking: _Ranking | None = _Ranking()
+        # Registered classes and enums, whose types list no fields.
+        self._type_numbers: dict[Any, int] = {}
+        self._member_order: _MemberOrder | None = _MemberOrder()
         self.left_out = left_out or LeaveOut(())
         self._leaves_out = bool(self.left_out)
-        self.opened: dict[int, _Frame] | None = None  # how each node came apart, if somebody wants to know
+        self.frames_by_node: dict[int, _Frame] | None = None
         self._num_open_views = 0
-        self._only_in_views: set[int] = set()  # nodes to which no path has led that goes through no view
+        # Numbers of the nodes that have so far been reached through views only.
+        self._only_in_views: set[int] = set()
 
     def run(self, tree: Any) -> Any:
+        """Writes a tree. Returns the number of its node, or its atom. None if it cannot be written.
+
+        `_visit` opens a frame for an object with children. The frame on top is continued until all its children are
+        written; then its node is added, and is the next child of the frame below.
+        """
         child = self._visit(tree)
         frames = self._frames
         while frames:
             frame = frames[-1]
-            done, children = frame.done, frame.children
+            written, children = frame.written, frame.children
             if child is not _PENDING:
-                done.append(child)
-            if len(done) == len(children):
-                node = self._built(frame)
+                written.append(child)
+            if len(written) == len(children):
+                node = self._build_node(frame)
                 frames.pop()
                 self._num_open_views -= type(frame.obj) is View
-                child = self._add(frame.obj, node)
-                if self.opened is not None:
-                    self.opened[child] = frame
+                child = self._add_node(frame.obj, node)
+                if self.frames_by_node is not None:
+                    self.frames_by_node[child] = frame
             else:
-                child = self._visit(children[len(done)])
+                child = self._visit(children[len(written)])
         return child
 
     def all_problems(self) -> list[Problem]:
-        """What cannot be written; if all of it can, what is wrong with the whole."""
+        """Returns the objects that cannot be written. If all can, returns problems of the whole tree, if it has any."""
         names = [*self.named, *(name for entry in self.types for key in _LISTS for name in entry.get(key, ()))]
         for number, size in key_sizes(self.nodes).items():
-            self._collisions.add_size(list(self.alive[number]), size)
+            self._collisions.add_size(list(self.objects[number]), size)
         if self._collisions.are_too_many():
             self.problems.append(Problem("", "a tree in which too many keys have one hash", _OTHER_HASHES))
         for name in names:
             if len(name) > MAX_NAME:
-                what = f"a tree that uses the name `{name[:80]}...` of {len(name):,} characters"
-                self.problems.append(Problem("", what, "Choose a shorter one."))
+                reason = f"a tree that uses the name `{name[:80]}...` of {len(name):,} characters"
+                self.problems.append(Problem("", reason, "Choose a shorter one."))
         if self.problems:
             return self.problems
+        # Only a tree without such objects was written completely, and can be checked as a whole.
         if self.left_out.objects:
-            faults = self.left_out.faults(self.written(len(self.nodes) - 1), self._memo)
-            if faults:
-                return faults
+            problems = self.left_out.find_problems(self.manifest_of(len(self.nodes) - 1), self._node_numbers)
+            if problems:
+                return problems
         classes = [self.named[entry["name"]] for entry in self.types]
-        deep = nested_too_deeply(self.nodes)
-        if deep is not None:
-            kind = self.nodes[deep][0]
-            what = f"a `{kind}` nested so deeply, or shared so often, that Python could not free it or hash it"
-            return [Problem("", what, "Hold its parts in one list or tuple instead of inside one another.")]
-        unequal = nan_among_keys(self.nodes)
-        if unequal is not None:
-            what = f"a `{self.nodes[unequal][0]}` with a NaN as a key, or in one, which is equal to nothing"
-            where = path_to(self.written(len(self.nodes) - 1), unequal)
-            return [Problem(where, what, "Take another key, `None` say, or hold pairs in a list.")]
-        touched = first_touched(self.nodes, classes)
-        if touched is not None:
-            node = self.nodes[touched]
+        number = first_beyond_bounds(self.nodes)
+        if number is not None:
+            kind = self.nodes[number][0]
+            reason = f"a `{kind}` nested so deeply, or shared so often, that Python could not free it or hash it"
+            return [Problem("", reason, "Hold its parts in one list or tuple instead of inside one another.")]
+        number = nan_among_keys(self.nodes)
+        if number is not None:
+            reason = f"a `{self.nodes[number][0]}` with a NaN as a key, or in one, which is equal to nothing"
+            path = path_to(self.manifest_of(len(self.nodes) - 1), number)
+            return [Problem(path, reason, "Take another key, `None` say, or hold pairs in a list.")]
+        number = first_unsafe_walk(self.nodes, classes)
+        if number is not None:
+            node = self.nodes[number]
             holder = self.types[node[1]]["name"] if node[0] == "registered" else node[0]
             place = "an object of Flax NNX, or a `Module`, as a key or in its auxiliary data"
-            what = f"a tree with a `{holder}` that has {place}"
-            return [Problem("", what, _AS_CHILD)]
+            reason = f"a tree with a `{holder}` that has {place}"
+            return [Problem("", reason, _AS_CHILD)]
         return []
 
-    def written(self, root: Any) -> Manifest:
-        """What has been written so far, as a reader has it."""
+    def manifest_of(self, root: Any) -> Manifest:
+        """Returns the types and nodes that were written so far, as a parsed manifest. It has no arrays and no names."""
         lists = [[tuple(entry.get(key, ())) for key in _LISTS] for entry in self.types]
         types = [
             TypeEntry(entry["name"], entry["kind"], fields, missing, extra)
@@ -252,85 +319,105 @@ class _Walk:
         ]
         return Manifest("", tuple(types), (), self.nodes, root, {}, ())
 
-    def open_node(self, whole: Manifest, number: int) -> Iterator[tuple[Any, str]]:
-        """What the object of a node holds, each with what leads to it; `whole` is all that was written."""
-        frame = None if self.opened is None else self.opened.get(number)
+    def open_node(self, manifest: Manifest, number: int) -> Iterator[tuple[Any, str]]:
+        """Yields the objects that the object of a node holds, each with its step in a file.
+
+        Args:
+            manifest: everything that was written.
+            number: number of the node.
+        """
+        frame = None if self.frames_by_node is None else self.frames_by_node.get(number)
         if frame is not None:
-            # With a number in the place of each child but the keys, the node says by itself what leads to which.
-            written = zip(frame.done, frame.keys, strict=True)
-            marks = [done if key.startswith("<") else [LEFT_OUT, str(i)] for i, (done, key) in enumerate(written)]
-            for mark, step in steps(whole, frame.build(marks)):
+            # The steps of a node in a file can differ from those of the walk, and so can the order of the children. So
+            # the node is built again with the position of each child in its place, except for keys, which are in steps.
+            pairs = zip(frame.written, frame.steps, strict=True)
+            marks = [child if step.startswith("<") else [LEFT_OUT, str(i)] for i, (child, step) in enumerate(pairs)]
+            for mark, step in steps(manifest, frame.build(marks)):
                 if type(mark) is list and mark[0] == LEFT_OUT:
                     yield frame.children[int(mark[1])], step
 
     @property
     def main(self) -> str | None:
-        """The module that was the running program, if anything of it is named."""
+        """Name by which others import the running program. None if the tree uses no name of it."""
         return self._named.main
 
-    def path(self, upto: int | None = None) -> str:
-        """Where the walk is."""
-        return "".join([frame.keys[len(frame.done)] for frame in self._frames[:upto]])
+    def path(self, num_frames: int | None = None) -> str:
+        """Returns the path to the place of the walk, or a part of it, as `frames[:num_frames]`."""
+        return "".join([frame.steps[len(frame.written)] for frame in self._frames[:num_frames]])
 
-    def _built(self, frame: _Frame) -> Node:
+    def _build_node(self, frame: _Frame) -> Node:
+        """Returns the node of an object whose children are written. A refused object becomes a problem."""
         try:
-            return frame.build(frame.done)
-        except RefusalError as error:  # of what its children turned out to be
+            return frame.build(frame.written)
+        # Some objects are refused only now, because of the kinds of their children.
+        except RefusalError as error:
             self.problems.append(Problem(self.path(-1), error.reason, error.fix))
             return ["marker"]
 
-    def _add(self, obj: Any, node: Node) -> int:
+    def _add_node(self, obj: Any, node: Node) -> int:
         number = len(self.nodes)
         self.nodes.append(node)
-        self._memo[obj] = number
-        self.alive.append(obj)
+        self._node_numbers[obj] = number
+        self.objects.append(obj)
         if self._num_open_views:
             self._only_in_views.add(number)
         return number
 
     def _visit(self, obj: Any) -> Any:
-        """How an object is written; or, if its children come first, opens a frame."""
+        """Returns the atom or the number of the node of an object, or `_PENDING` after opening a frame for it.
+
+        For an object that cannot be written, adds a problem and returns None, an atom in its place.
+        """
         if self._leaves_out and self._frames:
             frame = self._frames[-1]
-            atom = self.left_out.atom_for(obj, frame.keys[len(frame.done)], self.path)
+            atom = self.left_out.atom_for(obj, frame.steps[len(frame.written)], self.path)
             if atom is not None:
                 return atom
         cls = type(obj)
         encode_atom = ENCODERS.get(cls)
         if encode_atom is not None:
             return encode_atom(obj)
-        known = self._memo.get(obj)
-        if known is not None:
-            if known == _OPEN:
+        number = self._node_numbers.get(obj)
+        if number is not None:
+            if number == _UNFINISHED:
                 self._raise_cycle(obj)
-            if known in self._only_in_views and not self._num_open_views:
-                self._name_by_own_place(known)
-            return known
+            if number in self._only_in_views and not self._num_open_views:
+                self._name_by_own_place(number)
+            return number
         try:
-            apart = self._apart(obj, cls)
+            decomposition = self._take_apart(obj, cls)
         except RefusalError as error:
             self.problems.append(problem_at(self.path(), [frame.obj for frame in self._frames], obj, error))
             return None
-        if type(apart) is not Apart:
-            return apart
-        self._memo[obj] = _OPEN
-        self._frames.append(_Frame(obj, apart))
+        # An array has its node already, and a name is an atom.
+        if type(decomposition) is not Decomposition:
+            return decomposition
+        self._node_numbers[obj] = _UNFINISHED
+        self._frames.append(_Frame(obj, decomposition))
         self._num_open_views += cls is View
         return _PENDING
 
-    def _apart(self, obj: Any, cls: Any) -> Any:
+    def _take_apart(self, obj: Any, cls: Any) -> Any:
+        """Takes an object apart that is no plain atom. Arrays, classes and functions are written at once.
+
+        Returns:
+            A `Decomposition`, the number of an array's node, or an atom.
+
+        Raises:
+            RefusalError: if the object cannot be written.
+        """
         if is_array(cls):
-            return self._array(obj)
+            return self._write_array(obj)
         take = TAKERS.get(cls)
         if take is not None:
-            apart = take(obj)
+            decomposition = take(obj)
             try:
-                if apart.hashed:
-                    self._collisions.add(apart.hashed)
+                if decomposition.hashed:
+                    self._collisions.add(decomposition.hashed)
             except ValueError as error:
-                what = f"a `{cls.__name__}` in which {error}, so that it would take long to build"
-                raise RefusalError(what, _OTHER_HASHES) from None
-            return self._in_order(obj, apart) if cls in (set, frozenset) else apart
+                reason = f"a `{cls.__name__}` in which {error}, so that it would take long to build"
+                raise RefusalError(reason, _OTHER_HASHES) from None
+            return self._sort_members(obj, decomposition) if cls in (set, frozenset) else decomposition
         if isinstance(obj, type):
             return self._named.atom("class", obj)
         kind = kind_of(cls)
@@ -353,55 +440,62 @@ class _Walk:
             return take_registered(obj, self._simple_type(cls, kind))
         if kind is not None:
             return self._instances.take_apart(obj, cls)
-        other = take_other(obj)
-        return self._named.atom_of_function(obj) if other is None else other
+        jax_or_numpy_value = take_other(obj)
+        return self._named.atom_of_function(obj) if jax_or_numpy_value is None else jax_or_numpy_value
 
-    def _in_order(self, members: Any, apart: Apart) -> Apart:
-        """A set whose members come in an order that is the same in every process."""
-        ranking = self._ranking
-        if ranking is None or all(type(member) in ENCODERS for member in members):
-            return apart
-        if ranking.walk is None:
-            ranking.walk = _Walk()
-            ranking.walk._ranking = None  # it needs no order itself
+    def _sort_members(self, members: Any, decomposition: Decomposition) -> Decomposition:
+        """Sorts the children of a set into an order that is the same in every process."""
+        order = self._member_order
+        # Sets of atoms are sorted by their texts when the node is built.
+        if order is None or all(type(member) in ENCODERS for member in members):
+            return decomposition
+        if order.walk is None:
+            order.walk = _Walk()
+            # Digests of sets do not depend on their order, so the second walk sorts nothing.
+            order.walk._member_order = None
         try:
-            ranking.walk.run(members)
-        except CycleError:  # this walk comes to it, too, and can say where
-            self._ranking = None
-            return apart
-        extend_digests(ranking.digests, ranking.walk.nodes, ranking.walk.types, ranking.walk.entries)
-        return apart._replace(children=sorted(apart.children, key=ranking.rank))
+            order.walk.run(members)
+        # This walk gets to the same cycle, and raises an error with its path.
+        except CycleError:
+            self._member_order = None
+            return decomposition
+        extend_digests(order.digests, order.walk.nodes, order.walk.types, order.walk.entries)
+        return decomposition._replace(children=sorted(decomposition.children, key=order.sort_key))
 
-    def _array(self, obj: Any) -> int:
+    def _write_array(self, obj: Any) -> int:
         entry, data = describe(obj, "")
         entry["tensor"] = self._tensor_name()
         self.entries.append(entry)
         self.arrays.append(data)
-        return self._add(obj, ["array", len(self.entries) - 1])
+        return self._add_node(obj, ["array", len(self.entries) - 1])
 
     def _name_by_own_place(self, number: int) -> None:
         """Names the tensors at and below a node anew, which was reached through a view before.
 
-        Readers of other libraries look for `embed.weight`, and not for the place of a layer that is computed from it.
+        Readers of other libraries look for `embed.weight`, not for the place of a layer that is computed from it.
         """
         stack = [(number, self.path())]
         while stack:
-            below, path = stack.pop()
-            self._only_in_views.discard(below)
-            node = self.nodes[below]
+            number_below, path = stack.pop()
+            self._only_in_views.discard(number_below)
+            node = self.nodes[number_below]
             if node[0] == "array":
                 entry = self.entries[node[1]]
                 self._tensors.discard(entry["tensor"])
                 entry["tensor"] = self._unique_name(path)
             else:
-                parts = steps(self.written(below), node)
-                stack.extend((child, path + step) for child, step in parts if type(child) is int)
+                children = steps(self.manifest_of(number_below), node)
+                stack.extend((child, path + step) for child, step in children if type(child) is int)
 
     def _tensor_name(self) -> str:
-        return self._unique_name(self.path() if len(self._frames) <= _MAX_KEYS else f"array{len(self.entries)}")
+        """Returns the name of a new tensor: its path, or a number if that is long."""
+        is_short = len(self._frames) <= _MAX_STEPS_IN_NAME
+        return self._unique_name(self.path() if is_short else f"array{len(self.entries)}")
 
     def _unique_name(self, path: str) -> str:
+        """Returns the name of the tensor at a path. A repeated name gets `~2`, `~3`."""
         name = path.removeprefix(".") or "value"
+        # Files use these names for other things.
         if name.startswith("sharedtree") or name == "__metadata__":
             name = "." + name
         unique, count = name, 1
@@ -412,14 +506,16 @@ class _Walk:
         return unique
 
     def _simple_type(self, cls: Any, kind: str) -> int:
-        known = self._type_numbers.get(cls)
-        if known is None:
+        """Returns the number of the type of a class that lists no fields: a registered class or an enum."""
+        number = self._type_numbers.get(cls)
+        if number is None:
             name = self._named.add(cls)
-            known = self._type_numbers[cls] = len(self.types)
+            number = self._type_numbers[cls] = len(self.types)
             self.types.append({"name": name, "kind": kind})
-        return known
+        return number
 
     def _raise_cycle(self, obj: Any) -> Any:
+        """Raises the error for an object that contains itself. Both are on the path of the walk."""
         start = next(i for i, frame in enumerate(self._frames) if frame.obj is obj)
         paths = self.path(start), self.path()
         shown = [printable(path) for path in paths]
@@ -430,7 +526,8 @@ class _Walk:
         )
 
 
-_LISTS = ("fields", "missing", "extra")  # of names, in a type
+# Keys of an entry of `types` that have lists of names.
+_LISTS = ("fields", "missing", "extra")
 _OTHER_HASHES = "Give their class a `__hash__` that tells them apart, or hold pairs in a list."
 _AS_CHILD = (
     "Let it be a child, which JAX sees. In place of a treedef save the tree, and take its structure after loading."

@@ -1,11 +1,11 @@
-"""How the instances of a class come apart, into a node and a type, and how they are made again.
+"""Takes instances of classes apart into nodes and types, attribute by attribute, and makes them again.
 
-A type says which attributes instances have, and a node has the values of one in that order:
+A type lists the attributes that instances have. A node has the values of one instance, in the same order:
 
     {"name": "equinox.nn:Dropout", "kind": "module", "fields": ["p", "inference"]}      ["object", 0, [<0.5>, false]]
 
-Instances are made by `object.__new__`, namedtuples by `tuple.__new__`. Their attributes are set past all that the class
-does to attributes: no `__init__`, no `__setattr__`, no property.
+Instances are made by `object.__new__`, namedtuples by `tuple.__new__`. Their attributes are set in `__dict__` or slots
+directly, so that no `__init__`, no `__setattr__` and no property runs.
 """
 
 import contextlib
@@ -13,30 +13,35 @@ import functools
 import keyword
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...core._class_attributes import ABSENT, dict_descriptor, inherited, is_asked_of_all
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
-from ...core._library_rows import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
+from ...core._node_types import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
 from ...core._printing import printable
+from ...libraries._equinox import WRAPPER_ATTRIBUTES
 from ..trust._allow_list import PACKAGES
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
 from ..trust._public_names import NAMING
 from ..trust._resolved_names import renames_as_code
-from ._nodes import Apart, step_of
-from ._wrapped_attributes import WRITTEN_ATTRIBUTES, wrapped_field
+from ._nodes import Decomposition, step_of
 from ._written_by_name import Named
 
 _PLAIN = AttributeRules()
 
 
 class Layout(NamedTuple):
-    """Where the instances of a class keep what they hold.
+    """Places where the instances of a class keep their attributes.
 
-    `fields` are in JAX's order, those that it traces first. `attributes_of` gives the `__dict__` of an instance, and is
-    None if there is none; `slots` has the descriptor of each slot. `ignored` are attributes that are no data: caches of
-    properties, and what `typing` notes. `version` is what the class says in `__sharedtree_version__`, else 0.
+    Attributes:
+        kind: how instances are rebuilt, such as `module`, `dataclass` or `namedtuple`.
+        fields: declared fields in JAX's order, in which traced fields come first.
+        attributes_of: returns the `__dict__` of an instance. None if instances have none.
+        slots: name of each slot → its descriptor.
+        ignored: attributes that are no data: caches of properties, and entries that `typing` makes.
+        version: `__sharedtree_version__` of the class, or 0.
+        rules: how the class's library treats attributes, or the rules for any class.
     """
 
     kind: ClassKind
@@ -52,20 +57,25 @@ _layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
 
 
 def layout_of(cls: Any) -> Layout:
-    """The layout of a class of `FIELD_KINDS`. Raises `SharedTreeError` if its version is not a whole number."""
-    known = _layouts.get(cls)
-    if known is None:
-        known = _layouts[cls] = _find_layout(cls)
-    return known
+    """Returns the layout of a class whose kind is in `FIELD_KINDS`.
+
+    Raises:
+        SharedTreeError: if the version of the class is not a whole number.
+    """
+    layout = _layouts.get(cls)
+    if layout is None:
+        layout = _layouts[cls] = _find_layout(cls)
+    return layout
 
 
 def rules_of(cls: Any) -> AttributeRules:
-    """What a library says of a class that is written attribute by attribute; else what holds of any class."""
-    found = library_in_files(cls)
-    return _PLAIN if found is None else found[0].attributes
+    """Returns the rules of a class's library for attributes in files, or the rules for any class."""
+    row_and_kind = library_in_files(cls)
+    return _PLAIN if row_and_kind is None else row_and_kind[0].attributes
 
 
 def _find_layout(cls: Any) -> Layout:
+    """Makes the layout of a class by a look at the dictionaries of the class and its bases."""
     kind = kind_of(cls)
     assert kind in FIELD_KINDS
     rules = rules_of(cls)
@@ -79,16 +89,20 @@ def _find_layout(cls: Any) -> Layout:
         fields: tuple[str, ...] = getattr(cls, "_fields", ())
     else:
         fields = rules.declared_fields(cls)
-    held = [item for base in reversed(cls.__mro__) for item in vars(base).items()]
-    slots = {name: value for name, value in held if isinstance(value, types.MemberDescriptorType)}
-    cached = {name for name, value in held if isinstance(value, functools.cached_property)}
+    class_attributes = [item for base in reversed(cls.__mro__) for item in vars(base).items()]
+    slots = {name: value for name, value in class_attributes if isinstance(value, types.MemberDescriptorType)}
+    cached = {name for name, value in class_attributes if isinstance(value, functools.cached_property)}
     ignored = frozenset({*cached, "__orig_class__", "__weakref__"} - set(fields))
-    attributes_of = dict_descriptor(cls).__get__ if any(name == "__dict__" for name, _ in held) else None
+    has_dict = any(name == "__dict__" for name, _ in class_attributes)
+    attributes_of = dict_descriptor(cls).__get__ if has_dict else None
     return Layout(kind, fields, attributes_of, slots, ignored, version, rules)
 
 
 def fault_of_attribute(cls: type, name: Any) -> str | None:
-    """Why a file may not have an attribute of this name, which is no field, in an instance; None if it may."""
+    """Returns the end of an error if no file may set an attribute of this name in an instance. None if a file may.
+
+    The name may be any value that a file or an instance has as a key.
+    """
     layout = layout_of(cls)
     allowed = layout.rules.may_have(cls, name) if type(name) is str else False
     if allowed is None:
@@ -97,37 +111,64 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
         return ", which no save would write."
     if name in layout.fields or name in layout.slots:
         return None
-    # What a class does not declare may be something that other programs ask for, and call. So instances have no more
-    # than what the class lists, and what `equinox.module_update_wrapper` sets. Instances of treex's, of NNX's and of
-    # this package's modules are all in attributes that nobody declares.
+    # Other programs may get and call an attribute that the class does not declare. So a file may set only attributes
+    # that the class lists, and those that `equinox.module_update_wrapper` sets. The kind `attributes` is excepted:
+    # modules of treex, of NNX and of this package declare none of their attributes.
     if layout.kind == "module" and name in WRITTEN_ATTRIBUTES:
         return None
     if is_asked_of_all(name) and name not in layout.rules.own_entries:
         return ", which other programs would ask for and call. No save would write that."
-    held = inherited(cls, name)
-    if layout.kind != "attributes" and held is ABSENT and name not in listed_attributes(cls):
+    class_attribute = inherited(cls, name)
+    if layout.kind != "attributes" and class_attribute is ABSENT and name not in listed_attributes(cls):
         return ", which the class does not declare. No save would write that."
-    # A file could replace a method in this way. Plain values of the class it may: the class has declared them.
-    is_taken = held is not ABSENT and (callable(held) or hasattr(type(held), "__get__"))
+    # A file must not replace a method. It may replace plain values, which the class thereby declares.
+    is_defined = class_attribute is not ABSENT
+    is_taken = is_defined and (callable(class_attribute) or hasattr(type(class_attribute), "__get__"))
     return ", in the place of what the class defines. No save would write that." if is_taken else None
 
 
 def listed_attributes(cls: type) -> frozenset[str]:
-    """The attributes that are no fields, but that a class or one of its bases lists in `__sharedtree_attributes__`."""
-    held = [type.__getattribute__(base, "__dict__").get("__sharedtree_attributes__", ()) for base in cls.__mro__]
-    return frozenset(name for each in held for name in ((each,) if type(each) is str else each))
+    """Returns the names that a class and its bases list in `__sharedtree_attributes__`. These are no fields."""
+    dictionaries = [type.__getattribute__(base, "__dict__") for base in cls.__mro__]
+    listings = [names.get("__sharedtree_attributes__", ()) for names in dictionaries]
+    return frozenset(name for names in listings for name in ((names,) if type(names) is str else names))
+
+
+class _WrittenType(NamedTuple):
+    """The entry in `types` of instances with the same attributes, and how their children are ordered.
+
+    Attributes:
+        number: index of the entry.
+        names: attributes in the order in which the walk visits them.
+        steps: the step of a path to each attribute.
+        positions: for each value in a node, the position of its attribute in `names`. None if the order is the same.
+    """
+
+    number: int
+    names: list[str]
+    steps: list[str]
+    positions: list[int] | None
 
 
 class Instances:
-    """Takes the instances of a tree apart, and adds their types and their classes to what it is given."""
+    """Takes the instances of one tree apart, and collects their types.
+
+    Args:
+        types: entries of `types` in the manifest. New entries are appended.
+        named: classes of the tree by name. New classes are added.
+    """
 
     def __init__(self, types: list[dict[str, Any]], named: Named) -> None:
         self._types = types
         self._named = named
-        self._known: dict[Any, tuple[int, list[str], list[str], list[int] | None]] = {}
+        self._written_types: dict[Any, _WrittenType] = {}
 
-    def take_apart(self, obj: Any, cls: Any) -> Apart:
-        """An instance of a class that is written field by field. Raises `RefusalError` if it cannot be written."""
+    def take_apart(self, obj: Any, cls: Any) -> Decomposition:
+        """Takes an instance of a class apart, attribute by attribute.
+
+        Raises:
+            RefusalError: if the instance has an attribute that no file may set.
+        """
         layout = layout_of(cls)
         attributes = without_missing(layout.attributes_of(obj)) if layout.attributes_of is not None else {}
         if layout.kind == "namedtuple":
@@ -135,28 +176,34 @@ class Instances:
         elif layout.slots:
             attributes = dict(attributes)
             for name, slot in layout.slots.items():
-                with contextlib.suppress(AttributeError):  # a slot that was never set
+                # A slot that was never set raises.
+                with contextlib.suppress(AttributeError):
                     attributes[name] = slot.__get__(obj)
         if layout.kind == "attributes":
             attributes = layout.rules.written(obj, attributes, NAMING)
-        # Of two siblings one may have attributes of its own, so each is asked.
-        wrapped, copied = wrapped_field(layout.fields, attributes) if layout.kind == "module" else (None, ())
+        # Two instances of one class can have different attributes, and then different types.
+        wrapped, copied = find_wrapped_field(layout.fields, attributes) if layout.kind == "module" else (None, ())
         key = (cls, copied, *attributes)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._new_type(cls, layout, attributes, copied)
-        number, names, steps, places = known
+        written_type = self._written_types.get(key)
+        if written_type is None:
+            written_type = self._written_types[key] = self._add_type(cls, layout, attributes, copied)
+        number, names, steps, positions = written_type
         children = [attributes[name] for name in names]
-        if places is not None:
-            return Apart(children, steps, lambda done: ["object", number, [done[i] for i in places]])
+        if positions is not None:
+            return Decomposition(children, steps, lambda written: ["object", number, [written[i] for i in positions]])
         if wrapped is not None:
-            return Apart(children, steps, lambda done: ["wrapper", number, done, wrapped])
-        return Apart(children, steps, lambda done: ["object", number, done])
+            return Decomposition(children, steps, lambda written: ["wrapper", number, written, wrapped])
+        return Decomposition(children, steps, lambda written: ["object", number, written])
 
-    def _new_type(
-        self, cls: type, layout: Layout, attributes: dict[str, Any], copied: tuple[str, ...]
-    ) -> tuple[int, list[str], list[str], list[int] | None]:
-        """The number of a new type, the names of the children and the steps to them, and their places in the node."""
+    def _add_type(self, cls: type, layout: Layout, attributes: dict[str, Any], copied: tuple[str, ...]) -> _WrittenType:
+        """Adds the type of an instance.
+
+        Args:
+            cls: the class.
+            layout: its layout.
+            attributes: all attributes of the instance.
+            copied: names of attributes that are not written, because a reader copies them from a wrapped field.
+        """
         fields = [name for name in layout.fields if name in attributes]
         skipped = {*fields, *layout.ignored, *copied, "__annotations__"}
         extra = sorted([name for name in attributes if name not in skipped], key=str)
@@ -173,14 +220,15 @@ class Instances:
         self._types.append(entry | {key: value for key, value in more.items() if value})
         names, number = [*fields, *extra], len(self._types) - 1
         if layout.kind != "attributes":
-            return number, names, [f".{name}" for name in names], None
-        # JAX traces some that are no declared fields, and they come first.
+            return _WrittenType(number, names, [f".{name}" for name in names], None)
+        # The rules of the library have put the attributes into JAX's order. The node lists them in another one.
         visited = [name for name in attributes if name in names]
-        return number, visited, [step_of(name) for name in visited], [visited.index(name) for name in names]
+        positions = [visited.index(name) for name in names]
+        return _WrittenType(number, visited, [step_of(name) for name in visited], positions)
 
 
 def _how_to_declare(cls: type, name: Any) -> str:
-    """What to do about an attribute that a class does not declare."""
+    """Returns the fix for an attribute that a class does not declare."""
     if type(name) is not str or is_asked_of_all(name):
         return "Delete it."
     is_free = name.isidentifier() and inherited(cls, name) is ABSENT and kind_of(cls) != "attributes"
@@ -192,19 +240,23 @@ def _how_to_declare(cls: type, name: Any) -> str:
 def maker(
     cls: Any, new_names: Mapping[str, str | None], renames: Mapping[str, Any]
 ) -> Callable[[Iterable[tuple[str, Any]]], Any]:
-    """What makes an instance of pairs of an attribute and its value.
+    """Returns a function that makes an instance from pairs of an attribute's name and its value.
 
-    `new_names` are those of `AttributeRules.finished`, and `renames` is the option of the call, for errors.
+    Args:
+        cls: the class.
+        new_names: name in the file → name now, as `AttributeRules.finished` gets it. None for a dropped attribute.
+        renames: the option of the call, which fixes in errors repeat.
     """
     layout = layout_of(cls)
     attributes_of, slots = layout.attributes_of, layout.slots
 
     def make(items: Iterable[tuple[str, Any]]) -> Any:
+        """Makes an instance of any class: also namedtuples, classes with slots, and classes with rules of a library."""
         if layout.kind == "namedtuple":
             values = dict(items)
-            absent = next((name for name in layout.fields if name not in values), None)
-            if absent is not None:
-                raise FormatError(f"The file has a `{cls.__qualname__}` without its field `{printable(absent)}`.")
+            missing = next((name for name in layout.fields if name not in values), None)
+            if missing is not None:
+                raise FormatError(f"The file has a `{cls.__qualname__}` without its field `{printable(missing)}`.")
             obj = tuple.__new__(cls, [values.pop(name) for name in layout.fields])
             items = values.items()
         else:
@@ -228,6 +280,79 @@ def maker(
         attributes_of(obj).update(items)  # pyright: ignore[reportOptionalCall]
         return obj
 
-    # Most are like this, and a large model has many.
+    # Most classes are plain, and a large model has many instances, so these have a shorter function.
     is_plain = layout.kind in ("module", "dataclass") and attributes_of is not None and not slots
     return make_plain if is_plain else make
+
+
+# --- attributes that an Equinox module copies from the function that it wraps -----------------------------------------
+#
+# `equinox.module_update_wrapper` copies name, documentation and annotations. Annotations may be texts, and other
+# programs evaluate such texts to get the types. So a file never contains annotations. It names the field from whose
+# value a reader copies them again, if they are still equal to those of that value.
+
+WRITTEN_ATTRIBUTES = frozenset(WRAPPER_ATTRIBUTES) - {"__annotations__"}
+"""The copied attributes that a file may hold. Annotations are not among them."""
+
+
+class WrappedField(NamedTuple):
+    """A field of a module, and the names of the attributes that a reader copies from its value.
+
+    Attributes:
+        field: None if the module wraps none of its fields.
+    """
+
+    field: str | None
+    copied: tuple[str, ...]
+
+
+_NOT_WRAPPED = WrappedField(None, ())
+
+
+def find_wrapped_field(fields: Sequence[str], attributes: dict[str, Any]) -> WrappedField:
+    """Finds the field that a module wraps, by comparing the module's attributes with those of each field's value.
+
+    The module may have been renamed since it was wrapped. Then its new name differs and is written. Annotations are
+    never written, so those of the field must equal those of the module.
+    """
+    best = _NOT_WRAPPED
+    if "__module__" not in attributes:
+        return best
+    module_attributes = {name: attributes[name] for name in WRAPPER_ATTRIBUTES if name in attributes}
+    for field in fields:
+        copies = copied_attributes(attributes[field]) if field in attributes else {}
+        equal = [name for name in module_attributes if name in copies and copies[name] == module_attributes[name]]
+        has_all_annotations = "__annotations__" in equal or len(equal) == len(module_attributes)
+        is_wrapped = copies.keys() <= module_attributes.keys() and has_all_annotations
+        # Several fields may hold functions. The one with the most equal attributes is the wrapped one.
+        if is_wrapped and len(equal) > len(best.copied):
+            best = WrappedField(field, tuple(equal))
+    return best
+
+
+def copy_wrapped_attributes(obj: Any, wrapped: Any) -> None:
+    """Copies the attributes that `equinox.module_update_wrapper` copies. Attributes that the module has are kept."""
+    module_attributes = dict_descriptor(type(obj)).__get__(obj)
+    copies = copied_attributes(wrapped)
+    module_attributes.update({name: value for name, value in copies.items() if name not in module_attributes})
+
+
+def copied_attributes(wrapped: Any) -> dict[str, Any]:
+    """Returns the attributes that a module copies from the object that it wraps.
+
+    If a file can contain instances of the object's class, or if it is a partial, the attributes are read from
+    dictionaries. So no property and no `__getattr__` runs, nor anything that the file put there.
+    """
+    cls = type(wrapped)
+    if kind_of(cls) is None and not issubclass(cls, functools.partial):
+        attributes = {name: getattr(wrapped, name, ABSENT) for name in WRAPPER_ATTRIBUTES}
+        return {name: value for name, value in attributes.items() if value is not ABSENT}
+    # Later dictionaries win, so bases come first, then subclasses, then the instance.
+    bases = reversed(type.__getattribute__(cls, "__mro__"))
+    dictionaries = [type.__getattribute__(base, "__dict__") for base in bases]
+    descriptors = [names["__dict__"] for names in dictionaries if "__dict__" in names]
+    instance_dicts = [without_missing(descriptor.__get__(wrapped)) for descriptor in descriptors]
+    attributes: dict[str, Any] = {}
+    for names in (*dictionaries, *instance_dicts[-1:]):
+        attributes |= {name: names[name] for name in WRAPPER_ATTRIBUTES if name in names}
+    return {name: value for name, value in attributes.items() if value is None or type(value) in (str, dict)}

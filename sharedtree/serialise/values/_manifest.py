@@ -1,7 +1,6 @@
-"""The manifest, everything about a DAG but the bytes of its arrays: read from its JSON text, and all of it checked.
+"""Parses a manifest, which is everything about a DAG except the bytes of its arrays, and checks all of it.
 
-`docs/format_manifest.md` has the grammar. What a row of the table of kinds says may stand in a place is checked by the
-row.
+`docs/format_manifest.md` has the grammar. The operands of nodes are checked by the rows of the table of kinds.
 """
 
 import math
@@ -14,65 +13,85 @@ from ..arrays._dtypes import FLOAT0, dtype_named
 from ..arrays._placing import ArrayEntry
 from ..container._header import malformed, parse_manifest_json
 from ..trust._public_names import CHILD, MAIN, is_well_formed
-from ._all_kinds_of_nodes import KINDS, children_of, nan_among_keys, nested_too_deeply
+from ._all_kinds_of_nodes import KINDS, children_of, first_beyond_bounds, nan_among_keys
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
-from ._kinds_of_instances import are_steps
-from ._kinds_of_values import name_of_method
-from ._left_out_values import misplaced
+from ._kinds_of_values import are_steps, name_of_method
+from ._left_out_values import first_incomplete
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 
 FORMAT = 1
-"""The version of the format. It counts up when a reader of the version before could not read a file."""
+"""Version of the format. It counts up when older readers cannot read some new file."""
 
 CLASS_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder", "registered", "enum"})
 
 
 def parse_manifest(text: str) -> Manifest:
-    """Reads a manifest, and checks all of it. No name is looked up.
+    """Parses a manifest and checks all of it. No name is looked up.
 
     Raises:
-        FormatError: if it does not follow the grammar in every particular, or a newer version wrote it.
+        FormatError: if it does not follow the grammar in every detail, or a newer version wrote it.
 
-    Cost: a few looks at each node. Takes up to 64 times the memory of the text, if the text is made for that.
+    Cost: a few steps for each node. A text that is made for it can take up to 64 times its size in memory.
     """
-    whole = _Reader().read(parse_manifest_json(text))
-    bad = nested_too_deeply(whole.nodes)
-    if bad is not None:
-        raise malformed(f"node {bad}, a `{whole.nodes[bad][0]}`, is nested too deeply, or holds one thing too often")
-    bad = nan_among_keys(whole.nodes)
-    if bad is not None:
-        raise malformed(f"node {bad}, a `{whole.nodes[bad][0]}`, has a NaN as a key, or in one")
-    if _has_stray_leaf(whole):
+    manifest = _Parser().parse(parse_manifest_json(text))
+    number = first_beyond_bounds(manifest.nodes)
+    if number is not None:
+        kind = manifest.nodes[number][0]
+        raise malformed(f"node {number}, a `{kind}`, is nested too deeply, or holds one thing too often")
+    number = nan_among_keys(manifest.nodes)
+    if number is not None:
+        raise malformed(f"node {number}, a `{manifest.nodes[number][0]}`, has a NaN as a key, or in one")
+    if _has_stray_leaf(manifest):
         raise malformed("a `leaf` is not below a `treedef`")
-    return whole
+    return manifest
 
 
 def _has_stray_leaf(manifest: Manifest) -> bool:
+    """Returns True if a `leaf` can be reached from the root, or from a node without a parent, and not by a treedef.
+
+    A `leaf` is a placeholder in the tree that describes a treedef. Nothing else may contain one.
+    """
     if all(node[0] != "leaf" for node in manifest.nodes):
         return False
-    holds_one: list[bool] = []
+    # A node below a treedef may also be reached by another path, so each node is asked what it holds.
+    holds_leaf: list[bool] = []
     has_parent = [False] * len(manifest.nodes)
     for node in manifest.nodes:
-        below = [child for child in children_of(node) if type(child) is int]
-        for child in below:
+        child_nodes = [child for child in children_of(node) if type(child) is int]
+        for child in child_nodes:
             has_parent[child] = True
-        holds_one.append(node[0] == "leaf" or (node[0] != "treedef" and any(holds_one[child] for child in below)))
-    tops = [i for i, known in enumerate(has_parent) if not known]
-    return any(holds_one[i] for i in (*tops, manifest.root) if type(i) is int)
+        is_leaf, is_treedef = node[0] == "leaf", node[0] == "treedef"
+        holds_leaf.append(is_leaf or (not is_treedef and any(holds_leaf[child] for child in child_nodes)))
+    tops = [i for i, is_child in enumerate(has_parent) if not is_child]
+    return any(holds_leaf[i] for i in (*tops, manifest.root) if type(i) is int)
 
 
-class _Reader:
+class _Parser:
+    """Checks a manifest from first to last entry, and collects its atoms and names.
+
+    Attributes:
+        atoms: texts of an atom → its value.
+        names: names of classes, functions and methods, each with its use. The values are None.
+        used_arrays: indices of arrays with a node.
+        checked_dtypes: names of valid dtypes.
+        owners: name of each of `types`.
+        nodes: all nodes. The first `number` of them are checked.
+        has_left_out: True if a value was left out of the file.
+        number: number of the node to check next.
+    """
+
     def __init__(self) -> None:
         self.atoms: dict[tuple[str, ...], Any] = {}
         self.names: dict[tuple[str, str], None] = {}
-        self.used: set[int] = set()  # of the arrays
-        self.dtypes: set[str] = set()  # those that were looked up
+        self.used_arrays: set[int] = set()
+        self.checked_dtypes: set[str] = set()
         self.types: tuple[TypeEntry, ...] = ()
-        self.owners: list[str] = []  # the name of each of `types`
+        self.owners: list[str] = []
         self.arrays: tuple[ArrayEntry, ...] = ()
-        self.nodes: list[Node] = []  # those before `number` are known to be well-formed
-        self.left_out = False  # whether any value is
-        self.number = 0  # of the node that is being read
+        self.nodes: list[Node] = []
+        self.has_left_out = False
+        self.number = 0
+        # Type of an operand → check of its value. Checks also collect atoms, names and arrays.
         self._check: dict[str, Callable[[Any], bool]] = {
             "child": self._is_child,
             "children": lambda x: type(x) is list and all(map(self._is_child, x)),
@@ -85,44 +104,48 @@ class _Reader:
             "flag": lambda x: type(x) is bool,
         }
 
-    def read(self, whole: Any) -> Manifest:
-        if type(whole) is not dict or type(whole.get("format")) is not int:
+    def parse(self, document: Any) -> Manifest:
+        """Returns the manifest in a JSON value, or raises `FormatError`."""
+        if type(document) is not dict or type(document.get("format")) is not int:
             raise malformed("it has no format version")
-        if whole["format"] > FORMAT:
+        if document["format"] > FORMAT:
             raise FormatError(
-                f"The file has version {whole['format']} of the format, and this sharedtree reads up to {FORMAT}. "
-                f"It was written by {printable(str(whole.get('library', 'a newer version'))[:80])}. Update:\n"
+                f"The file has version {document['format']} of the format, and this sharedtree reads up to {FORMAT}. "
+                f"It was written by {printable(str(document.get('library', 'a newer version'))[:80])}. Update:\n"
                 "    pip install --upgrade sharedtree"
             )
-        _keys(whole, "the manifest", {"format", "library", "types", "arrays", "nodes", "root"}, {"main"})
-        if whole["format"] < 1 or type(whole["library"]) is not str:
+        _require_keys(document, "the manifest", {"format", "library", "types", "arrays", "nodes", "root"}, {"main"})
+        if document["format"] < 1 or type(document["library"]) is not str:
             raise malformed("its version or its writer is missing")
         for key in ("types", "arrays", "nodes"):
-            if type(whole[key]) is not list:
+            if type(document[key]) is not list:
                 raise malformed(f"`{key}` is not a list")
-        self.types = tuple([self._type(entry, f"type {i}") for i, entry in enumerate(whole["types"])])
+        self.types = tuple([self._parse_type(entry, f"type {i}") for i, entry in enumerate(document["types"])])
         self.owners = [entry.name for entry in self.types]
-        self.arrays = tuple([self._array(entry, f"array {i}") for i, entry in enumerate(whole["arrays"])])
+        self.arrays = tuple([self._parse_array(entry, f"array {i}") for i, entry in enumerate(document["arrays"])])
         if len({entry.tensor for entry in self.arrays}) != len(self.arrays):
             raise malformed("two arrays have one tensor")
-        self.nodes, root = whole["nodes"], whole["root"]
+        self.nodes, root = document["nodes"], document["root"]
+        # A child must stand before its parent, so only nodes before `number` may be children of a node.
         for node in self.nodes:
-            self._node(node)
+            self._check_node(node)
             self.number += 1
         if not self._is_child(root) or (type(root) is list and root[0] == LEFT_OUT):
             raise malformed("`root` is neither a node nor a value")
-        if self.left_out and misplaced(self.nodes) is not None:
+        if self.has_left_out and first_incomplete(self.nodes) is not None:
             raise malformed("it lacks values where none can be left out")
-        if len(self.used) != len(self.arrays):
+        if len(self.used_arrays) != len(self.arrays):
             raise malformed("an array belongs to no node")
-        main, names = whole.get("main"), tuple(self.names)
-        if "main" in whole and not _is_program(main, names):
+        main, names = document.get("main"), tuple(self.names)
+        if "main" in document and not _is_program(main, names):
             raise malformed("`main` is no module that the file names, or the file has another name for it")
-        return Manifest(whole["library"], self.types, self.arrays, self.nodes, root, self.atoms, names, main)
+        return Manifest(document["library"], self.types, self.arrays, self.nodes, root, self.atoms, names, main)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
-    def _node(self, node: Any) -> None:
+    def _check_node(self, node: Any) -> None:
+        """Raises `FormatError` if a node does not follow the row of its kind. Its children are checked already."""
+        # Arrays are frequent, and have nothing else to check.
         if type(node) is list and len(node) == 2 and node[0] == "array" and self._is_array(node[1]):
             return
         if type(node) is not list or not node or type(node[0]) is not str:
@@ -130,39 +153,42 @@ class _Reader:
         kind = KINDS.get(node[0])
         if kind is None:
             raise malformed(f"node {self.number} has the unknown kind `{printable(node[0][:40])}`")
-        places, where = kind.operands, f"node {self.number}, a `{kind.name}`,"
-        if len(node) != len(places) + 1:
-            raise malformed(f"{where} has {len(node) - 1} operands instead of {len(places)}")
-        for i, place in enumerate(places, 1):
-            if not self._check[place.type](node[i]):
-                raise malformed(f"operand {i} of {where} is not what its place asks for ({place.type})")
-            if place.forms is not None:
-                self._require_forms(node[i], place, f"operand {i} of {where}")
-        a = kind.first_of_pair
-        if a is not None and len(node[a]) != len(node[a + 1]):
-            raise malformed(f"{where} has {len(node[a])} of one and {len(node[a + 1])} of the other")
+        operands, where = kind.operands, f"node {self.number}, a `{kind.name}`,"
+        if len(node) != len(operands) + 1:
+            raise malformed(f"{where} has {len(node) - 1} operands instead of {len(operands)}")
+        for i, operand in enumerate(operands, 1):
+            if not self._check[operand.type](node[i]):
+                raise malformed(f"operand {i} of {where} is not what its place asks for ({operand.type})")
+            if operand.forms is not None:
+                self._require_forms(node[i], operand, f"operand {i} of {where}")
+        # Keys and values, for example, must be equally many.
+        first = kind.first_of_pair
+        if first is not None and len(node[first]) != len(node[first + 1]):
+            raise malformed(f"{where} has {len(node[first])} of one and {len(node[first + 1])} of the other")
         if kind.name in ("method", "bound"):
-            self._method(node)
-        elif places and places[0].type == "type":
-            self._instance(node)
+            self._collect_method(node)
+        elif operands and operands[0].type == "type":
+            self._check_instance(node)
 
-    def _require_forms(self, operand: Any, place: Operand, where: str) -> None:
-        forms = place.forms or ()
-        children = operand if place.type == "children" else [operand]
+    def _require_forms(self, value: Any, operand: Operand, where: str) -> None:
+        """Raises if an operand has a child of a form that its row does not allow."""
+        forms = operand.forms or ()
+        children = value if operand.type == "children" else [value]
         wrong = next((form for form in map(self._form, children) if form not in forms), None)
         if wrong is not None:
-            asked = " or ".join(f"`{form}`" for form in sorted(forms))
-            raise malformed(f"{where} is or holds a `{wrong}` in the place of {asked}")
+            allowed = " or ".join(f"`{form}`" for form in sorted(forms))
+            raise malformed(f"{where} is or holds a `{wrong}` in the place of {allowed}")
 
     def _form(self, child: Child) -> str:
-        """What a child is: the kind of a node, the tag of an atom, or `null`, `text` or `flag`."""
+        """Returns the form of a child: the kind of a node, the tag of an atom, or `null`, `text` or `flag`."""
         if type(child) is int:
             return self.nodes[child][0]
         if type(child) is list:
             return "text" if child[0] == "str" else child[0]
         return "null" if child is None else "text" if type(child) is str else "flag"
 
-    def _instance(self, node: Node) -> None:
+    def _check_instance(self, node: Node) -> None:
+        """Raises if the type of an instance has another kind, or other fields, than the node."""
         kind, entry, where = node[0], self.types[node[1]], f"node {self.number}"
         expected = entry.kind if entry.kind in ("registered", "enum") else "object"
         if kind != expected and not (kind == "wrapper" and entry.kind == "module"):
@@ -173,12 +199,13 @@ class _Reader:
         if kind == "wrapper" and node[3] not in entry.fields:
             raise malformed(f"{where}, a `wrapper`, wraps what is no field")
 
-    def _method(self, node: Node) -> None:
+    def _collect_method(self, node: Node) -> None:
+        """Collects the name of the function that a method binds. Raises if there is no such name."""
         name, owner = name_of_method(self.owners, self.nodes, node), node[1]
         if name is not None and len(node[2]) <= MAX_NAME and node[2].isidentifier():
             self.names["method", name] = None
             return
-        # The `__call__` of a bound method does what that method does.
+        # The owner may itself be a bound method, whose node adds the name of its function. Its `__call__` needs none.
         is_call = node[0] == "method" and node[2] == "__call__"
         if not (is_call and type(owner) is int and self.nodes[owner][0] == "bound"):
             raise malformed(f"node {self.number} is a method of what has no class of a known name")
@@ -192,13 +219,15 @@ class _Reader:
         return child is None or cls is bool or cls is str
 
     def _is_atom(self, atom: list[Any]) -> bool:
+        """Returns True for an atom of the format, and collects its value or name."""
         if not atom or not all(type(text) is str for text in atom):
             return False
         key = tuple(atom)
-        if atom[0] == LEFT_OUT:  # each is a value of its own
+        # Every value that was left out has a number of its own, so an atom must not occur twice.
+        if atom[0] == LEFT_OUT:
             if key in self.atoms:
                 return False
-            self.left_out = True
+            self.has_left_out = True
         if key in self.atoms or key in self.names:
             return True
         if not is_name(atom):
@@ -210,24 +239,26 @@ class _Reader:
         return True
 
     def _is_array(self, index: Any) -> bool:
-        if type(index) is not int or not 0 <= index < len(self.arrays) or index in self.used:
+        # Each array belongs to one node. Its ties are references to that node.
+        if type(index) is not int or not 0 <= index < len(self.arrays) or index in self.used_arrays:
             return False
-        self.used.add(index)
+        self.used_arrays.add(index)
         return True
 
     # --- entries ------------------------------------------------------------------------------------------------------
 
-    def _type(self, entry: Any, where: str) -> TypeEntry:
+    def _parse_type(self, entry: Any, where: str) -> TypeEntry:
+        """Parses one entry of `types`. `where` names it in errors."""
         kind = entry.get("kind") if type(entry) is dict else None
         if type(kind) is not str or kind not in CLASS_KINDS:
             raise malformed(f"{where} has no known kind")
         if kind in ("registered", "enum"):
-            _keys(entry, where, {"name", "kind"})
+            _require_keys(entry, where, {"name", "kind"})
         else:
-            _keys(entry, where, {"name", "kind", "fields"}, {"missing", "extra", "version"})
+            _require_keys(entry, where, {"name", "kind", "fields"}, {"missing", "extra", "version"})
         lists = [entry.get(key, []) for key in ("fields", "missing", "extra")]
-        names = [name for each in lists if type(each) is list for name in each]
-        if not all(type(each) is list for each in lists) or not all(type(name) is str for name in names):
+        names = [name for listed in lists if type(listed) is list for name in listed]
+        if not all(type(listed) is list for listed in lists) or not all(type(name) is str for name in names):
             raise malformed(f"{where} does not list its fields")
         if len(set(names)) != len(names) or max(map(len, names), default=0) > MAX_NAME:
             raise malformed(f"{where} has two fields of one name, or one of more than {MAX_NAME:,} characters")
@@ -239,24 +270,28 @@ class _Reader:
         self.names["class", name] = None
         return TypeEntry(name, kind, *map(tuple, lists), version=version)
 
-    def _array(self, entry: Any, where: str) -> ArrayEntry:
-        _keys(entry, where, _ARRAY_KEYS, {"weak", "key"})
+    def _parse_array(self, entry: Any, where: str) -> ArrayEntry:
+        """Parses one entry of `arrays`. `where` names it in errors."""
+        _require_keys(entry, where, _ARRAY_KEYS, {"weak", "key"})
         tensor, dtype, shape, kind = entry["tensor"], entry["dtype"], entry["shape"], entry["kind"]
         if type(tensor) is not str or type(dtype) is not str or kind not in ("jax", "numpy"):
             raise malformed(f"{where} lacks its tensor, its dtype or its kind")
         if not _are_sizes(shape) or math.prod(shape) >= 2**63:
             raise malformed(f"{where} has an impossible shape")
-        if dtype not in self.dtypes:
+        # Raises if there is no such dtype.
+        if dtype not in self.checked_dtypes:
             dtype_named(dtype)
-            self.dtypes.add(dtype)
+            self.checked_dtypes.add(dtype)
         result = ArrayEntry(tensor, dtype, tuple(shape), kind, entry.get("weak", False), entry.get("key"))
+        # Most entries have neither optional key, and need no more checks.
         if len(entry) == len(_ARRAY_KEYS) and dtype != FLOAT0:
             return result
         if entry.get("weak", True) is not True or ("key" in entry and (type(result.key) is not str or result.weak)):
             raise malformed(f"{where} has an impossible weak type or key")
         if result.kind == "numpy" and (result.weak or result.key is not None):
             raise malformed(f"{where} is NumPy's, but has what only JAX's have")
-        if result.dtype == FLOAT0 and result.kind != "numpy":  # JAX would take a byte for each element
+        # The file has no bytes for such an array, however large its shape. JAX would take a byte for each element.
+        if result.dtype == FLOAT0 and result.kind != "numpy":
             raise malformed(f"{where} is JAX's and has the dtype float0, which only NumPy's have")
         if result.key is not None and (result.dtype != "uint32" or not result.shape):
             raise malformed(f"{where} is a PRNG key without raw data of uint32")
@@ -264,7 +299,10 @@ class _Reader:
 
 
 def _is_program(main: Any, names: tuple[tuple[str, str], ...]) -> bool:
-    """Whether a module may be the one that was the running program."""
+    """Returns True if `main` may be the name of the module that was the running program.
+
+    Some name must be in it, and no name may be in `__main__`, which is the same module.
+    """
     modules = {name.partition(":")[0] for _, name in names}
     return type(main) is str and main in modules and modules.isdisjoint({MAIN, CHILD})
 
@@ -272,12 +310,14 @@ def _is_program(main: Any, names: tuple[tuple[str, str], ...]) -> bool:
 _ARRAY_KEYS = frozenset({"tensor", "dtype", "shape", "kind"})
 
 
-def _keys(entry: Any, where: str, needed: Set[str], optional: Set[str] = frozenset()) -> None:
+def _require_keys(entry: Any, where: str, needed: Set[str], optional: Set[str] = frozenset()) -> None:
+    """Raises unless an entry is a dict with all the needed keys, and no others but optional ones."""
     if type(entry) is not dict or (entry.keys() != needed and not needed <= entry.keys() <= needed | optional):
         raise malformed(f"{where} does not have the keys that it should have")
 
 
 def _are_sizes(sizes: Any) -> bool:
+    # NumPy has at most 64 dimensions, and sizes of 63 bits.
     if type(sizes) is not list or len(sizes) > 64:
         return False
     return all(type(size) is int and 0 <= size < 2**63 for size in sizes)

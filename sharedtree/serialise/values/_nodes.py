@@ -1,11 +1,11 @@
-"""Nodes: what a manifest holds, and what there is to know of each kind of them.
+"""Types of the parts of a manifest, and `Kind`, which describes one kind of node.
 
-A node is a JSON list: its kind, then its operands. All that is known of a kind is one row, a `Kind`:
+A node is a JSON list: its kind, then its operands. One row, a `Kind`, describes all nodes of a kind:
 
     Kind("slice", (child(".start"), child(".stop"), child(".step")), (slice,))
 
-By this row the encoder takes slices apart, the parser knows what may stand where, the decoder builds them, paths lead
-to `.start`, the outline prints them, and the bounds on what is nested are kept. `_all_kinds_of_nodes.py` has the table.
+By this row the encoder takes slices apart, the parser checks their operands, the decoder builds them, paths lead to
+`.start`, the outline prints them, and nesting is bounded. `_all_kinds_of_nodes.py` has the table of all rows.
 """
 
 import dataclasses
@@ -19,23 +19,36 @@ Child = int | str | bool | list[str] | None
 """The index of an earlier node, or an atom."""
 
 Node = list[Any]
+"""A kind and its operands, as JSON has them."""
 
 MAX_NAME = 1_000
-"""How many characters the name of a class, function, method or field may have: it is shown wherever it is used."""
+"""Most characters in the name of a class, function, method or field. The name is shown wherever it is used."""
 
 MAX_STEP = 400
-"""How many characters a step may have: paths are made of them."""
+"""Most characters in a step. Paths are made of steps."""
 
 MAX_COLLIDING = 100
-"""How many keys of one dict, or members of one set, may have one hash."""
+"""Most keys of one dict, or members of one set, with the same hash."""
 
 MAX_COLLISIONS = 50_000
-"""How many pairs of keys of one dict, or members of one set, may have one hash in all of a file, beyond the number of
-its keys and members: each pair may be compared. A pair counts as often as the largest of the keys has parts."""
+"""Most pairs of keys with the same hash in a whole file, beyond the number of its keys and members.
+
+Both keys of a pair are in one dict or set. Python may compare each such pair, so a pair counts as often as the largest
+key of its dict or set has parts.
+"""
 
 
 class TypeEntry(NamedTuple):
-    """One entry of `types`."""
+    """One entry of `types`: a class, and the attributes of its instances.
+
+    Attributes:
+        name: `module:qualname` of the class.
+        kind: how its instances are rebuilt, such as `module`, `dataclass` or `enum`.
+        fields: declared fields, in the order of the values in nodes.
+        missing: declared fields without a value in these instances.
+        extra: attributes without a declared field. Their values follow the values of the fields.
+        version: `__sharedtree_version__` of the class when the file was written.
+    """
 
     name: str
     kind: str
@@ -46,17 +59,17 @@ class TypeEntry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A manifest that was found to follow the grammar.
+    """A manifest that follows the grammar.
 
     Attributes:
-        library: who wrote it.
+        library: the library that wrote it, with its version.
         types: the classes of instances.
-        arrays: what is said of each array.
-        nodes: each is the list that JSON gave.
-        root: the tree.
-        atoms: the value of each atom that names nothing, by its texts.
-        names: the names of classes, functions and methods that the file asks for, each with what it is used as.
-        main: the module that was the running program when the file was written, if any of the names is in that.
+        arrays: dtype, shape and place of each array.
+        nodes: the nodes. Children stand before their parents.
+        root: the whole tree.
+        atoms: texts of an atom → its value, for atoms that name no class or function.
+        names: a pair (`class`, `function` or `method`, name) for each name that the file uses.
+        main: module of the program by which the file was written. None if no name is in this module.
     """
 
     library: str
@@ -70,15 +83,17 @@ class Manifest(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """What stands in one place of a node.
+    """One operand of a kind of node, as its row declares it.
 
     Attributes:
-        type: `child`, an atom or the index of an earlier node; `children`, a list of those; `steps`, texts that lead
-            to children; `type`, an index into `types`; `array`, into `arrays`; `text`; `base64`; `sizes`; `flag`.
-        step: what leads to a child in a path. One of several is led to by its number.
-        forms: what children may be, where not all may: `null`, `text`, the tag of an atom, or the kind of a node. What
-            builds an object of any others would print them in its error, and a DAG of 2^60 paths takes for ever.
-        is_walked: whether children are hashed, or walked as trees, by Python, by JAX, or by an unflatten function.
+        type: `child` is an atom or the index of an earlier node, `children` a list of those, `steps` a list of texts
+            that lead to children, `type` an index into `types`, `array` an index into `arrays`. The rest are plain
+            JSON: `text`, `base64`, `sizes`, `flag`.
+        step: the step of a path to a child. Empty for `children`, whose step is the position in the list.
+        forms: the forms that children may have: `null`, `text`, the tag of an atom, or the kind of a node. None if all
+            are allowed. Some constructors print a wrong argument in their error, and printing a DAG with 2^60 paths
+            never ends, so wrong forms are refused before the constructor is called.
+        is_walked: True if Python, JAX or an unflatten function hashes the children or walks them as trees.
     """
 
     type: Literal["child", "children", "steps", "type", "array", "text", "base64", "sizes", "flag"]
@@ -88,27 +103,27 @@ class Operand(NamedTuple):
 
 
 def child(step: str, *forms: str, is_walked: bool = False) -> Operand:
-    """A place of one child."""
+    """Declares an operand that is one child, reached by a step."""
     return Operand("child", step, frozenset(forms) or None, is_walked)
 
 
 def children(*forms: str, is_walked: bool = False) -> Operand:
-    """A place of a list of children."""
+    """Declares an operand that is a list of children."""
     return Operand("children", "", frozenset(forms) or None, is_walked)
 
 
 TEXT, TYPE, SIZES = Operand("text"), Operand("type"), Operand("sizes")
 
 
-class Apart(NamedTuple):
-    """An object taken apart.
+class Decomposition(NamedTuple):
+    """An object, taken apart into its children.
 
     Attributes:
-        children: what it holds. What JAX traces comes first and in JAX's order, so that the path under which an object
-            is met first is the one that `jax.tree_util` prints first.
-        keys: what leads to each child, in a path.
-        build: the children as they are written → the node.
-        hashed: the keys or members, of which few may have one hash.
+        children: the objects in it. Traced ones come first and in JAX's order, so the first path to a shared object is
+            also the first in `jax.tree_util`.
+        keys: the step of a path to each child.
+        build: makes the node from the children as they are written.
+        hashed: keys of a mapping or members of a set. Their hash collisions are counted.
     """
 
     children: Sequence[Any]
@@ -118,28 +133,30 @@ class Apart(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """All that there is to know of a kind of node.
+    """One kind of node: its grammar, and functions to take objects apart, to build them and to print them.
 
     Attributes:
-        name: what its nodes begin with.
-        operands: what follows.
-        types: the classes whose instances are such nodes, if that is all there is to say.
-        take: takes an instance apart. Default: the attributes that the steps of the operands name, or its items.
-        build: makes the object, its children being built already. It may raise what a constructor raises at nonsense.
-            Default: the first of `types`, called with what the operands hold.
-        steps: the children of a node, each with what leads to it. Default: what the operands say.
-        text: what a node is, in a few words. Default: its kind.
-        inline: a node as one line, if it holds nothing that could be tied; else None. Two texts: what stands around it.
-        keyed: the operand that has the keys of a mapping, whose values are in the next one; or the members of a set.
-        paired: another operand that must be as long as the next one.
-        is_deep: whether it may be nested without end: Python frees it without recursion.
-        has_identity: whether two occurrences are a tie.
+        name: the first entry of its nodes.
+        operands: the other entries.
+        types: classes of which every instance becomes a node of this kind. Empty if the encoder decides otherwise.
+        take: takes an instance apart. Default: gets the attributes that the steps of the operands name, or iterates.
+        build: makes the object once its children are built. It may raise anything, as constructors do for wrong
+            arguments. Default: calls the first of `types` with the values of the operands.
+        steps: yields the children of a node with their steps. Default: as the operands declare.
+        text: describes a node in a few words. Default: the name of the kind.
+        inline: prints a node on one line, or returns None if it does not fit or could contain a tie. Two texts are the
+            brackets around the children.
+        keyed: number of the operand with the members of a set, or with the keys of a mapping. The values of a mapping
+            are the next operand. Operands are counted from 1.
+        paired: number of another operand with as many entries as the next one.
+        is_deep: True if nesting needs no bound, because Python frees such objects without recursion.
+        has_identity: True if two occurrences of a node are a tie.
     """
 
     name: str
     operands: tuple[Operand, ...] = ()
     types: tuple[type, ...] = ()
-    take: Callable[[Any], Apart] | None = None
+    take: Callable[[Any], Decomposition] | None = None
     build: "Callable[[Parts, Node], Any] | None" = None
     steps: Callable[[Manifest, Node], Iterator[tuple[Child, str]]] | None = None
     text: Callable[[Manifest, Node], str] | None = None
@@ -151,20 +168,21 @@ class Kind(NamedTuple):
 
     @property
     def first_of_pair(self) -> int | None:
-        """The operand that must be as long as the next one, if there is one."""
+        """Number of the operand that must be as long as the next one. None if there is no such pair."""
         return self.paired or (self.keyed if self.keyed != len(self.operands) else None)
 
 
 @dataclasses.dataclass(slots=True)
 class Parts:
-    """What there is to build from.
+    """Input of a row's `build`: values of atoms, classes, and the objects of earlier nodes.
 
     Attributes:
-        values: the value of each atom, by its texts.
-        makers: for each type of the manifest, what makes an instance from the values of its fields, or the class.
+        values: texts of an atom → its value.
+        makers: for each type of the manifest, a function from the values of its fields to an instance. For registered
+            classes and enums, the class itself.
         fields: for each type of the manifest, the names of its fields.
-        collisions: of the keys of the nodes built so far.
-        table: the objects of the nodes built so far.
+        collisions: counter of hash collisions among the keys of all nodes so far.
+        table: the objects of the nodes so far, by number.
     """
 
     values: dict[tuple[str, ...], Any]
@@ -174,76 +192,83 @@ class Parts:
     table: list[Any] = dataclasses.field(default_factory=list[Any])
 
     def count(self, keys: Sequence[Any]) -> None:
-        """Counts the keys or members of the node that is being built."""
+        """Counts hash collisions among the keys or members of the node that is being built."""
         self.collisions.add(keys, len(self.table))
 
     def child(self, child: Any) -> Any:
-        """The object of a child."""
+        """Returns the object that a child stands for."""
         cls = type(child)
         if cls is int:
             return self.table[child]
         return self.values[tuple(child)] if cls is list else child
 
     def children(self, children: list[Any]) -> list[Any]:
-        """The objects of several children."""
+        """Returns the objects that several children stand for."""
         table, values = self.table, self.values
         return [table[c] if type(c) is int else values[tuple(c)] if type(c) is list else c for c in children]
 
 
-def require(condition: bool, what: str) -> None:
-    """Raises an error that says why a node cannot be built."""
+def require(condition: bool, reason: str) -> None:
+    """Raises `ValueError` with the reason why a node cannot be built, unless the condition holds."""
     if not condition:
-        raise ValueError(what)
+        raise ValueError(reason)
 
 
 def step_of(name: str) -> str:
-    """How a path continues to an attribute, as JAX prints it. Some objects are lists, with numbers for names."""
+    """Returns the step of a path to an attribute, as JAX prints it. Attributes of NNX lists have numbers as names."""
     return f"[{name}]" if name.isascii() and name.isdecimal() else f".{name}"
 
 
 class Collisions:
-    """Counts the keys of dicts and the members of sets, and how many pairs of them have one hash.
+    """Counts the keys of dicts and the members of sets, and the pairs of them with the same hash.
 
-    A key is compared with all of its hash that were there before it. Hashes of numbers are no secret, so that a file
-    could be made of such keys.
+    Python compares a new key with every earlier key of the same hash. Hashes of numbers can be predicted, so a file
+    could be made of colliding keys that take quadratic time.
 
     Args:
-        most: how many pairs there may be. Default: any number, until somebody asks `are_too_many`.
-        sizes: of the largest key of the nodes by number, where that is more than one.
+        max_pairs: number of pairs beyond which counting raises. None never raises; `are_too_many` tells later.
+        key_sizes: number of a node → number of parts of its largest key. Absent for keys of one part.
     """
 
-    def __init__(self, most: int | None = None, sizes: Mapping[int, int] | None = None) -> None:
-        self._most, self._sizes = most, {} if sizes is None else sizes
-        self._keys = self._pairs = 0
+    def __init__(self, max_pairs: int | None = None, key_sizes: Mapping[int, int] | None = None) -> None:
+        self._max_pairs, self._key_sizes = max_pairs, {} if key_sizes is None else key_sizes
+        self._num_keys = self._num_pairs = 0
 
     def add(self, keys: Sequence[Any], number: int = -1) -> None:
-        """Counts the keys of one dict or the members of one set, of the node of a number.
+        """Counts the keys of one dict or the members of one set.
 
-        Raises `ValueError` if too many have one hash.
+        Args:
+            keys: the keys or members. Each is hashed once.
+            number: number of the node, by which the size of its largest key is known.
+
+        Raises:
+            ValueError: if too many keys have the same hash.
         """
         hashes = list(map(hash, keys))
-        self._keys += len(hashes)
-        self._count(hashes, self._sizes.get(number, 1))
-        if self._most is not None and self._pairs > self._most:
+        self._num_keys += len(hashes)
+        self._count(hashes, self._key_sizes.get(number, 1))
+        if self._max_pairs is not None and self._num_pairs > self._max_pairs:
             raise ValueError("in all of the file, too many keys have one hash")
 
     def add_size(self, keys: Sequence[Any], size: int) -> None:
-        """Says of keys that were counted how large the largest of them is."""
+        """Adds the weight of keys that were counted with size 1 before the size of the largest was known."""
         self._count(list(map(hash, keys)), size - 1)
 
     def _count(self, hashes: list[int], size: int) -> None:
+        """Adds the pairs of equal hashes, each with the weight `size`."""
+        # Most dicts have no collision at all, which this cheap test shows.
         if len(set(hashes)) == len(hashes):
             return
         counts = Counter(hashes).values()
         if max(counts) > MAX_COLLIDING:
             raise ValueError(f"more than {MAX_COLLIDING} keys have one hash")
-        self._pairs += size * sum([count * (count - 1) // 2 for count in counts])
+        self._num_pairs += size * sum([count * (count - 1) // 2 for count in counts])
 
     def are_too_many(self) -> bool:
-        """Whether no reader would take as many pairs for so many keys."""
-        return self._pairs > most_collisions(self._keys)
+        """Returns True if every reader would refuse a file with this number of pairs."""
+        return self._num_pairs > most_collisions(self._num_keys)
 
 
 def most_collisions(num_keys: int) -> int:
-    """How many pairs of one hash so many keys and members may have."""
+    """Returns the most pairs with the same hash that a file with `num_keys` keys and members may have."""
     return MAX_COLLISIONS + num_keys

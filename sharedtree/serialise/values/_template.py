@@ -1,4 +1,8 @@
-"""A template compared with what a file holds: names, shapes, dtypes and ties, all differences at once."""
+"""Compares a file with a template: names, classes, shapes, dtypes, static values and ties. Reports all differences.
+
+Both trees are packed, and their records are visited in pairs from the roots, by equal steps. A pair is visited once, so
+the cost grows with the nodes of the two and not with their paths.
+"""
 
 import collections
 import enum
@@ -27,16 +31,12 @@ from ...core._comparison import (
     matched,
 )
 from ...core._errors import StructureMismatchError
-from ...core._flat_dags import FlatDag
-from ...core._node_types import require_registered
+from ...core._node_types import carries_identity, is_namedtuple, require_registered
 from ...core._pack_and_unpack import Tags, pack
-from ...core._plain_containers import is_namedtuple
 from ...core._printing import printable, public_name
 from ...core._sharing import name_of
-from ...core._static_kinds import copy_of
-from ...core._static_values import Static
-from ...core._structure import LEAF, Node, Op
-from ...core._traced_leaves_and_identity import carries_identity
+from ...core._static_values import Static, copy_of
+from ...core._structure import LEAF, FlatDag, Node, Op
 from ...libraries._sharedtree_module_kinds import kinds_in
 from ...libraries._sharedtree_module_values import PARAMETER, STATE, STATIC, SUBTREE
 from ...ties._list_ties import can_be_tied
@@ -48,12 +48,12 @@ from ._instances import rules_of
 
 
 class Difference(NamedTuple):
-    """One thing in which a file and a template differ.
+    """A difference between a file and a template.
 
     Attributes:
-        path: where. Of one with more than 400 characters, the end.
-        in_file: what the file has there.
-        in_template: what the template has there.
+        path: path of the place. Of a path with more than 400 characters, the end.
+        in_file: description of the file's object.
+        in_template: description of the template's object.
     """
 
     path: str
@@ -65,14 +65,14 @@ class Difference(NamedTuple):
 
 
 class LoadReport(NamedTuple):
-    """What `load(..., like=template, strict=False)` did.
+    """Report of `load(..., like=template, strict=False)`.
 
     Attributes:
-        loaded: the paths whose arrays came from the file.
-        kept: the paths whose arrays are the template's, since the file has none that fits.
-        differences: everything in which the two differ, static values outside of modules included.
-        unused: the names of the arrays of the file that found no place: the second of two where the template has one
-            object, and whatever the template does not have, or has in another form.
+        loaded: paths whose arrays came from the file.
+        kept: paths whose arrays are the template's, since the file has none that fits.
+        differences: all differences of the two, including static values outside of modules.
+        unused: names of arrays in the file that have no place in the template: it lacks the path, has another shape or
+            dtype there, or has one object where the file has two.
     """
 
     loaded: tuple[str, ...]
@@ -89,60 +89,76 @@ class LoadReport(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A file's tree beside a template: the template; its records that the file has a leaf for; and what differs.
+    """Result of comparing a file's tree with a template.
 
-    `values` are what does not make a template unfit: static values outside of modules, and ties of what has no leaves.
-    `ties` says of those among the differences which two paths each is about, and whether the file has one object there.
+    Attributes:
+        template: the template, packed.
+        fitting: record of the template → the leaf of the file at the same path, if it fits.
+        differences: differences that make the template unfit.
+        values: other differences: static values outside of modules, and ties of values without leaves.
+        ties: one entry for each of `differences` that is about a tie.
     """
 
     template: FlatDag
     fitting: dict[int, Any]
     differences: list[Difference]
     values: list[Difference]
-    ties: list[tuple[str, str, bool]]
+    ties: list["TieDifference"]
 
 
-def compare(held: Any, template: Any, entries: IdentityDict[ArrayEntry]) -> Comparison:
-    """Compares what a file holds with a template.
+class TieDifference(NamedTuple):
+    """Two paths that lead to one object in the file and to two in the template, or the reverse."""
+
+    first: str
+    path: str
+    is_tied_in_file: bool
+
+
+def compare(file_tree: Any, template: Any, entries: IdentityDict[ArrayEntry]) -> Comparison:
+    """Compares the tree of a file with a template.
+
+    Two arrays must have the same shape, dtype and weak type, and both must be JAX's or both NumPy's. In the template, a
+    `ShapeDtypeStruct` stands for both kinds of array. A traced Python number and an array without axes can stand for
+    each other if the dtype is of the number's kind. Static values in modules must be equal where they are plain.
+    Elsewhere, and for other static values, only the types must be equal.
 
     Args:
-        held: the file's tree, which may have a `jax.ShapeDtypeStruct` for each array.
-        template: any tree. Of its arrays only shapes, dtypes, weak types and whether they are JAX's or NumPy's matter.
-            A `ShapeDtypeStruct` in it stands for both kinds of array, and a traced Python number and an array without
-            axes, of a dtype of its kind, stand for each other. What is static in a module is compared strictly,
-            where it is plain; elsewhere only its type must be the same.
-        entries: that of each `ShapeDtypeStruct` in `held` that describes an array.
+        file_tree: the tree, with arrays or a `jax.ShapeDtypeStruct` for each.
+        template: any tree.
+        entries: `ShapeDtypeStruct` in `file_tree` → the entry of the array that it describes.
 
     Cost: a few look-ups for each node of the two, and for each child of one.
     """
-    # Of a file nobody knows how often a tuple occurs, so there each is one record.
-    beside = _Beside(_Side(_walked(held, values=True)), _Side(_walked(template)), entries)
-    found = list(differences_from(Pair(beside.file.tree.root, beside.own.tree.root, 0, (False, False)), beside.meet))
-    return Comparison(beside.own.tree, beside.fitting, found, beside.values, beside.ties)
+    # A file may have a tuple at very many paths. With `values`, it becomes one record and not one for each path.
+    comparer = _Comparer(_Side(_pack(file_tree, values=True)), _Side(_pack(template)), entries)
+    roots = Pair(comparer.file.tree.root, comparer.template.tree.root, 0, (False, False))
+    differences = list(differences_from(roots, comparer.compare_pair))
+    return Comparison(comparer.template.tree, comparer.fitting, differences, comparer.values, comparer.ties)
 
 
 class _Side:
-    """One of the two trees, with what is asked of a record again and again."""
+    """One of the two trees, with caches of what is asked of a record for each of its pairs."""
 
     def __init__(self, tree: FlatDag) -> None:
         self.tree = tree
         self._parts: dict[int, dict[str, int]] = {}
         self._statics: dict[int, dict[str, Any]] = {}
-        self._plain: IdentityDict[Static | None] = IdentityDict()  # see `plain`
+        self._plain: IdentityDict[Static | None] = IdentityDict()
 
     def parts(self, number: int) -> dict[str, int]:
-        """What leads to each child of a node, and its number."""
+        """Returns the children of a node: step → number of the record."""
         if number not in self._parts:
             self._parts[number] = self._parts_of(number)
         return self._parts[number]
 
     def statics(self, number: int) -> dict[str, Any]:
-        """The static fields of a module."""
+        """Returns the static fields of a module: name → value. Empty for plain containers."""
         if number not in self._statics:
             self._statics[number] = self._statics_of(number)
         return self._statics[number]
 
     def _parts_of(self, number: int) -> dict[str, int]:
+        """Makes the dict that `parts` returns. Raises if a key cannot be printed."""
         op, children = self.tree.records[number]
         assert type(op) is Node
         try:
@@ -163,147 +179,181 @@ class _Side:
         return dict(node.aux.peek()[1]) if node.type.fields else {}
 
     def plain(self, value: Any) -> Static | None:
-        """A static value, if it is all in what it is made of, so that one that was loaded can be equal to another."""
+        """Wraps a static value, to be compared by its parts. Returns None if no loaded copy could be equal to it."""
         if value not in self._plain:
             self._plain[value] = Static(value) if _is_plain(value) else None
         return self._plain[value]
 
     def text(self, number: int) -> str:
-        """What a record is."""
+        """Describes a record in a few words."""
         return name_of(self.tree.records[number][0])
 
 
-class _Beside:
-    """A file beside a template.
+class _Comparer:
+    """The comparison of a file with a template, pair by pair of records.
+
+    A `Pair` has a record of the file, one of the template, the number of a path, and two flags for all pairs below:
+    whether they are in a module, and whether a difference of ties above them was reported.
 
     Attributes:
-        fitting: record of the template → the leaf that the file has for it.
-        values, ties: see `Comparison`.
+        file, template: the two sides.
+        fitting, values, ties: see `Comparison`.
     """
 
-    def __init__(self, file: _Side, own: _Side, entries: IdentityDict[ArrayEntry]) -> None:
-        self.file, self.own, self._entries = file, own, entries
+    def __init__(self, file: _Side, template: _Side, entries: IdentityDict[ArrayEntry]) -> None:
+        self.file, self.template, self._entries = file, template, entries
         self.fitting: dict[int, Any] = {}
         self.values: list[Difference] = []
-        self.ties: list[tuple[str, str, bool]] = []
+        self.ties: list[TieDifference] = []
         self._paths, self._ties = Paths(), Ties()
-        counts = len(file.tree.records), len(own.tree.records)
-        self._matching = Matching(*counts), Matching(*counts)  # outside of modules, and in them
-        self._met: set[tuple[int, int, bool]] = set()
+        counts = len(file.tree.records), len(template.tree.records)
+        # One for pairs outside of modules, where fewer static values count, and one for pairs in modules.
+        self._matching = Matching(*counts), Matching(*counts)
+        self._visited: set[tuple[int, int, bool]] = set()
 
-    def meet(self, pair: Pair) -> Iterator[Difference | Pair]:
-        """What differs at a pair of records, and the pairs below."""
-        left, right, at, (in_module, is_told) = pair
-        if (left, right, in_module) in self._met:
+    def compare_pair(self, pair: Pair) -> Iterator[Difference | Pair]:
+        """Yields the differences at a pair of records, and the pairs of their children."""
+        left, right, path, (in_module, is_tie_reported) = pair
+        if (left, right, in_module) in self._visited:
             return
-        self._met.add((left, right, in_module))
-        op, other = self.file.tree.records[left][0], self.own.tree.records[right][0]
-        one, two = self.file.tree.objects[left], self.own.tree.objects[right]
-        name, its_name = _identity(op, left, one), _identity(other, right, two)
-        if not is_told and name is not None and its_name is not None and (name < 0) == (its_name < 0):
-            apart = self._ties.apart(name, its_name, at)
-            if apart is not None:
-                is_told = True  # what is in a module parts with it, and need not be listed
-                path = self._paths.text(apart[0])
-                is_one_here = f"one object with `{path}`", "another one"
-                is_one_there = f"another object than `{path}`", "one object with it"
-                found = self._differs(at, *(is_one_here if apart[1] else is_one_there))
-                if type(op) is Static:
-                    self.values.append(found)
+        self._visited.add((left, right, in_module))
+        file_op, template_op = self.file.tree.records[left][0], self.template.tree.records[right][0]
+        file_object, template_object = self.file.tree.objects[left], self.template.tree.objects[right]
+
+        # Ties: an object that was seen before must have been seen with the same object of the other side.
+        file_id, template_id = _identity(file_op, left, file_object), _identity(template_op, right, template_object)
+        is_comparable = file_id is not None and template_id is not None and (file_id < 0) == (template_id < 0)
+        if not is_tie_reported and is_comparable:
+            split = self._ties.apart(file_id, template_id, path)
+            if split is not None:
+                # All that such a module holds differs in the same way, and need not be listed.
+                is_tie_reported = True
+                first_path = self._paths.text(split.at)
+                tied_in_file = f"one object with `{first_path}`", "another one"
+                tied_in_template = f"another object than `{first_path}`", "one object with it"
+                difference = self._difference(path, *(tied_in_file if split.is_on_left else tied_in_template))
+                if type(file_op) is Static:
+                    self.values.append(difference)
                 else:
-                    self.ties.append((path, self._paths.text(at), apart[1]))
-                    yield found
-        if type(op) is not Node or type(other) is not Node or op.type.cls is not other.type.cls:
-            yield from self._leaves(pair, one, two)
+                    self.ties.append(TieDifference(first_path, self._paths.text(path), split.is_on_left))
+                    yield difference
+
+        if type(file_op) is not Node or type(template_op) is not Node or file_op.type.cls is not template_op.type.cls:
+            yield from self._compare_leaves(pair, file_object, template_object)
             return
-        in_module = in_module or not op.type.is_plain
+        in_module = in_module or not file_op.type.is_plain
+        # The parts of two nodes that were matched before, also by way of others, are not compared again.
         if not self._matching[in_module].unite(left, right):
             return
-        here, there = self.file.parts(left), self.own.parts(right)
-        num_here, num_there = len(here) + len(self.file.statics(left)), len(there) + len(self.own.statics(right))
-        is_short = self._matching[in_module].is_short(left, right, num_here, num_there)
+        file_parts, template_parts = self.file.parts(left), self.template.parts(right)
+        num_in_file = len(file_parts) + len(self.file.statics(left))
+        num_in_template = len(template_parts) + len(self.template.statics(right))
+        is_short = self._matching[in_module].is_short(left, right, num_in_file, num_in_template)
         if is_short:
-            texts = f"{self.file.text(left)} with {num_here} parts", f"{self.own.text(right)} with {num_there} parts"
-            yield self._differs(at, *texts)
-        if not op.type.is_plain:
-            yield from self._statics(pair, op, other, is_short=is_short)
-        told = in_module, is_told
-        for step, child, its in matched(here, there, is_short=is_short):
-            below = self._paths.below(at, step)
-            if child is not MISSING and its is not MISSING:
-                yield Pair(child, its, below, told)
+            file_text = f"{self.file.text(left)} with {num_in_file} parts"
+            template_text = f"{self.template.text(right)} with {num_in_template} parts"
+            yield self._difference(path, file_text, template_text)
+        if not file_op.type.is_plain:
+            yield from self._compare_statics(pair, file_op, template_op, is_short=is_short)
+        inherited = in_module, is_tie_reported
+        for step, file_child, template_child in matched(file_parts, template_parts, is_short=is_short):
+            child_path = self._paths.below(path, step)
+            if file_child is not MISSING and template_child is not MISSING:
+                yield Pair(file_child, template_child, child_path, inherited)
                 continue
-            found = (self.file, child), (self.own, its)
-            yield self._differs(below, *(NOTHING if n is MISSING else side.text(n) for side, n in found))
+            sides = (self.file, file_child), (self.template, template_child)
+            texts = [NOTHING if child is MISSING else side.text(child) for side, child in sides]
+            yield self._difference(child_path, *texts)
 
-    def _leaves(self, pair: Pair, one: Any, two: Any) -> Iterator[Difference]:
-        """What differs where at least one side has a leaf or a static value, or nodes are of two classes."""
-        op, other = self.file.tree.records[pair.left][0], self.own.tree.records[pair.right][0]
-        if type(op) is Node or type(other) is Node:
-            yield self._differs(pair.at, self.file.text(pair.left), self.own.text(pair.right))
+    def _compare_leaves(self, pair: Pair, file_object: Any, template_object: Any) -> Iterator[Difference]:
+        """Compares two records of which one is a leaf or a static value, or two nodes of different classes."""
+        file_op, template_op = self.file.tree.records[pair.left][0], self.template.tree.records[pair.right][0]
+        if type(file_op) is Node or type(template_op) is Node:
+            yield self._difference(pair.at, self.file.text(pair.left), self.template.text(pair.right))
             return
-        if op is LEAF and other is LEAF and _is_number_as_array(number=two, array=one):
-            self.fitting.setdefault(pair.right, one)
+        are_leaves = file_op is LEAF and template_op is LEAF
+        if are_leaves and _is_number_for_array(number=template_object, array=file_object):
+            self.fitting.setdefault(pair.right, file_object)
             return
-        facts = list(zip(_facts(one, self._entries.get(one)), _facts(two), strict=True))
-        if isinstance(two, jax.ShapeDtypeStruct):
-            del facts[1]  # it stands for both kinds of array
+        file_facts = _leaf_facts(file_object, self._entries.get(file_object))
+        facts = list(zip(file_facts, _leaf_facts(template_object), strict=True))
+        # A `ShapeDtypeStruct` stands for both kinds of array.
+        if isinstance(template_object, jax.ShapeDtypeStruct):
+            del facts[1]
         differing = next((texts for texts in facts if texts[0] != texts[1]), None)
         if differing is not None:
-            yield self._differs(pair.at, *differing)
-        if op is LEAF and other is LEAF and (differing is None or differing is facts[-1]):
-            self.fitting.setdefault(pair.right, one)
-        elif differing is None and type(op) is type(other) is Static and op != other and self._are_plain(one, two):
-            found = self._differs(pair.at, *_told_apart(one, two))
-            if pair.inherited[0]:
-                yield found
+            yield self._difference(pair.at, *differing)
+        # The last fact is the weak type. An array with another one is reported, but fits.
+        if are_leaves and (differing is None or differing is facts[-1]):
+            self.fitting.setdefault(pair.right, file_object)
+        elif (
+            differing is None
+            and type(file_op) is type(template_op) is Static
+            and file_op != template_op
+            and self._are_plain(file_object, template_object)
+        ):
+            difference = self._difference(pair.at, *_distinct_texts(file_object, template_object))
+            in_module = pair.inherited[0]
+            if in_module:
+                yield difference
             else:
-                self.values.append(found)
+                self.values.append(difference)
 
-    def _statics(self, pair: Pair, op: Node, other: Node, *, is_short: bool) -> Iterator[Difference]:
-        """How the static fields of two modules of one class differ, or, of other classes, their auxiliary data."""
-        one, two = op.aux.peek(), other.aux.peek()
-        if op.type.cls is Dag and op.aux != other.aux:
+    def _compare_statics(self, pair: Pair, file_op: Node, template_op: Node, *, is_short: bool) -> Iterator[Difference]:
+        """Compares the static fields of two modules of one class. For classes without fields, the auxiliary data."""
+        file_aux, template_aux = file_op.aux.peek(), template_op.aux.peek()
+        if file_op.type.cls is Dag and file_op.aux != template_op.aux:
             texts = "a `Dag` with a model", "one with other ties, classes or static values in its model"
-            yield self._differs(pair.at, *texts)
+            yield self._difference(pair.at, *texts)
             return
-        if not op.type.fields and kind_of(op.type.cls) != "attributes":
-            if op.aux != other.aux and self._are_plain(one, two):
-                yield self._differs(pair.at, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))
+        if not file_op.type.fields and kind_of(file_op.type.cls) != "attributes":
+            if file_op.aux != template_op.aux and self._are_plain(file_aux, template_aux):
+                texts = [f"the auxiliary data {text}" for text in _distinct_texts(file_aux, template_aux)]
+                yield self._difference(pair.at, *texts)
             return
-        kinds = [found for found in (kinds_in(one), kinds_in(two)) if found is not None]
-        if len(kinds) == 2 and kinds[0] is not kinds[1]:  # of two `sharedtree.Module`s
+        # Instances of `sharedtree.Module` have kinds of attributes: parameter, state, and others.
+        kinds_of_sides = kinds_in(file_aux), kinds_in(template_aux)
+        kinds = [side_kinds for side_kinds in kinds_of_sides if side_kinds is not None]
+        if len(kinds) == 2 and kinds[0] is not kinds[1]:
             for name in min(kinds[0].children, kinds[1].children, key=len):
-                texts = [_KIND_NAMES.get(each.by_name.get(name, STATIC), "") for each in kinds]
+                kind_names = [side_kinds.by_name.get(name, STATIC) for side_kinds in kinds]
+                texts = [_KIND_NAMES.get(kind, "") for kind in kind_names]
                 if texts[0] != texts[1] and all(texts):
-                    yield self._differs(self._paths.below(pair.at, f".{name}"), *texts)
-        for name, *values in matched(self.file.statics(pair.left), self.own.statics(pair.right), is_short=is_short):
+                    yield self._difference(self._paths.below(pair.at, f".{name}"), *texts)
+        file_statics, template_statics = self.file.statics(pair.left), self.template.statics(pair.right)
+        for name, *values in matched(file_statics, template_statics, is_short=is_short):
             if is_alone(*values):
-                texts = [NOTHING if value is MISSING else _in_words(value) for value in values]
-            elif self._are_plain(*values) and self.file.plain(values[0]) != self.own.plain(values[1]):
-                texts = _told_apart(*values)
+                texts = [NOTHING if value is MISSING else _static_text(value) for value in values]
+            elif self._are_plain(*values) and self.file.plain(values[0]) != self.template.plain(values[1]):
+                texts = _distinct_texts(*values)
             else:
                 continue
-            yield self._differs(self._paths.below(pair.at, f".{name}"), *texts)
+            yield self._difference(self._paths.below(pair.at, f".{name}"), *texts)
 
-    def _are_plain(self, one: Any, two: Any) -> bool:
-        return self.file.plain(one) is not None and self.own.plain(two) is not None
+    def _are_plain(self, file_value: Any, template_value: Any) -> bool:
+        return self.file.plain(file_value) is not None and self.template.plain(template_value) is not None
 
-    def _differs(self, at: int, *texts: str) -> Difference:
-        return Difference(self._paths.text(at), *texts)
+    def _difference(self, path: int, *texts: str) -> Difference:
+        return Difference(self._paths.text(path), *texts)
 
 
-def _walked(tree: Any, *, values: bool = False) -> FlatDag:
+def _pack(tree: Any, *, values: bool = False) -> FlatDag:
     require_registered(tree)
     tags = Tags()
     return FlatDag.of(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
 
 
-def rebuilt(tree: FlatDag, leaf_of: Callable[[int], Any]) -> Any:
-    """A tree with other leaves, given by record. What is one object in it stays one.
+def rebuild(tree: FlatDag, leaf_of: Callable[[int], Any]) -> Any:
+    """Returns a copy of a tree with other leaves.
 
-    So do values without leaves that can be changed, such as `bytearray`s: a structure has one for each path.
+    What is one object in the tree is one object in the copy. That holds for mutable static values, such as
+    `bytearray`s, as well.
+
+    Args:
+        tree: the tree, packed.
+        leaf_of: number of a leaf's record → the new leaf.
     """
+    # Mutable static value of the tree → its copy.
     copies = IdentityDict[Any]()
     table: list[Any] = []
     for (op, children), original in zip(tree.records, tree.objects, strict=True):
@@ -313,34 +363,45 @@ def rebuilt(tree: FlatDag, leaf_of: Callable[[int], Any]) -> Any:
         static = op.aux if type(op) is Node else op
         assert type(static) is Static
         value = static.thaw()
-        if value is not static.thaw():  # it can be changed, and is copied each time
+        # Only a mutable value is copied by each `thaw`. The structure froze it once for each path, so several thawed
+        # copies would be several objects. The one original is copied instead, once.
+        if value is not static.thaw():
             value = copy_of(op.type.take_apart(original)[1] if type(op) is Node else original, copies)
         table.append(op.type.put_together(value, [table[i] for i in children]) if type(op) is Node else value)
     return table[tree.root]
 
 
 def _identity(op: Op, number: int, obj: Any) -> int | None:
-    """The same wherever an object is met: its record, or if it has one for each path, less than 0. None for values."""
+    """Returns a number that is the same at all paths of an object. None for values, which cannot be tied.
+
+    It is the number of the record. A mutable static value has a record for each path, so it gets a negative number.
+    """
     if can_be_tied(op):
         return number if op is not LEAF or carries_identity(obj) else None
-    return ~id(obj) if type(obj) in (bytearray, set) else None  # alive in the `FlatDag`
+    # The `FlatDag` keeps the object alive, so its id is not used again.
+    return ~id(obj) if type(obj) in (bytearray, set) else None
 
 
 _DTYPES = {bool: np.bool_, int: np.integer, float: np.floating, complex: np.complexfloating}
 
 
-def _is_number_as_array(number: Any, array: Any) -> bool:
-    """Whether two leaves are a Python number and an array that may stand for one.
+def _is_number_for_array(number: Any, array: Any) -> bool:
+    """Returns True if `number` is a Python number, and `array` a scalar array of a dtype of its kind.
 
-    A counter, such as `TrainState.step`, begins as a number, and is an array once it was in a transform.
+    A counter, such as `TrainState.step`, begins as a number, and is an array after the first transform.
     """
     kind = _DTYPES.get(type(number))
     is_array = isinstance(array, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
     return kind is not None and is_array and array.shape == () and jnp.issubdtype(array.dtype, kind)
 
 
-def _facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
-    """What is compared of a leaf: what it is; of arrays, whose, and whether it is weakly typed."""
+def _leaf_facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
+    """Returns three texts to compare: dtype and shape, JAX's or NumPy's, and weak type. For no array, its class.
+
+    Args:
+        leaf: a leaf or a static value.
+        entry: the array in the file that `leaf`, a `ShapeDtypeStruct`, describes. None for other leaves.
+    """
     if not isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         return "a function" if callable(leaf) else class_text(leaf), "", ""
     kind = "a JAX array" if isinstance(leaf, jax.Array) or (entry and entry.kind == "jax") else "a NumPy array"
@@ -351,7 +412,13 @@ def _facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
 
 
 def require_no_differences(differences: Sequence[Difference], label: str, fix: Callable[[], Sequence[str]]) -> None:
-    """Raises `StructureMismatchError` that lists them all, and ends with the lines of a fix."""
+    """Raises `StructureMismatchError` if there are differences.
+
+    Args:
+        differences: all of them. The first 100 are listed.
+        label: name of the file.
+        fix: returns the last lines of the error.
+    """
     if not differences:
         return
     lines = lines_of(differences[:MOST_LISTED], len(differences))
@@ -365,27 +432,29 @@ _KIND_NAMES = {PARAMETER: "a parameter", STATE: "state", SUBTREE: "neither a par
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a static value is all in what it is made of, so that one that was loaded can be equal to another.
+    """Returns True if a static value consists of plain parts, so that a loaded copy can be equal to it.
 
-    Not so arrays, which are read only later, and objects that are equal only to themselves, such as markers.
+    Arrays are not plain, because they are read after the comparison. Objects that equal only themselves, such as
+    markers, are not plain either.
     """
-    seen: set[int] = set()  # ids; the objects are alive in `value`, or in the class of a part of one
+    # The ids of parts. `value`, or the class of one of its parts, keeps every part alive.
+    visited: set[int] = set()
     stack = [value]
     while stack:
-        each = stack.pop()
-        cls = type(each)
-        if id(each) in seen:  # alive: see `seen`
+        part = stack.pop()
+        cls = type(part)
+        if id(part) in visited:  # alive: see `visited`
             continue
-        seen.add(id(each))  # alive: see `seen`
+        visited.add(id(part))  # alive: see `visited`
         if cls in (list, tuple, set, frozenset) or is_namedtuple(cls):
-            stack.extend(each)
+            stack.extend(part)
         elif cls in (dict, collections.OrderedDict):
-            stack.extend((*each, *each.values()))
+            stack.extend((*part, *part.values()))
         elif cls is functools.partial:
-            stack.extend((each.func, *each.args, *each.keywords.values()))
+            stack.extend((part.func, *part.args, *part.keywords.values()))
         elif cls is types.MethodType:
-            stack.append(each.__self__)
-        elif cls not in _PLAIN and not isinstance(each, _NAMED) and (not callable(each) or kind_of(cls) is not None):
+            stack.append(part.__self__)
+        elif cls not in _PLAIN and not isinstance(part, _NAMED) and (not callable(part) or kind_of(cls) is not None):
             return False
     return True
 
@@ -394,14 +463,15 @@ NOTHING = "nothing"
 MOST_LISTED = 100
 
 
-def _told_apart(one: Any, two: Any) -> tuple[str, str]:
-    texts = _in_words(one), _in_words(two)
+def _distinct_texts(file_value: Any, template_value: Any) -> tuple[str, str]:
+    texts = _static_text(file_value), _static_text(template_value)
     return texts if texts[0] != texts[1] else (texts[0], "another one")
 
 
-def _in_words(value: Any) -> str:
-    """A static value in a few words. What is no plain value is told by its type, for printing it may take for ever."""
-    if type(value) is int and value.bit_length() > 4 * _MAX_SHOWN:  # Python prints no more than some digits
+def _static_text(value: Any) -> str:
+    """Describes a static value in a few words. Values with parts are described by type, as they may print for ever."""
+    # Python refuses to print an int of more than 4,300 decimal digits.
+    if type(value) is int and value.bit_length() > 4 * _MAX_SHOWN:
         value = f"{value:#x}"
     if type(value) in _PLAIN or isinstance(value, enum.Enum):
         text = repr(value[:_MAX_SHOWN] if isinstance(value, str | bytes) else value)
@@ -414,4 +484,5 @@ def _in_words(value: Any) -> str:
 
 _MAX_SHOWN = 80
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)})
-_NAMED = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, np.generic, np.dtype)  # or all in their value
+# Classes of values that files write by name, or that equal all values with the same contents.
+_NAMED = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, np.generic, np.dtype)

@@ -1,16 +1,17 @@
-"""What is written by its name, and what cannot be written at all.
+"""Objects that are written by name, such as functions, and the errors for objects that cannot be written.
 
-A name says where code lies. Under the name of a function that holds a weight, in a closure cell say, no weight would be
-written, and whoever looks the name up gets a weight of their own. So an object is searched before it becomes a name:
+A name leads to code, not to data. If a function with a weight in a closure cell were written by its name, the weight
+would be lost, and a reader's function would have another weight. So an object is searched for arrays before it is
+written by name:
 
     def scaled(w):
         def scale(x):
             return w * x
         return scale
 
-    held_array(scaled(jnp.ones(3)))  # Held("closure cell `w`", is_array=True)
+    held_array(scaled(jnp.ones(3)))  # SearchResult("closure cell `w`", is_array=True)
 
-What is code is no part of an object: globals, modules, and classes with their attributes.
+Code is not searched: globals, modules, and classes with their attributes.
 """
 
 import collections
@@ -30,8 +31,7 @@ from jax.extend import core as jex_core
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._class_attributes import loaded
 from ...core._errors import UnserialisableError
-from ...core._library_rows import RefusalError
-from ...core._node_types import node_type_of
+from ...core._node_types import RefusalError, node_type_of
 from ...core._printing import printable
 from ...transforms._function_transform import FunctionTransform
 from ..arrays._placing import is_array
@@ -48,26 +48,27 @@ from ..trust._public_names import (
     verified_name_of,
 )
 
-# The packages whose callable objects are functions: compiled, cached, or with a derivative of their own.
+# Packages whose callable objects are functions: compiled, cached, or with custom derivatives.
 _OF_FUNCTIONS = PACKAGES | NAMES_ONLY | {"builtins", "functools"}
 
 
 class Named:
-    """The classes and functions that one tree is written with.
+    """The classes and functions that the file of one tree names.
 
     Attributes:
-        objects: each by its name.
-        main: the module that the running program is to others, once a name of it was written.
+        objects: name → class or function.
+        main: name by which others import the running program. None until a name of it was written.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.main: str | None = None
         self._atoms: IdentityDict[list[str]] = IdentityDict()
-        self._tokens: dict[type, str | None] = {}  # of classes of modules: the name of the object that stands for it
+        # Class of a module → name of the constant that all its instances equal. None if there is none.
+        self._tokens: dict[type, str | None] = {}
 
     def atom(self, tag: str, obj: Any, name: str | None = None) -> list[str]:
-        """What is written for an object, by its name."""
+        """Returns the atom that names an object. `tag` is `class` or `function`."""
         atom = self._atoms.get(obj)
         if atom is None:
             name = self.add(obj, name)
@@ -75,8 +76,13 @@ class Named:
         return atom
 
     def add(self, obj: Any, name: str | None = None) -> str:
-        """Notes that an object is written by its name, and returns that as others have it. Raises `NamelessError`."""
+        """Adds an object to those that the file names. Returns its name.
+
+        Raises:
+            NamelessError: if no name leads to the object.
+        """
         name = name or name_of(obj)
+        # In the running program its name is `__main__`, by which no other program finds it.
         if name.startswith(f"{MAIN}:") and self._program is not None:
             self.main = self._program
             name = self.main + name.removeprefix(MAIN)
@@ -88,18 +94,18 @@ class Named:
         return import_name()
 
     def atom_of_module(self, obj: Any) -> list[str] | None:
-        """What is written for a module of Equinox that is a name; None if it is to be taken apart.
+        """Returns the atom for an Equinox module that is written by name. None if it must be taken apart.
 
-        One may have taken the place of the function that it wraps, as with `@equinox.filter_jit`. Then the module has
-        the name, which its function has not. What else has a `__qualname__` has it from what it wraps. Others stand for
-        a choice, and are all in their class: lineax makes a class for each, to which no name leads, but to an instance.
+        There are two such modules. With `@equinox.filter_jit` and the like, a module takes the place of the function
+        that it wraps, so the function's name leads to the module. And some libraries use a module as a constant that
+        stands for a choice. lineax makes a class without a name for each of these, and one instance with a name.
         """
-        known = self._atoms.get(obj)
+        atom = self._atoms.get(obj)
         attributes = object.__getattribute__(obj, "__dict__")
-        if known is not None or (
+        if atom is not None or (
             "__qualname__" in attributes and verified_name_of(obj) is not None and not held_array(obj)
         ):
-            return known or self.atom("function", obj, verified_name_of(obj))
+            return atom or self.atom("function", obj, verified_name_of(obj))
         cls = type(obj)
         if cls not in self._tokens:
             self._tokens[cls] = None if attributes or verified_name_of(cls) is not None else _token_of(cls)
@@ -109,18 +115,22 @@ class Named:
         return self._atoms.setdefault(obj, self.atom("function", find(name), name))
 
     def atom_of_function(self, obj: Any) -> list[str]:
-        """What is written for an object of no class that is known. Raises `RefusalError` if its name is not enough."""
-        known = self._atoms.get(obj)
-        if known is not None:
-            return known
+        """Returns the atom for a function, or for another object that is neither a node nor a value.
+
+        Raises:
+            RefusalError: if no name leads to the object, or if it may hold data that the name would not keep.
+        """
+        atom = self._atoms.get(obj)
+        if atom is not None:
+            return atom
         try:
             name = name_of(obj)
         except NamelessError as error:
-            if not callable(obj) or _is_instance_of_own_class(obj):
+            if not callable(obj) or _is_callable_instance(obj):
                 raise _refusal_of(obj, type(obj)) from error
             require_no_array(obj)
             raise
-        # Nothing is lost with a name: an instance of a user's class may hold data, and nobody would notice.
+        # An instance of a user's class may hold data, which would be lost without notice.
         if name not in FUNCTIONS and not (callable(obj) and root_of(type(obj).__module__) in _OF_FUNCTIONS):
             raise _refusal_of(obj, type(obj))
         require_no_array(obj)
@@ -128,7 +138,7 @@ class Named:
 
 
 def _token_of(cls: type) -> str | None:
-    """The name of an object of the very class, of those that stand for a choice."""
+    """Returns the name of the constant, of those that stand for a choice, with exactly this class. None if none has."""
     for name in TOKENS:
         with contextlib.suppress(LookupError):
             if type(find(name)) is cls:
@@ -136,96 +146,127 @@ def _token_of(cls: type) -> str | None:
     return None
 
 
-def _is_instance_of_own_class(obj: Any) -> bool:
-    if isinstance(obj, types.GenericAlias):  # `list[int]` passes on the name of `list`
+def _is_callable_instance(obj: Any) -> bool:
+    """Returns True for an object without a name of its own, such as an instance of a class with `__call__`."""
+    # `list[int]` passes on the attributes of `list`, `__qualname__` too.
+    if isinstance(obj, types.GenericAlias):
         return True
     return not isinstance(obj, types.FunctionType | types.BuiltinFunctionType) and not hasattr(obj, "__qualname__")
 
 
-# --- what holds an array ----------------------------------------------------------------------------------------------
+# --- the search for arrays --------------------------------------------------------------------------------------------
 
-# How many objects are looked at. Nobody knows what one holds that leads to more.
+# Most objects that are searched. An object that leads to more is refused, as the rest may hold arrays.
 MAX_OBJECTS = 10_000
 _HOLD_NOTHING = frozenset({bool, int, float, complex, str, bytes, type(None), types.CodeType, types.FrameType})
 _CONTAINERS = (types.CellType, tuple, dict, list, types.MappingProxyType, set, frozenset, collections.deque)
 
 
-class Held(NamedTuple):
-    """The nearest array that an object holds; or if there were too many objects, the first that was not looked at."""
+class SearchResult(NamedTuple):
+    """The nearest array that an object holds, or the object at which the search gave up.
 
-    way: str
+    Attributes:
+        route: steps from the object to it, for people.
+        is_array: False if the search gave up.
+    """
+
+    route: str
     is_array: bool
 
 
-def held_array(obj: Any) -> Held | None:
-    """The nearest array that an object, which is none itself, holds. Of classes only flatten functions are called."""
-    found: list[tuple[Any, int, str]] = [(obj, -1, "")]
-    for part in reached(found):
-        if part is not obj and (is_array(type(part)) or issubclass(type(part), jax.Ref)):
-            return Held(_way(found), True)
-    return Held(_way(found), False) if len(found) > MAX_OBJECTS else None
+class Reached(NamedTuple):
+    """An object, reached by a search.
 
-
-def reached(found: list[tuple[Any, int, str]]) -> Iterator[Any]:
-    """The first of `found`, and what it holds, the nearest first: some more than `MAX_OBJECTS` at most.
-
-    It adds each to `found`, with the number of what holds it and what leads to it.
+    Attributes:
+        part: the object.
+        holder: position of its holder in the list of reached objects. -1 for the first object.
+        step: description of the place in the holder, for people.
     """
-    seen = IdentitySet([found[0][0]])
-    yield found[0][0]
-    for number, (holder, _, _) in enumerate(found):  # it grows meanwhile
+
+    part: Any
+    holder: int
+    step: str
+
+
+def held_array(obj: Any) -> SearchResult | None:
+    """Searches an object for the nearest array in it. Of its classes, only flatten functions are called.
+
+    Returns:
+        None if everything in the object was searched and no array was found.
+    """
+    reached = [Reached(obj, -1, "")]
+    for part in search(reached):
+        if part is not obj and (is_array(type(part)) or issubclass(type(part), jax.Ref)):
+            return SearchResult(_route(reached), True)
+    return SearchResult(_route(reached), False) if len(reached) > MAX_OBJECTS else None
+
+
+def search(reached: list[Reached]) -> Iterator[Any]:
+    """Yields an object and everything that it holds, the nearest first. Stops soon after `MAX_OBJECTS` objects.
+
+    Args:
+        reached: a list with the first object. All others are appended.
+    """
+    visited = IdentitySet([reached[0].part])
+    yield reached[0].part
+    # The list is also the queue of the search, and grows during the loop.
+    for number, (holder, _, _) in enumerate(reached):
         for step, part in _parts_of(holder, type(holder)):
             cls = type(part)
-            if cls in _HOLD_NOTHING or issubclass(cls, type | types.ModuleType) or not seen.add(part):
+            if cls in _HOLD_NOTHING or issubclass(cls, type | types.ModuleType) or not visited.add(part):
                 continue
-            found.append((part, number, step))
+            reached.append(Reached(part, number, step))
             yield part
-            if len(found) > MAX_OBJECTS:
+            if len(reached) > MAX_OBJECTS:
                 return
 
 
 def require_no_array(obj: Any) -> None:
-    """Raises a `RefusalError` if a name must not stand for an object, which holds an array or too much to look at."""
-    held = held_array(obj)
-    if held is None:
+    """Raises `RefusalError` if a function holds an array, or more objects than are searched. A name would lose them."""
+    result = held_array(obj)
+    if result is None:
         return
-    said = getattr(obj, "__qualname__", None)
-    what = f"`{said}`, a function" if isinstance(said, str) else f"a `{type(obj).__qualname__}`, used as a function"
-    too_much = f"an array ({held.way}), and only a name would be written, without the array"
-    if not held.is_array:
-        too_much = f"more than {MAX_OBJECTS:,} objects, which may be arrays ({held.way})"
+    qualname = getattr(obj, "__qualname__", None)
+    is_function = isinstance(qualname, str)
+    noun = f"`{qualname}`, a function" if is_function else f"a `{type(obj).__qualname__}`, used as a function"
+    contents = f"an array ({result.route}), and only a name would be written, without the array"
+    if not result.is_array:
+        contents = f"more than {MAX_OBJECTS:,} objects, which may be arrays ({result.route})"
     raise RefusalError(
-        f"{what} that holds {too_much}",
+        f"{noun} that holds {contents}",
         "Make it a field: hold it in an `equinox.Module` whose `__call__` does what the function does. Or hand it over "
         "as an argument, with `functools.partial`.",
     )
 
 
-def _way(found: list[tuple[Any, int, str]]) -> str:
+def _route(reached: list[Reached]) -> str:
+    """Describes the way from the first object to the last one. Of a long way, the first 8 steps."""
     steps: list[str] = []
-    number = len(found) - 1
+    number = len(reached) - 1
     while number > 0:
-        _, number, step = found[number]
+        _, number, step = reached[number]
         steps.append(step)
-    first = steps[::-1][:8]
-    return " → ".join(first if len(first) == len(steps) else [*first, "..."])
+    shown = steps[::-1][:8]
+    return " → ".join(shown if len(shown) == len(steps) else [*shown, "..."])
 
 
 def _parts_of(obj: Any, cls: type) -> Iterable[tuple[str, Any]]:
-    """What an object holds, and before each part what leads to it, for people."""
+    """Returns the objects that an object holds, each with a description of its place."""
     if issubclass(cls, types.FunctionType):
         return _parts_of_function(obj)
-    if issubclass(cls, FunctionTransform):  # what else it has are caches
+    # The other attributes of a transformed function are caches.
+    if issubclass(cls, FunctionTransform):
         return ("attribute `__wrapped__`", obj.__wrapped__), ("its options", obj.options)
-    inside = _parts_of_container(obj, cls) if issubclass(cls, _CONTAINERS) else ()
-    return itertools.chain(inside, _attributes_of(obj, cls), _children(obj))
+    items = _parts_of_container(obj, cls) if issubclass(cls, _CONTAINERS) else ()
+    return itertools.chain(items, _attributes_of(obj, cls), _children(obj))
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yields what a function's closure cells, defaults and attributes hold."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         yield from ((f"closure cell `{name}`", part) for _, part in _parts_of_container(cell, types.CellType))
-    # The last of them belongs to the last argument. Who sets `__defaults__` may set too many.
+    # The last default belongs to the last argument. A program can set more defaults than there are arguments.
     names = reversed(code.co_varnames[: code.co_argcount])
     defaults = itertools.zip_longest(names, reversed(function.__defaults__ or ()))
     for name, part in itertools.chain(defaults, (function.__kwdefaults__ or {}).items()):
@@ -234,10 +275,11 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def _parts_of_container(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
-    """What is in a container, past what a subclass does."""
+    """Yields the items of a container by the methods of the built-in class, so that no code of a subclass runs."""
     base: Any = next(base for base in _CONTAINERS if issubclass(cls, base))
     if base is types.CellType:
-        with contextlib.suppress(ValueError):  # empty
+        # An empty cell raises.
+        with contextlib.suppress(ValueError):
             yield "cell", obj.cell_contents
     elif base in (dict, types.MappingProxyType):
         for key, value in list(base.items(obj)):
@@ -248,15 +290,17 @@ def _parts_of_container(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes_of(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes in the slots and the `__dict__` of an object, without running any code of its class."""
     for base in type.__getattribute__(cls, "__mro__"):
-        for name, there in type.__getattribute__(base, "__dict__").items():
-            if type(there) is types.MemberDescriptorType:  # a slot; of types written in C, what they hold
+        for name, descriptor in type.__getattribute__(base, "__dict__").items():
+            # A slot, or a member of a type written in C. One that was never set raises.
+            if type(descriptor) is types.MemberDescriptorType:
                 try:
-                    yield f"attribute `{name}`", there.__get__(obj)
-                except AttributeError:  # never set
+                    yield f"attribute `{name}`", descriptor.__get__(obj)
+                except AttributeError:
                     continue
-            elif name in ("__dict__", "__self__") and type(there) is types.GetSetDescriptorType:
-                value = there.__get__(obj)
+            elif name in ("__dict__", "__self__") and type(descriptor) is types.GetSetDescriptorType:
+                value = descriptor.__get__(obj)
                 if name == "__self__":
                     yield "attribute `__self__`", value
                 elif type(value) is dict:
@@ -264,7 +308,7 @@ def _attributes_of(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _children(obj: Any) -> Iterator[tuple[str, Any]]:
-    """What a registered class says that its instances hold."""
+    """Yields the children and the auxiliary data of a registered node, as its flatten function gives them."""
     try:
         node_type = node_type_of(obj)
         if node_type is None or node_type.is_plain or node_type.fields:
@@ -276,20 +320,27 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
     yield from parts
 
 
-# --- what cannot be written -------------------------------------------------------------------------------------------
+# --- objects that cannot be written -----------------------------------------------------------------------------------
 
 
 class Problem(NamedTuple):
-    """One object that cannot be written."""
+    """An object that cannot be written.
+
+    Attributes:
+        path: its path. Empty for the root, and for a problem of the whole tree.
+        reason: description of it, which follows "is".
+        fix: advice.
+        is_made_anew: True if a library makes the object, so that its user can get another one for a new model.
+    """
 
     path: str
     reason: str
     fix: str
-    is_made_anew: bool = False  # whether a library makes it, so that its user can have another one
+    is_made_anew: bool = False
 
 
 def _refusal_of(obj: Any, cls: Any) -> RefusalError:
-    """Why an object of an unknown class cannot be written."""
+    """Returns the error for an object of an unknown class."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     if isinstance(obj, dict | list | tuple | set | frozenset | str | bytes | int | float | complex):
         base = next(b.__name__ for b in cls.__mro__ if b.__module__ == "builtins")
@@ -301,7 +352,8 @@ def _refusal_of(obj: Any, cls: Any) -> RefusalError:
         )
     if isinstance(obj, types.ModuleType):
         return RefusalError("a module of Python", "Leave it out, and import it where it is used.")
-    if name.startswith("flax.") and cls.__name__ == "HashableMapping":  # those of a flax that is known are no problem
+    # With flax 0.12.1 or newer, such objects are recognised before they get here.
+    if name.startswith("flax.") and cls.__name__ == "HashableMapping":
         return RefusalError(
             "part of a module of Flax NNX, and this version of flax keeps those in a way that is not known here",
             "Install flax 0.12.1 or newer: `pip install -U flax`. Or save what the model holds: "
@@ -332,10 +384,16 @@ _PENZAI = (
 
 
 def problem_at(path: str, holders: Sequence[Any], obj: Any, error: RefusalError) -> Problem:
-    """The refusal of an object, which or the holders of which, the root first, may be of another's library.
+    """Returns the problem of an object that was refused, with a fix that its user can carry out.
 
-    Who wrote a class can make it a dataclass, and who wrote a closure can make what it holds a field. Who only uses
-    them can save what the model has of its own, its arrays, and put that into a model that the library makes anew.
+    The author of a class can make it a dataclass, and the author of a closure can use a field instead. A user of a
+    library can do neither. But they can save the arrays, and put these into a new model that the library makes.
+
+    Args:
+        path: path of the object.
+        holders: nodes above the object, the root first.
+        obj: the object.
+        error: the refusal, with a fix for the author of the object's class.
     """
     state = loaded("flax.training.train_state", "TrainState")
     if state is not None and any(isinstance(holder, state) for holder in holders):
@@ -345,11 +403,12 @@ def problem_at(path: str, holders: Sequence[Any], obj: Any, error: RefusalError)
         return Problem(path, error.reason, _PENZAI)
     is_function = isinstance(obj, types.FunctionType)
     library = root_of(home_of(obj if is_function else type(obj)))
-    # What is said of the classes of libraries that are known is said to their users.
+    # For classes of libraries with a row, the fix in the error is already one for users.
     if not is_in_site_packages(library) or (library in PACKAGES | NAMES_ONLY and not is_function):
         return Problem(path, error.reason, error.fix)
     fix = f"It is made by `{library}`."
-    if not holders:  # nothing is left of the tree without it, and `sharedtree.tree` sees no array in it
+    # The object is the whole tree, so nothing remains without it, and `sharedtree.tree` sees no array in it.
+    if not holders:
         fix = (
             f"It is made by `{library}`, and JAX sees nothing of what it holds. Save the arrays that `{library}` gives "
             "of it, in a dictionary, say, and put them into one that is made anew, as that library's guide says."
@@ -361,26 +420,31 @@ _MOST_LEFT_OUT = 20
 
 
 def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]], int | None]) -> UnserialisableError:
-    """One error for everything that cannot be written.
+    """Returns one error for all objects that cannot be written.
 
-    `can_leave_out` tells of entries of `leave_out` how many values they leave out, or None if a tree without those
-    cannot be written either.
+    Args:
+        problems: the objects.
+        can_leave_out: entries of `leave_out` → number of values that they leave out of the tree. None if the rest of
+            the tree cannot be written either.
     """
     count = "One object" if len(problems) == 1 else f"{len(problems)} objects"
     lines = [f"{count} in the tree cannot be saved, and nothing was written:"]
-    facts: dict[str, list[str]] = {}
+    # Objects with the same fix are listed together.
+    reasons_by_fix: dict[str, list[str]] = {}
     for path, reason, fix, _ in problems:
         place = f"`{printable(path)}`" if path else "The tree"
-        facts.setdefault(fix, []).append(f"{place} is {printable(reason)}.")
-    for fix, told in facts.items():
-        lines.append(textwrap.indent("\n".join([*told, f"    {printable(fix)}"]), "    "))
+        reasons_by_fix.setdefault(fix, []).append(f"{place} is {printable(reason)}.")
+    for fix, reasons in reasons_by_fix.items():
+        lines.append(textwrap.indent("\n".join([*reasons, f"    {printable(fix)}"]), "    "))
     paths = [problem.path for problem in problems]
     if all(paths) and any(problem.is_made_anew for problem in problems):
+        # `leave_out` is offered if names of attributes, or else paths, leave out these objects and nothing more. Other
+        # objects can have an attribute of the same name. Members of sets have no path that could be an entry.
         names = [match[1] if (match := _ATTRIBUTE.fullmatch(path)) else path for path in paths]
-        ways = [entries for entries in (list(dict.fromkeys(names)), paths) if len(entries) <= _MOST_LEFT_OUT]
-        # A name that others have, too, would leave out more than has to be.
-        are_paths = all(path[0] in ".[" for path in paths)  # members of sets have none
-        entries = next((each for each in ways if are_paths and can_leave_out(each) == len(paths)), None)
+        candidates = [entries for entries in (list(dict.fromkeys(names)), paths) if len(entries) <= _MOST_LEFT_OUT]
+        are_paths = all(path[0] in ".[" for path in paths)
+        exact = (entries for entries in candidates if are_paths and can_leave_out(entries) == len(paths))
+        entries = next(exact, None)
         if entries is not None:
             lines += ["Take what cannot be saved from a model that is made anew, with all that it holds:"]
             lines += [f"    sharedtree.save(path, model, leave_out=[{', '.join(map(_in_code, entries))}])"]

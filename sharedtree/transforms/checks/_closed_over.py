@@ -25,9 +25,9 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from ...core._call_arguments import Arguments
-from ...core._flat_dags import FlatDag
+from ...core._errors import report_untied
 from ...core._node_types import is_module
-from ...core._warning_source import report_untied
+from ...core._structure import FlatDag
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 from .._caller_side import Call

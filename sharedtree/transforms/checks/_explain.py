@@ -14,10 +14,9 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ...core._comparison import described
-from ...core._flat_dags import FlatDag
 from ...core._sharing import Mismatch, lost_ties, pairs
 from ...core._static_values import Static, shown_beside
-from ...core._structure import LEAF, Node
+from ...core._structure import LEAF, FlatDag, Node
 from ...ties._list_ties import can_be_tied, text_of_view
 from ...ties._policy_and_context import current_policy
 from .._function_and_options import TransformedModule
@@ -118,7 +117,9 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     policy = current_policy(f.policy)
     with f.enter(args, kwargs, policy) as call:
         tree = call.tree
-        treatments = _treatments(tree, f.grouping(policy, call.arguments).treatments(tree))
+        # Only calls made by C have no grouping.
+        assert call.grouping is not None
+        treatments = _treatments(tree, call.grouping.treatments(tree))
     first_texts: dict[int, str] = {}
     rows: list[LeafReport] = []
     view_texts: set[str] = set()

@@ -29,14 +29,12 @@ from typing import Any, Literal, NamedTuple, Self
 from jax import tree_util as jtu
 
 from ...core._call_arguments import Arguments
-from ...core._errors import LostChangeWarning, SharedTreeError
-from ...core._flat_dags import FlatDag
+from ...core._errors import Definition, LostChangeWarning, SharedTreeError, definition_of, warn_about
 from ...core._locks import Lock
 from ...core._node_types import node_type_of
 from ...core._pack_and_unpack import Rules, Tags, pack, walked
 from ...core._printing import listed
-from ...core._structure import LEAF, Node, Path, Structure
-from ...core._warning_source import Definition, definition_of, warn_about
+from ...core._structure import LEAF, FlatDag, Node, Path, Structure
 from ...ties._leaf_notes import noting_gradients
 from ...ties._policy_and_context import Policy
 from .._function_and_options import in_code
@@ -208,6 +206,7 @@ class FunctionBeingTraced:
         self._noting = noting_gradients()
 
     def __enter__(self) -> Self:
+        """Begins the trace: notes which functions around it keep a list of losses."""
         outer_frame = _active.frames[-1]
         if self._in_place is None:
             # The outermost function without an explicit `in_place` starts a list. Functions inside add to it.
@@ -403,6 +402,7 @@ def _changes(tree: FlatDag, records: Sequence[int]) -> Iterator[Change]:
         is_value = type(op) is Node and op.type.is_plain and record in tree.outside
         if type(op) is not Node or not op.type.carries_identity or op.type.cls is Arguments or is_value:
             continue
+        # True: the library of the class writes changes back. None: no library says. False: nobody would miss a change.
         if op.type.writes_back is False or node_type_of(obj) is None:
             continue
         parts, _ = op.type.take_apart(obj)

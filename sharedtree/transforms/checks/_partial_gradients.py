@@ -17,19 +17,17 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from ...core._call_arguments import positions_of
-from ...core._flat_dags import FlatDag
+from ...core._errors import report_untied
 from ...core._sharing import matching
 from ...core._static_values import Static
-from ...core._structure import Path, edges
-from ...core._warning_source import report_untied
+from ...core._structure import FlatDag, Path, edges
 from ...nn._stateful_layers import makes_state
 from ...ties._list_ties import is_inexact
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 from .._caller_side import Call
 from .._grouping_leaves import Cut, outermost_modules
-from .._inconsistent_sharing import MAX_PATHS
-from .._leaf_labels import Outcomes, Visit
+from .._leaf_labels import MAX_PATHS, Outcomes, Visit
 
 
 class Gradient(NamedTuple):

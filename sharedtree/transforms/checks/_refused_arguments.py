@@ -20,10 +20,10 @@ from jax import tree_util as jtu
 from ...core._by_identity import IdentitySet
 from ...core._call_arguments import Arguments
 from ...core._errors import InconsistentSharingError
-from ...core._flat_dags import FlatDag
 from ...core._node_types import node_type_of
 from ...core._pack_and_unpack import Tags, walk
 from ...core._printing import listed
+from ...core._structure import FlatDag
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 

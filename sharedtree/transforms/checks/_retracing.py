@@ -17,15 +17,12 @@ from jax import tree_util as jtu
 from ...core._call_arguments import Arguments
 from ...core._class_attributes import dataclass_fields
 from ...core._comparison import described
-from ...core._errors import RetraceWarning
-from ...core._flat_dags import FlatDag
+from ...core._errors import Definition, RetraceWarning, warn_about
 from ...core._locks import Lock
+from ...core._node_types import PYTHON_NUMBERS
 from ...core._printing import shown
-from ...core._static_kinds import Incomparable
-from ...core._static_values import Static
-from ...core._structure import Node, Op, Path, Record
-from ...core._traced_leaves_and_identity import PYTHON_NUMBERS
-from ...core._warning_source import Definition, warn_about
+from ...core._static_values import Incomparable, Static
+from ...core._structure import FlatDag, Node, Op, Path, Record
 from .._argument_names import Names
 
 _MAX_VALUES = 3

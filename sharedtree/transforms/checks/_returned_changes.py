@@ -32,13 +32,10 @@ from typing import Any, Literal, NamedTuple
 
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._call_arguments import Arguments
-from ...core._flat_dags import FlatDag
 from ...core._jax_internals import are_of_one_program, operands_of, operation_of, program_tracer
-from ...core._node_types import node_type_of
+from ...core._node_types import carries_identity, name_in, node_type_of
 from ...core._pack_and_unpack import Rules, walked
-from ...core._plain_containers import name_in
-from ...core._structure import LEAF, Path
-from ...core._traced_leaves_and_identity import carries_identity
+from ...core._structure import LEAF, FlatDag, Path
 from ...ties._leaf_notes import is_gradient
 
 Place = tuple[str, ...]
@@ -409,6 +406,7 @@ def _match(
 
     # Bipartite matching by augmenting paths.
     def find_copy(module: int, tried: set[int]) -> bool:
+        """Finds a copy for a module, and returns True if there is one. Other modules may change theirs for it."""
         for copy in candidates.unmatched(module, module_of_copy):
             if changes_in_copy(module, copy):
                 module_of_copy[copy] = module

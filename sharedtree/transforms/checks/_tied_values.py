@@ -15,11 +15,10 @@ from jax import tree_util as jtu
 
 from ...core._by_identity import IdentityDict
 from ...core._call_arguments import Arguments
-from ...core._flat_dags import FlatDag
+from ...core._errors import report_untied
 from ...core._pack_and_unpack import Rules, walked
 from ...core._printing import listed
-from ...core._structure import Path
-from ...core._warning_source import report_untied
+from ...core._structure import FlatDag, Path
 from ...ties._leaf_notes import is_one_around, is_tied_value
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names

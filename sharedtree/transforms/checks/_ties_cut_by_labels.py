@@ -9,8 +9,8 @@ arguments share an array, it is cut in silence: they alias by accident.
 
 from jax import tree_util as jtu
 
+from ...core._errors import report_untied
 from ...core._structure import Path
-from ...core._warning_source import report_untied
 from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 from .._caller_side import Call

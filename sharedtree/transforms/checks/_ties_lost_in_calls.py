@@ -27,14 +27,13 @@ from jax import tree_util as jtu
 from jax.core import Tracer
 
 from ...core._by_identity import IdentityDict, IdentitySet
-from ...core._flat_dags import FlatDag
+from ...core._errors import report_untied
 from ...core._locks import Lock
+from ...core._node_types import carries_identity
 from ...core._printing import listed
 from ...core._sharing import Agree, Rooted
 from ...core._static_values import Static
-from ...core._structure import LEAF, Node, Path, Structure, canonical
-from ...core._traced_leaves_and_identity import carries_identity
-from ...core._warning_source import report_untied
+from ...core._structure import LEAF, FlatDag, Node, Path, Structure, canonical
 from ...ties._leaf_notes import note
 from ...ties._policy_and_context import Policy
 from ...ties._ties_that_are_missing import Kind, Lost, LostLeaf, at, kind_of, lost_leaf_ties, maximal, named, unsettled

@@ -13,10 +13,9 @@ from jax import tree_util as jtu
 
 from ...core._by_identity import IdentityDict
 from ...core._errors import InconsistentSharingError
-from ...core._node_types import is_module, node_type_of
+from ...core._node_types import carries_identity, is_module, node_type_of
 from ...core._prefix_trees import raise_unfit
 from ...core._structure import Path
-from ...core._traced_leaves_and_identity import carries_identity
 from .._asking_filters import MOST_REPEATED_VISITS, ROOT, PartsOfPrefix, step_of_path, too_many_paths
 from .._filters import AnyFilter, Option, Place, is_one_filter
 from ._state_forms import Form, form_of, is_state_leaf

@@ -15,10 +15,9 @@ from jax import tree_util as jtu
 
 from ...core._by_identity import IdentityDict
 from ...core._comparison import Pair, Paths, Ties, differences_from
-from ...core._distinct_leaves import another
-from ...core._node_types import require_registered
+from ...core._node_types import carries_identity, require_registered
+from ...core._sharing import another
 from ...core._static_values import Static
-from ...core._traced_leaves_and_identity import carries_identity
 from ...ties._leaf_notes import hand_on
 from ...ties._policy_and_context import rules_here
 from ._state_forms import Form, form_of, is_state_leaf

@@ -19,10 +19,15 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from jax import tree_util as jtu
 
-from ...core._library_rows import plain_form_of
-from ...core._node_types import node_type_of
-from ...core._plain_containers import NodeType, is_namedtuple, name_in
-from ...core._traced_leaves_and_identity import PYTHON_NUMBERS, carries_identity
+from ...core._node_types import (
+    PYTHON_NUMBERS,
+    NodeType,
+    carries_identity,
+    is_namedtuple,
+    name_in,
+    node_type_of,
+    plain_form_of,
+)
 from .._dag import Dag
 
 T = TypeVar("T")

@@ -9,9 +9,8 @@ import jax
 
 from ...core._comparison import Paths, array_text, lines_of
 from ...core._errors import SharingMismatchError, StructureMismatchError
-from ...core._node_types import node_type_of
+from ...core._node_types import carries_identity, node_type_of
 from ...core._printing import MOST_PATHS, printable, shown
-from ...core._traced_leaves_and_identity import carries_identity
 from ._state_forms import is_state_leaf
 
 UNEXPECTED = "the state has it, the model does not"

@@ -5,13 +5,13 @@
 - *apply*: calls the transform.
 - *leave*: builds the result of what the transform returns.
 
-    def one_element(inside, x):                              # what the transform gets for one call of the function
-        return inside.pack(inside.call(x))
+    def one_element(trace, x):                               # what the transform gets for one call of the function
+        return trace.pack(trace.call(x))
 
-    def map_over(crossing, f, xs):                           # the adapter of a transform `map_over(f, xs)`
-        (xs,) = crossing.enter(f, {"xs": xs})
-        inner = crossing.function(f, one_element)
-        return crossing.leave(crossing.apply(inner, xs))
+    def map_over(call, f, xs):                           # the adapter of a transform `map_over(f, xs)`
+        (xs,) = call.enter(f, {"xs": xs})
+        inner = call.function(f, one_element)
+        return call.leave(call.apply(inner, xs))
 """
 
 import contextlib
@@ -30,9 +30,9 @@ from ._argument_names import Names
 from ._caller_side import Call, Grouping, enter, leave, repacked
 from ._function_and_options import in_code, is_of_equinox
 from ._function_given_to_jax import Inner, Learned, shared_by
-from ._function_side import Inside, Terms
+from ._function_side import FunctionTrace, Terms
 from ._function_transform import rules_of_call
-from ._in_place import Changes
+from ._in_place import commit_changes
 from ._joining_trees import Repacking
 from ._leaf_groups import LeafGroup, whole
 from ._leaf_labels import Treatment
@@ -41,7 +41,7 @@ from .checks._lost_changes import Unsaid
 from .checks._refused_arguments import forbid_bound_module
 
 
-class Crossing:
+class CallWithOperands:
     """One call of a transform with operands, for its adapter.
 
     Args:
@@ -54,7 +54,7 @@ class Crossing:
 
     Attributes:
         names: names of the operands.
-        call: the packed and grouped operands.
+        packed: the packed and grouped operands.
     """
 
     def __init__(
@@ -73,8 +73,7 @@ class Crossing:
         self.rules = rules_of_call(self.policy, filtered=is_of_equinox(transform), is_exact=calls_each_time)
         # Set by `enter_grouped`.
         self.names: Names
-        self.call: Call
-        self._grouping: Grouping
+        self.packed: Call
         self._unsaid: list[Unsaid] = []
 
     def enter(
@@ -121,9 +120,8 @@ class Crossing:
     ) -> Sequence[LeafGroup]:
         """Packs arguments, and groups their leaves as a grouping says. Returns the groups."""
         self.names = Names(function, [str(name) for name in arguments.names])
-        self._grouping = grouping
-        self.call = enter(arguments, self.rules, grouping)
-        return self.call.groups
+        self.packed = enter(arguments, self.rules, grouping)
+        return self.packed.groups
 
     def function(
         self,
@@ -140,7 +138,7 @@ class Crossing:
 
         Args:
             function: the user's function.
-            body: (an `Inside`, the arguments from the transform) → result for the transform. Define it at the top
+            body: (a `FunctionTrace`, the arguments from the transform) → result for the transform. Define it at the top
                 level of a module: traces are found again by its identity.
             key: everything else on which the body depends.
             caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
@@ -149,8 +147,7 @@ class Crossing:
             adds: True if the transform can write back an object with more children than before, or fewer.
             keeps: True if `in_place=True` keeps the changes of this function.
 
-        Raises:
-            NoFunctionError: if the function is not callable.
+        If the function is not callable, the adapter ends here, and the transform itself raises its error.
         """
         if not callable(function):
             # `TakingOperands` then calls the transform, which raises its own error.
@@ -184,12 +181,12 @@ class Crossing:
 
     def apply(self, *args: Any, **options: Any) -> Any:
         """Calls the transform with leaf groups. Traces within know of this call."""
-        return self.applied(self.transform, *args, **options)
+        return self.apply_other(self.transform, *args, **options)
 
-    def applied(self, transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def apply_other(self, transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Calls another transform as `apply` calls the vanilla one."""
-        structure = self.call.tree.structure
-        with self.call:
+        structure = self.packed.tree.structure
+        with self.packed:
             result = transform(*args, **options)
         for unsaid in self._unsaid:
             unsaid.say(structure)
@@ -200,26 +197,24 @@ class Crossing:
 
         Args:
             results: leaf groups, each of a whole tree or of one operand.
-            with_state: positions of the results packed by `Inside.pack_with_state`.
+            with_state: positions of the results packed by `FunctionTrace.pack_with_state`.
 
         Returns:
             The result, or a tuple of several.
         """
-        structure_of_operands = self.call.plan.structure
+        structure_of_operands = self.packed.plan.structure
         groups = [_of_one_operand(group) if group.structure is structure_of_operands else group for group in results]
         if not self.policy.in_place:
             trees = [leave((group,)) for group in groups]
         else:
-            changes = Changes(self.call, self.title)
-            trees = [leave((group,), self.call.objects.__getitem__, changes.update) for group in groups]
-            changes.commit()
+            trees = commit_changes(self.packed, self.title, *[(group,) for group in groups])
             # With state, a tree is a tuple of what was changed and, last, the result.
             trees = [tree[-1] if i in with_state else tree for i, tree in enumerate(trees)]
         return trees[0] if len(trees) == 1 else tuple(trees)
 
-    def lower(self, how: Repacking) -> None:
+    def repack(self, how: Repacking) -> None:
         """Groups the operands again, with other ties, and with static numbers traced."""
-        self.call = repacked(self.call, how, self._grouping)
+        self.packed = repacked(self.packed, how)
 
 
 def _of_one_operand(group: LeafGroup) -> LeafGroup:
@@ -235,7 +230,7 @@ def part_of(structure: Structure, position: int) -> tuple[Structure, list[int]]:
 
 
 def _run(terms: Terms, body: Callable[..., Any], function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return body(Inside(terms, function), *args, **kwargs)
+    return body(FunctionTrace(terms, function), *args, **kwargs)
 
 
 class NoFunctionError(Exception):
@@ -246,8 +241,9 @@ class TakingOperands:
     """The kind of adapter for transforms with operands beside the function.
 
     Args:
-        adapter: (a `Crossing`, the parameters of the transform by name) → the result. Keywords that are no parameters
-            are options of the transform. If the adapter has a parameter for them, they are arguments of the function.
+        adapter: (a `CallWithOperands`, the parameters of the transform by name) → the result. Keywords that are no
+            parameters are options of the transform. If the adapter has a parameter for them, they are arguments of the
+            function.
         writes: True if the transform can write back changes of the operands. Otherwise `in_place=True` is an error.
         calls_each_time: True if each call of the transform calls the function. See `rules_of_call`.
     """
@@ -257,7 +253,7 @@ class TakingOperands:
         self.writes = writes
         self.calls_each_time = calls_each_time
 
-    def applied(self, transform: Callable[..., Any], policy: PolicyOption, options: Mapping[str, Any]) -> Any:
+    def wrap(self, transform: Callable[..., Any], policy: PolicyOption, options: Mapping[str, Any]) -> Any:
         """Returns the transform with identities preserved.
 
         Args:
@@ -272,6 +268,7 @@ class TakingOperands:
 
         @api_boundary
         def preserving(*operands: Any, **more: Any) -> Any:
+            """Calls the adapter, or the transform itself where that raises its own error."""
             keywords = {**options, **more}
             # Takes the options of the package out of `keywords`.
             chosen_policy = with_options(keywords, policy)
@@ -280,17 +277,17 @@ class TakingOperands:
             except TypeError:
                 # The transform itself says best what is wrong.
                 return transform(*operands, **keywords)
-            crossing = Crossing(
+            call = CallWithOperands(
                 transform, title, chosen_policy, writes=self.writes, calls_each_time=self.calls_each_time
             )
-            if crossing.policy.in_place and not self.writes:
+            if call.policy.in_place and not self.writes:
                 raise ValueError(
                     f"`{title}` hands back what the function returned, not what it changed, so nothing could be "
                     "written back in place. Return what changes:\n"
                     f"    inner = {in_code(title, 'in_place=False')}"
                 )
             with contextlib.suppress(NoFunctionError):
-                return self.adapter(crossing, **_by_name(bound, adapter_parameters))
+                return self.adapter(call, **_by_name(bound, adapter_parameters))
             # As above: the transform refuses what is no function.
             return transform(*operands, **keywords)
 
@@ -315,4 +312,4 @@ def _by_name(bound: inspect.BoundArguments, adapter_parameters: Container[str]) 
     return arguments
 
 
-Crossing.__module__ = __name__.rpartition(".")[0]  # under which it is printed, pickled and documented
+CallWithOperands.__module__ = __name__.rpartition(".")[0]  # under which it is printed, pickled and documented
