@@ -92,6 +92,7 @@ if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `
     from .serialise.save import save as save, to_bytes as to_bytes
     from .serialise.trust._trusted_names import trust as trust
     from .show import draw as draw, summary as summary
+    from .ties._views import View as View, unwrap as unwrap
     from .transforms._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
     from .transforms.checks._explain import explain as explain
     from .tree._plain_data import (
@@ -107,7 +108,7 @@ else:
 # fmt: off
 __all__ = [
     "Context", "Dag", "Exported", "Module", "Policy", "RetraceWarning", "SharedTreeError", "StateReport", "Tie",
-    "UntiedWarning",
+    "UntiedWarning", "View",
     "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "copy",
     "count_parameters", "custom_jvp", "custom_vjp", "device_put", "draw", "errors", "eval_shape", "explain", "export",
     "filter_checkpoint", "filter_eval_shape", "filter_grad", "filter_jit", "filter_jvp", "filter_value_and_grad",
@@ -115,7 +116,7 @@ __all__ = [
     "inspect", "jacfwd", "jacrev", "jit", "jvp", "linear_transpose", "linearize", "load", "load_state", "make_jaxpr",
     "make_with_state", "map", "optimizer", "orbax", "parameter", "pmap", "preserve_identities", "register_node",
     "register_state", "register_transform", "remat", "retie", "same_sharing", "save", "scan", "shard_map", "show",
-    "state", "state_field", "summary", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie", "unwrap_shared",
-    "value_and_grad", "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
+    "state", "state_field", "summary", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie", "unwrap",
+    "unwrap_shared", "value_and_grad", "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
 ]
 # fmt: on

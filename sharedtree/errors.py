@@ -22,6 +22,7 @@ from .core._errors import (
     UntiedError as UntiedError,
     UntiedWarning as UntiedWarning,
     UntrustedTypeError as UntrustedTypeError,
+    ViewError as ViewError,
 )
 
 for _error in [error for error in [*globals().values()] if isinstance(error, type)]:

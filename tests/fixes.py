@@ -112,7 +112,7 @@ class Scenario:
                 with pytest.raises(self.category) as caught:
                     self.provoke()
                 assert caught.type is self.category
-                return str(caught.value)
+                return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
             self.provoke()
         (warning,) = [w for w in record if w.category is self.category]
         return str(warning.message)

@@ -167,6 +167,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     ),
     "a mutable module, static containers": lambda: Free(weight=W, sizes=[1, 2], nested=((1,), {"a": None, "b": 1})),
     "a mutable module, past its assignments": lambda: made(Free, weight=W, name="x"),
+    "a view": lambda: [W, st.View(jnp.transpose, W), {"again": st.View(jnp.add, W, st.View(jnp.abs, W))}],
     "register_node": lambda: Unregistered(W, Unregistered(W)),
     "statics by address": lambda: Noted(W, (jax.nn.relu, np.dtype("float32"), int, 2**80, _text(10_000))),
     "statics, many": lambda: Noted(W, tuple(range(1_001))),

@@ -13,7 +13,7 @@ import pytest
 
 import sharedtree
 from sharedtree import errors
-from tests import fix_scenarios
+from tests import fix_scenarios, view_scenarios
 from tests.compat import fix_scenarios as scenarios_of_treex
 from tests.fixes import HOLE, SCENARIOS, blocks_of, fixes, offered_in
 from tests.serialise import fix_scenarios as scenarios_of_files
@@ -36,7 +36,8 @@ PIP = re.compile(
     r"|'jax<[\d.]+'|--no-deps treex==0\.6\.9 treeo==0\.0\.10)"
 )
 
-MODULES = [fix_scenarios, scenarios_of_files, scenarios_of_treex]  # each registers its scenarios when it is imported
+# Each registers its scenarios when it is imported.
+MODULES = [fix_scenarios, view_scenarios, scenarios_of_files, scenarios_of_treex]
 
 
 def run_fixes(name, make_folder):

@@ -182,6 +182,7 @@ CALLS = {
     "scan": lambda tree: st.scan(lambda tree, x: (tree, x), tree, ROW),
     "shard_map": on_one_device,
     "switch": lambda tree: st.switch(0, [lambda tree: tree, lambda tree: tree], tree),
+    "unwrap": lambda tree: st.unwrap([tree, st.View(jnp.negative, first(tree))]),
     "tie, ties, untie": lambda tree: st.ties(st.tie([tree, jnp.ones(())], lambda pair: (first(pair[0]), pair[1]))),
     "tree": lambda tree: st.tree.unflatten(*reversed(st.tree.flatten(tree))),
     "trust": lambda tree: st.trust("tests.deep:Link"),

@@ -220,13 +220,15 @@ def test_the_sequence_of_nodes_may_be_one_that_the_tree_holds():
     assert tied.first[1].weight is tree.first[0].weight
 
 
+TRANSPOSED = "    model = sharedtree.tie(model, lambda m: (m['first'], m['second']), through=jnp.transpose)"
 ALIKE = "    model = sharedtree.tie(model, lambda m: (m['first'].weight, m['second'].weight))"
 
 
 @pytest.mark.parametrize(
     ("one", "two", "parts"),
     [
-        (jnp.ones((2, 3)), jnp.ones((3, 2)), ["float32[2, 3]", "float32[3, 2]"]),
+        (jnp.ones((2, 3)), jnp.ones((3, 2)), ["float32[2, 3]", "float32[3, 2]", TRANSPOSED]),
+        (jnp.ones((2, 3)), jnp.ones((4, 3)), ["float32[2, 3]", "float32[4, 3]"]),
         (jnp.ones(2), jnp.ones(2, jnp.int32), ["float32[2]", "int32[2]"]),
         (Linear(jnp.ones(2)), Linear(jnp.ones(2), name="other"), ["name='linear'", "name='other'", ALIKE]),
         (Linear(jnp.ones(2), 1), Linear(jnp.ones(2), 2), ["static value 1", "static value 2", ALIKE]),

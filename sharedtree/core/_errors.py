@@ -98,6 +98,10 @@ class StaticComparisonError(SharedTreeError, TypeError):
     """A static leaf cannot be compared with `==`, so no call could reuse what was compiled for an earlier one."""
 
 
+class ViewError(SharedTreeError, TypeError, AttributeError):
+    """A `View` was used as an array, or has none to show. `sharedtree.unwrap` puts arrays in the place of views."""
+
+
 class UnregisteredTypeError(SharedTreeError, TypeError):
     """A tree was expected, but neither JAX nor sharedtree can take this object apart."""
 

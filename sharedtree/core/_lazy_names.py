@@ -26,6 +26,7 @@ _ROOMS = {
         *("trust", "verify"),
     ),
     "show": ("draw", "summary"),
+    "ties._views": ("View", "unwrap"),
     "transforms._device_put": ("device_put", "with_sharding_constraint"),
     "transforms.checks._explain": ("explain",),
     "tree._plain_data": ("StateReport", "load_state", "register_state", "state"),

@@ -94,6 +94,8 @@ class NodeType(NamedTuple):
             writes it back into the caller's object. False: the change is lost, and nobody would miss it. None: no
             library says.
         roles: the roles of the leaves below an instance; None if no library says.
+        is_view: True if an instance stands for a function of its leaves, which are also elsewhere. A path through one
+            represents a leaf only if there is no other path.
     """
 
     cls: type
@@ -107,6 +109,7 @@ class NodeType(NamedTuple):
     keys_vary: bool = False
     writes_back: bool | None = None
     roles: RolesBelow | None = None
+    is_view: bool = False
 
     @property
     def carries_identity(self) -> bool:

@@ -98,7 +98,8 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
 
     Yields:
         Each leaf, once for each label that reaches it. Labels are told apart by identity. A number has none, so
-        it is yielded again for each edge by which it reaches the leaf.
+        it is yielded again for each edge by which it reaches the leaf. A leaf that a view is computed from has the
+        labels of its own places, if it has any.
 
     Raises:
         SharingMismatchError: if the prefix has a node of another class than the tree at the same path.
@@ -108,8 +109,18 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
     # A shared node under the same part of the prefix gets the same labels again, so each pair is visited once.
     visited: IdentityDict[set[int]] = IdentityDict()  # part of the prefix → numbers of the records that it has reached
     stack: list[tuple[int, Any, Path]] = [(tree.root, prefix, path)]
-    while stack:
+    # What is below views comes last, when it is known which records have places of their own.
+    below_views: list[tuple[int, Any, Path]] = []
+    with_own_place: set[int] = set()
+    is_below_view = False
+    while stack or below_views:
+        if not stack:
+            stack, below_views, is_below_view = below_views[::-1], [], True
         number, part, part_path = stack.pop()
+        if not is_below_view:
+            with_own_place.add(number)
+        elif number in with_own_place:
+            continue
         op, children = tree.records[number]
         node = op.node if type(op) is Update else op
         numbers = visited.setdefault(part, set())
@@ -128,7 +139,11 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
             parts = parts_for(part, node, len(children), name, part_path)
         # Children are pushed in reverse, so that they come off the stack in flatten order.
         steps = tuple(zip(node.keys, children, parts, strict=True))
-        stack.extend((child, child_part, (*part_path, key)) for key, child, child_part in reversed(steps))
+        entries = [(child, child_part, (*part_path, key)) for key, child, child_part in steps]
+        if node.type.is_view:
+            below_views.extend(entries)
+        else:
+            stack.extend(reversed(entries))
 
 
 def parts_for(part: Any, node: Node, num_children: int, name: str, path: Path) -> Sequence[Any]:

@@ -367,6 +367,8 @@ def edges(
     this record. Each record is entered once, so the cost is linear in the edges even where the number of paths is
     exponential.
 
+    Edges below views come last. So a path through a view represents a record only if no other path leads to it.
+
     Args:
         records: the table.
         roots: the paths and numbers of the records to begin at. Each counts as an edge.
@@ -378,7 +380,11 @@ def edges(
     entered: set[int] = set()
     # Children are pushed in reverse, so that they come off the stack in flatten order.
     stack: list[tuple[int, Path]] = [(number, path) for path, number in reversed(roots)]
-    while stack:
+    below_views: list[tuple[int, Path]] = []
+    while stack or below_views:
+        if not stack:
+            stack.extend(reversed(below_views))
+            below_views.clear()
         number, path = stack.pop()
         yield number, path
         # A shared record is yielded for each edge to it, but its children only once.
@@ -390,7 +396,10 @@ def edges(
         if type(node) is Node:
             keys = keys_of(number, node) if keys_of is not None and node.type.keys_vary else node.keys
             children_with_keys = tuple(zip(keys, children, strict=True))
-            stack.extend((child, (*path, key)) for key, child in reversed(children_with_keys))
+            if node.type.is_view:
+                below_views.extend((child, (*path, key)) for key, child in children_with_keys)
+            else:
+                stack.extend((child, (*path, key)) for key, child in reversed(children_with_keys))
 
 
 def at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int]:

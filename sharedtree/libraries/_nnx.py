@@ -77,6 +77,20 @@ def writes_back(cls: Any) -> bool | None:
     return True if issubclass(cls, tuple([base for base in bases if base])) else None
 
 
+def is_variable(obj: Any) -> bool:
+    """Returns True if an object is an NNX `Variable`."""
+    return isinstance(obj, loaded("flax.nnx.variablelib", "Variable") or ())
+
+
+def register_as_data(cls: type) -> bool:
+    """Lets NNX's objects have instances of a class as attributes with data. Returns False if NNX is not imported."""
+    register = loaded("flax.nnx", "register_data_type")
+    if register is None:
+        return False
+    register(cls)
+    return True
+
+
 # Classes of variables that are state.
 _STATE = "BatchStat Cache Intermediate OptState RngState"
 

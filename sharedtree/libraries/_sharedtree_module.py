@@ -168,7 +168,7 @@ MODULE = Library(
         "sharedtree",
         state_entry=KINDS_SLOT,
         instances="""
-            sharedtree: Dag
+            sharedtree: Dag View
             sharedtree.cli._demo: Attention Block Checkpoint Embedding LanguageModel Sizes
             sharedtree.serialise._export: WrittenDag
         """,

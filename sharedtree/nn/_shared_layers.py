@@ -129,7 +129,9 @@ def _sources(get: Callable[[Any], Any], where_tree: WhereTree, pytree: int, path
             "What it computes, such as a transpose, is another array, and a tie is one object. Either keep the "
             "wrapper, which every transform of `sharedtree` takes as it is; or let both layers hold the array itself, "
             "and compute where it is used:\n"
-            "    logits = x @ model.embed.weight.T",
+            "    logits = x @ model.embed.weight.T\n"
+            "or tie the array of the one layer to that of the other through the function, with `through=` of "
+            "`sharedtree.tie`.",
             (path,),
         ) from None
 

@@ -30,6 +30,7 @@ class Part(NamedTuple):
         parameters: how many trainable numbers it has itself.
         nbytes: what it takes itself.
         has_identity: whether two occurrences are a tie.
+        through: of a view, its function. Its children are what it is computed from.
     """
 
     kind: Literal["module", "container", "array", "number"]
@@ -41,6 +42,7 @@ class Part(NamedTuple):
     parameters: int = 0
     nbytes: int = 0
     has_identity: bool = True
+    through: str = ""
 
 
 class Size(NamedTuple):
@@ -77,16 +79,26 @@ class Description:
 
     @functools.cached_property
     def _visits(self) -> tuple[list[int], dict[int, int]]:
-        """How many places hold each part, and from which parent each was reached first, in the order of the tree."""
+        """How many places hold each part, and from which parent each was reached first, in the order of the tree.
+
+        What is below views comes last: what a view is computed from belongs to its own place.
+        """
         places = [0] * len(self._parts)
         first: dict[int, int] = {}
         stack = [(self.root, -1)]
-        while stack:
+        below_views: list[tuple[int, int]] = []
+        while stack or below_views:
+            if not stack:
+                stack, below_views = below_views[::-1], []
             number, above = stack.pop()
             places[number] += 1
             if number not in first:
                 first[number] = above
-                stack.extend([(child, number) for child in reversed(self[number].children)])
+                entries = [(child, number) for child in self[number].children]
+                if self[number].through:
+                    below_views.extend(entries)
+                else:
+                    stack.extend(reversed(entries))
         return places, first
 
     @property

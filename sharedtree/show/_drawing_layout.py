@@ -114,6 +114,10 @@ class _Drawn:
             for below in self._below(number, level):
                 part = self._outline.description[below.child]
                 is_tied = below.child in self._outline.ties
+                if self._outline.is_elsewhere(below.child) and not is_tied:
+                    text = f"{below.label}{times(below.repeats)} = {self._outline.view(below.child)}"
+                    lines.append(_Line(shortened(text, _MOST_TEXT)))
+                    continue
                 if part.kind in ("array", "number") and not is_tied:
                     lines.append(_Line(f"{below.label}{times(below.repeats)} {text_of(part)}"))
                     continue

@@ -10,7 +10,7 @@ from ..core._errors import UnregisteredTypeError
 from ..core._node_types import LIBRARIES, carries_identity, node_type_of
 from ..core._printing import printable
 from ..core._structure import LEAF, FlatDag, Node, roles_in
-from ..ties._list_ties import is_inexact, nbytes_of, read_tree
+from ..ties._list_ties import is_inexact, nbytes_of, read_tree, sources_of_view, text_of_function
 from ..tree._dag import Dag
 from ._description import Description, Part
 
@@ -69,6 +69,11 @@ def _parts(read: FlatDag) -> list[Part | None]:
             parts.append(part._replace(parameters=0) if roles.is_state(number) else part)
         elif type(op) is not Node or op.type.cls is type(None):
             parts.append(None)
+        elif op.type.is_view:
+            sources = sources_of_view(read, number)
+            steps = tuple([f".of[{i}]" for i in range(len(sources))])
+            through = text_of_function(op.aux.peek())
+            parts.append(Part("module", printable(op.type.cls.__name__), tuple(sources), steps, through=through))
         else:
             parts.append(_node(op, children, parts, read))
     return parts

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from ..ties._list_ties import MOST_SOURCES
 from ._description import Description, Part, Size, joined
 
 _FEWEST = 3  # two layers are shown as they are
@@ -55,7 +56,7 @@ class EqualBlocks:
             part = description[number]
             below = tuple([self._forms[child] for child in part.children])
             # The sizes follow from the rest, but for classes whose numbers differ in kind.
-            form = (part.kind, part.name, part.steps, part.shape, part.dtype, part.nbytes, below)
+            form = (part.kind, part.name, part.steps, part.shape, part.dtype, part.nbytes, part.through, below)
             self._forms[number] = known.setdefault(form, len(known))
 
     def runs(self, number: int) -> Iterator[Run]:
@@ -182,6 +183,7 @@ class Row(NamedTuple):
         tied_to: the path where the same object came first, if this is another place.
         is_again: whether it was shown before, tied or not.
         is_cut: whether there is more below that is not shown.
+        view: of a view, its function and what it is computed from: `transpose(.embed.weight)`.
     """
 
     depth: int
@@ -194,6 +196,7 @@ class Row(NamedTuple):
     tied_to: str | None
     is_again: bool
     is_cut: bool
+    view: str = ""
 
 
 _NOWHERE = (-1, -1)
@@ -223,7 +226,10 @@ class Outline:
         places: dict[int, list[Place]] = {}
         self._first: dict[int, tuple[int, int]] = {}  # number → the parent and the run where it comes first
         stack: list[tuple[int, str, int, int, tuple[int, int]]] = [(description.root, "", 1, 1, _NOWHERE)]
-        while stack:
+        below_views: list[tuple[int, str, int, int, tuple[int, int]]] = []
+        while stack or below_views:
+            if not stack:
+                stack, below_views = below_views[::-1], []
             number, path, count, own_times, place = stack.pop()
             if description.is_tied(number):
                 places.setdefault(number, []).append(Place(path, count))
@@ -232,12 +238,18 @@ class Outline:
             self._paths[number], self._first[number] = path, place
             times[number] = common.get(number, own_times)
             self.runs[number] = tuple(blocks.runs(number))
-            for i, run in reversed(list(enumerate(self.runs[number]))):
+            entries: list[tuple[int, str, int, int, tuple[int, int]]] = []
+            for i, run in enumerate(self.runs[number]):
                 for each in run.common:
                     common.setdefault(each, times[number])
                 places_below = times[number] * len(run.members)
                 objects_below = places_below if run.how == "equal" else times[number]
-                stack.append((run.child, joined(path, run.label), places_below, objects_below, (number, i)))
+                entries.append((run.child, joined(path, run.label), places_below, objects_below, (number, i)))
+            # What a view is computed from is shown at its own place, if it has one.
+            if description[number].through:
+                below_views.extend(entries)
+            else:
+                stack.extend(reversed(entries))
         order = [number for number in self._paths if number in places]
         self.ties = {
             number: TieShown(mark, number, tuple(places[number]), times[number]) for mark, number in enumerate(order, 1)
@@ -246,6 +258,21 @@ class Outline:
     def path(self, number: int) -> str:
         """The first path to a part that is shown."""
         return self._paths[number]
+
+    def view(self, number: int) -> str:
+        """The function of a view and the paths of what it is computed from. Empty for other parts."""
+        part = self.description[number]
+        if not part.through:
+            return ""
+        paths = [self.path(child) for child in part.children[:MOST_SOURCES]]
+        if len(part.children) > MOST_SOURCES:
+            paths.append("...")
+        return f"{part.through}({', '.join(paths)})"
+
+    def is_elsewhere(self, number: int) -> bool:
+        """Tells whether a part is a view, all of whose sources are shown at places of their own."""
+        part = self.description[number]
+        return bool(part.through) and all(self._first[child][0] != number for child in part.children)
 
     @functools.cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -265,7 +292,7 @@ class Outline:
             # Also where the first place lies too deep to be shown: its size is part of what is shown there.
             row = self._row(run, above, level, is_again=self._first[run.child] != place, depth=depth)
             yield row
-            if not row.is_again and not row.is_cut:
+            if not row.is_again and not row.is_cut and not self.is_elsewhere(run.child):
                 runs = self.runs[run.child]
                 stack.extend([(runs[i], row.path, level + 1, (run.child, i)) for i in range(len(runs) - 1, -1, -1)])
 
@@ -283,5 +310,6 @@ class Outline:
             tie.mark if tie else None,
             self.path(run.child) if is_again and tie else None,
             is_again,
-            level == depth and not is_again and bool(self.runs[run.child]),
+            level == depth and not is_again and bool(self.runs[run.child]) and not self.is_elsewhere(run.child),
+            self.view(run.child),
         )

@@ -80,6 +80,9 @@ def _part(manifest: Manifest, node: Node, parts: list[Part | None], known: dict[
         return _abstract(manifest, node)
     if inline_text(manifest, node) is not None or kind not in _SHOWN:
         return None
+    view = _view(manifest, node, parts)
+    if view is not None:
+        return view
     kept = [(child, step) for child, step in _ways(manifest, node, known) if parts[child] is not None]
     name = printable(node_text(manifest, node))
     if kind == "registered" and [step for _, step in kept] == [".value"]:
@@ -97,6 +100,23 @@ def _part(manifest: Manifest, node: Node, parts: list[Part | None], known: dict[
         tuple([step for _, step in kept]),
         has_identity=has_identity,
     )
+
+
+def _view(manifest: Manifest, node: Node, parts: list[Part | None]) -> Part | None:
+    """A view, if the file has it as `save` writes one."""
+    if node[0] != "registered" or manifest.types[node[1]].name != "sharedtree:View":
+        return None
+    children = [child for child, step in steps(manifest, node) if step == ".of"]
+    if len(children) != 1 or type(children[0]) is not int or manifest.nodes[children[0]][0] != "tuple":
+        return None
+    entries = [child for child, _ in steps(manifest, manifest.nodes[children[0]])]
+    sources = [child for child in entries if type(child) is int and parts[child] is not None]
+    if len(sources) != len(entries):
+        return None
+    places = tuple([f".of[{i}]" for i in range(len(sources))])
+    through = node[2]
+    text = through[1].rpartition(":")[2] if type(through) is list else "partial"
+    return Part("module", "View", tuple(sources), places, through=printable(text) or "function")
 
 
 _OF_CLASSES = frozenset({"object", "wrapper", "registered", "Partial"})

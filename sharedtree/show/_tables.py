@@ -36,7 +36,7 @@ MOST_PLACES, MOST_TIES, _MOST_PLACE = 8, 100, 120
 def cells_of(row: Row) -> tuple[str, ...]:
     """What stands in each column."""
     part = row.part
-    what = part.name
+    what = f"= {row.view}" if row.view else part.name
     if row.is_again:
         what = f"= {row.tied_to or '(root)'}" if row.tied_to is not None else f"{what} again"
     shape = "" if part.shape is None or row.is_again else str(list(part.shape))

@@ -52,11 +52,17 @@ def require_interchangeable(tree: FlatDag, left: int, right: int) -> None:
             f"    model = sharedtree.tie(model, lambda m: (m{a}, m{b}))" for a, b in suggestions[:_MAX_SUGGESTIONS]
         ]
         raise SharingMismatchError("\n".join([f"{fact}Tie what is alike in them:", *calls]), [left_path, right_path])
-    raise SharingMismatchError(
-        f"{fact}To use one array in two shapes, tie what has the same shape and reshape where it is used:\n"
-        "    logits = x @ model.embed.weight.T",
-        [left_path, right_path],
+    fix = (
+        "To use one array in two shapes, tie what has the same shape and reshape where it is used:\n"
+        "    logits = x @ model.embed.weight.T"
     )
+    if _are_transposed(tree, left_end, right_end):
+        parameters = ", ".join([f"m{_path_of_parameter(tree, number, path)}" for number in (left, right)])
+        fix = (
+            "One may be the transpose of the other, which is then computed where it is used:\n"
+            f"    model = sharedtree.tie(model, lambda m: ({parameters}), through=jnp.transpose)"
+        )
+    raise SharingMismatchError(f"{fact}{fix}", [left_path, right_path])
 
 
 def _first_difference(tree: FlatDag, left: int, right: int) -> Path | None:
@@ -79,6 +85,24 @@ def _first_difference(tree: FlatDag, left: int, right: int) -> Path | None:
         if type(records[pair.left][0]) is Node and records[pair.left][0] != records[pair.right][0]:
             return pair.path
     return None
+
+
+def _are_transposed(tree: FlatDag, left: int, right: int) -> bool:
+    """Returns True if two records are matrices that differ only in the order of their axes."""
+    if tree.records[left][0] is not LEAF or tree.records[right][0] is not LEAF:
+        return False
+    left_leaf, right_leaf = tree.leaves[left], tree.leaves[right]
+    left_kind, right_kind = kind_of(left_leaf), kind_of(right_leaf)
+    if len(left_kind.shape) != 2 or not (carries_identity(left_leaf) and carries_identity(right_leaf)):
+        return False
+    return left_kind.dtype == right_kind.dtype and left_kind.shape == right_kind.shape[::-1] != right_kind.shape
+
+
+def _path_of_parameter(tree: FlatDag, number: int, path: Path) -> str:
+    """Returns the whole path of an array below a record, or of the NNX variable that holds the array."""
+    holder = tree.records[_record_at(tree, number, path[:-1])][0]
+    is_in_variable = path and type(holder) is Node and holder.type.convention == "variable"
+    return tree.all_paths[number][0] + jtu.keystr(path[:-1] if is_in_variable else path)
 
 
 def _record_at(tree: FlatDag, number: int, path: Path) -> int:

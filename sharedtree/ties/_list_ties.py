@@ -1,5 +1,7 @@
 """Lists the ties of a tree, compares the sharing of two trees, and counts parameters, each tied one once."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -10,10 +12,11 @@ from jax import tree_util as jtu
 from ..core._errors import SharingMismatchError
 from ..core._hidden_arrays import require_all_seen
 from ..core._node_types import carries_identity, require_registered
-from ..core._printing import MOST_PATHS
+from ..core._printing import MOST_PATHS, printable, shown
 from ..core._sharing import Agree, Mismatch, Rooted, SplitRecord, lost_ties
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Op, roles_in
+from ..libraries._equinox import name_of
 from ._policy_and_context import walk_exactly
 
 T = TypeVar("T")
@@ -28,6 +31,8 @@ class Tie(NamedTuple):
         shape: shape of an array, else None.
         dtype: dtype of an array, else None.
         nbytes: size of its arrays in bytes, each array once. PRNG keys count with the bits of their data.
+        views: for each view that is computed from it, the path and the function: `.head.kernel =
+            transpose(.embed.embedding)`.
     """
 
     paths: tuple[str, ...]
@@ -35,6 +40,12 @@ class Tie(NamedTuple):
     shape: tuple[int, ...] | None
     dtype: Any
     nbytes: int
+    views: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        # Most ties have no views, and are printed without.
+        names = self._fields if self.views else self._fields[:-1]
+        return f"Tie({', '.join([f'{name}={getattr(self, name)!r}' for name in names])})"
 
 
 def read_tree(tree: Any) -> FlatDag:
@@ -71,17 +82,66 @@ def ties(tree: Any) -> tuple[Tie, ...]:
         (Tie(paths=("['embed']", "['head']"), kind='array', shape=(2, 3), dtype=dtype('float32'), nbytes=24),)
     """
     flat = read_tree(tree)
-    return tuple(_describe(flat, number, tuple(paths)) for number, paths in flat.all_paths.items() if len(paths) > 1)
+    views_of = _views_by_source(flat)
+    return tuple(
+        _describe(flat, number, tuple(paths), views_of.get(number, ()))
+        for number, paths in flat.all_paths.items()
+        if len(paths) > 1
+    )
 
 
-def _describe(flat: FlatDag, number: int, paths: tuple[str, ...]) -> Tie:
-    """Describes a tied record."""
+def _views_by_source(flat: FlatDag) -> dict[int, tuple[str, ...]]:
+    """Number of an array or variable → the views that are computed from it, each with its place and function."""
+    views_of: dict[int, tuple[str, ...]] = {}
+    for number, (op, _) in enumerate(flat.records):
+        if type(op) is not Node or not op.type.is_view:
+            continue
+        text = f"{flat.text(number)} = {text_of_view(flat, number)}"
+        for source in dict.fromkeys(sources_of_view(flat, number)):
+            views_of[source] = (*views_of.get(source, ()), text)
+    return views_of
+
+
+def sources_of_view(flat: FlatDag, number: int) -> Sequence[int]:
+    """The records that a view is computed from."""
+    (of,) = flat.records[number][1]
+    return flat.records[of][1]
+
+
+def text_of_view(flat: FlatDag, number: int) -> str:
+    """The function of a view and the first paths of what it is computed from: `transpose(.embed.embedding)`."""
+    op = flat.records[number][0]
+    assert type(op) is Node
+    paths = list(map(flat.text, sources_of_view(flat, number)[:MOST_SOURCES]))
+    if len(sources_of_view(flat, number)) > MOST_SOURCES:
+        paths.append("...")
+    return f"{text_of_function(op.aux.peek())}({', '.join(paths)})"
+
+
+MOST_SOURCES = 8
+"""How many of the arrays that a view is computed from are named."""
+
+
+def text_of_function(through: Any) -> str:
+    """Names the function of a view: `transpose`, `swapaxes[axis1=-1, axis2=-2]`. Calls nothing."""
+    arguments: list[str] = []
+    while type(through) in (functools.partial, jtu.Partial):
+        arguments += [*map(shown, through.args), *(f"{key}={shown(value)}" for key, value in through.keywords.items())]
+        through = through.func
+    name = printable(name_of(through, type(through).__name__))
+    if len(arguments) > MOST_SOURCES:
+        arguments[MOST_SOURCES:] = ["..."]
+    return f"{name}[{', '.join(arguments)}]" if arguments else name
+
+
+def _describe(flat: FlatDag, number: int, paths: tuple[str, ...], views: tuple[str, ...]) -> Tie:
+    """Describes a tied record, with the views that are computed from it."""
     op = flat.records[number][0]
     if type(op) is Node:
         nbytes = sum(nbytes_of(flat.leaves[i]) for i in flat.below(number).reached if i in flat.leaves)
-        return Tie(paths, "container" if op.type.is_plain else "module", None, None, nbytes)
+        return Tie(paths, "container" if op.type.is_plain else "module", None, None, nbytes, views)
     leaf = flat.leaves[number]
-    return Tie(paths, "array", tuple(leaf.shape), leaf.dtype, nbytes_of(leaf))
+    return Tie(paths, "array", tuple(leaf.shape), leaf.dtype, nbytes_of(leaf), views)
 
 
 def nbytes_of(leaf: Any) -> int:

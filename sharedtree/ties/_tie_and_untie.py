@@ -1,15 +1,16 @@
 """Ties by hand: make them, undo them, give one tree those of another, copy a tree with them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import SharingMismatchError
 from ..core._node_types import carries_identity, is_value_of_variable
 from ..core._pack_and_unpack import build
+from ..core._printing import shown
 from ..core._sharing import another, matching, merged
 from ..core._static_values import Static
-from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical
+from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical, edges
 from ._interchangeable import require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
@@ -19,14 +20,16 @@ from ._where_functions import WhereTree, require_where
 T = TypeVar("T")
 
 
-def tie(tree: T, where: Callable[[T], Any]) -> T:
-    """Makes several nodes of a tree one object.
+def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | None = None) -> T:
+    """Makes several nodes of a tree one object, or one array of a tree a function of others.
 
     Args:
         tree: the tree; it is not changed.
         where: takes the tree and returns a sequence of nodes to make one object. The first node replaces the others.
             `where` is called on the tree and on a stand-in whose leaves have no values, and must return the same nodes
             for both. So it cannot look at leaves.
+        through: a function of arrays, such as `jnp.transpose`. The last node that `where` returns becomes a
+            `sharedtree.View`, which stands for `through` of the others. A named function, or a partial of one.
 
     Returns:
         A new tree with new nodes, whose arrays are the same objects as those of `tree`.
@@ -34,16 +37,21 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     Raises:
         SharingMismatchError: if the nodes differ in class, statics, shape or dtype, or if one is the array in a
             variable of Flax NNX. Also if `where` returns fewer than two nodes or an object that is not in the tree, or
-            if its result depends on leaves.
-        TypeError: if `where` is no function, for example because the arguments are in the wrong order.
+            if its result depends on leaves. With `through`, if `through` does not return the shape and dtype of the
+            last node.
+        TypeError: if `where` or `through` is no function, for example because the arguments are in the wrong order.
 
-    Cost: two walks over the nodes. Nothing is copied.
+    Cost: two walks over the nodes. Nothing is copied. `through` is traced once for its shape, and not run.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
         >>> tied = st.tie({"a": jnp.zeros(2), "b": jnp.ones(2)}, lambda m: (m["a"], m["b"]))
         >>> tied["a"] is tied["b"], tied["b"]
         (True, Array([0., 0.], dtype=float32))
+        >>> through = st.tie({"a": jnp.zeros((2, 3)), "b": jnp.ones((3, 2))}, lambda m: (m["a"], m["b"]),
+        ...                  through=jnp.transpose)
+        >>> through["b"]
+        View(transpose, float32[2, 3])
     """
     require_where(where, tree, "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))")
     flat = read_tree(tree)
@@ -57,6 +65,8 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
             f"`where` returned {'1 node' if targets else '0 nodes'}, and a tie needs two or more:\n"
             "    sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
+    if through is not None:
+        return _tied_through(flat, targets, through)
     _require_no_values(flat, targets)
     representative, *replaced = targets
     for target in replaced:
@@ -74,12 +84,30 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     return _built(tied)
 
 
-def _with_leaves(records: Sequence[Record], new_numbers: dict[int, int], old: FlatDag) -> FlatDag:
+def _tied_through(flat: FlatDag, targets: Sequence[int], through: Callable[..., Any]) -> Any:
+    """Puts a view in the place of the last target, computed from the other targets."""
+    # Programs without views do not import them.
+    from ._views import with_view
+
+    if not callable(through):
+        raise TypeError(
+            f"`through` is a function of arrays, not {shown(through)}:\n"
+            "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight), through=jnp.transpose)"
+        )
+    _require_no_values(flat, targets, ", through=through")
+    *sources, target = targets
+    records, new_numbers = with_view(flat, sources, target, through)
+    tied = _with_leaves(records, new_numbers, flat)
+    note_ties(tied, [new_numbers[source] for source in sources])
+    return _built(tied)
+
+
+def _with_leaves(records: Sequence[Record], new_numbers: Mapping[Any, int], old: FlatDag) -> FlatDag:
     """Makes a flat DAG of new records, with the leaves of the old one.
 
     Args:
         records: the new records. The last one is the root.
-        new_numbers: old number → new number, for the records that remain.
+        new_numbers: old number → new number, for the records that remain. Keys that are no old numbers are ignored.
         old: the tree before, with its leaves.
     """
     leaves = {new_number: old.leaves[number] for number, new_number in new_numbers.items() if number in old.leaves}
@@ -93,8 +121,14 @@ def _built(flat: FlatDag) -> Any:
     return table[-1]
 
 
-def _require_no_values(flat: FlatDag, targets: Sequence[int]) -> None:
-    """Raises an error if one of the nodes to tie is the array in a variable of Flax NNX, which carries no identity."""
+def _require_no_values(flat: FlatDag, targets: Sequence[int], further_arguments: str = "") -> None:
+    """Raises an error if one of the nodes to tie is the array in a variable of Flax NNX, which carries no identity.
+
+    Args:
+        flat: the tree, with its leaves.
+        targets: the nodes to tie.
+        further_arguments: text that follows the arguments of `tie` in the fix.
+    """
     # Number of an array → number of the variable that holds it.
     variable_of: dict[int, int] = {}
     for number, (op, children) in enumerate(flat.records):
@@ -109,7 +143,7 @@ def _require_no_values(flat: FlatDag, targets: Sequence[int]) -> None:
     raise SharingMismatchError(
         f"{' and '.join(f'`{path}`' for path in target_paths)} cannot be made one: to Flax NNX the array in a variable "
         "is its value, and two variables with one array are two. Tie the variables:\n"
-        f"    model = sharedtree.tie(model, lambda m: ({variables}))",
+        f"    model = sharedtree.tie(model, lambda m: ({variables}){further_arguments})",
         target_paths,
     )
 
@@ -189,8 +223,13 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
             keys_of_leaf.setdefault(originals[number], set()).add(object_keys[number])
     separated = {original for original, keys in keys_of_leaf.items() if len(keys) > 1}
 
-    # Build the result. The first object of a leaf is its array, further ones are copies.
-    used_originals: set[int] = set()
+    # Of the objects that a leaf becomes, the first one outside views keeps its array. The others get copies.
+    key_that_keeps: dict[int, Any] = {}
+    for number in _views_last(twin):
+        if twin[number][0] is LEAF:
+            key_that_keeps.setdefault(originals[number], object_keys[number])
+
+    # Build the result.
     table: list[Any] = []
     object_of: dict[Any, Any] = {}
     for number, (op, children) in enumerate(twin):
@@ -198,9 +237,8 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
         if key not in object_of:
             if op is LEAF:
                 leaf = flat.leaves[originals[number]]
-                if originals[number] in used_originals and carries_identity(leaf):
+                if key != key_that_keeps[originals[number]] and carries_identity(leaf):
                     leaf = another(leaf)
-                used_originals.add(originals[number])
                 object_of[key] = leaf
             elif type(op) is Node:
                 object_of[key] = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
@@ -222,6 +260,14 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     intended |= {original for original in keys_of_leaf if kind_of(flat.leaves[original]) in kinds}
     note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and originals[number] in intended)
     return table[-1]
+
+
+def _views_last(twin: Sequence[Record]) -> Sequence[int]:
+    """Returns the numbers of all records in the order of their paths, those below views last."""
+    # Without views the leaves of the twin are in the order of their paths already.
+    if not any(type(op) is Node and op.type.is_view for op, _ in twin):
+        return range(len(twin))
+    return [number for number, _ in edges(twin, [((), len(twin) - 1)])]
 
 
 def _unfolded(flat: FlatDag) -> tuple[list[Record], list[int]]:
@@ -253,7 +299,7 @@ def _unfolded(flat: FlatDag) -> tuple[list[Record], list[int]]:
 def retie(tree: T, like: Any) -> T:
     """Gives a tree the ties of another tree. The object at the first path of each tie replaces the others.
 
-    Use it after `jax.tree.map`, `optax.apply_updates` or a checkpoint without ties.
+    Paths through views come last. Use it after `jax.tree.map`, `optax.apply_updates` or a checkpoint without ties.
 
     Args:
         tree: the tree; it is not changed. Ties that it has and `like` lacks are kept.
@@ -289,6 +335,14 @@ def retie(tree: T, like: Any) -> T:
             require_interchangeable(flat, group[0], number)
     records, new_numbers = merged(flat, groups.values())
     retied = _with_leaves(records, new_numbers, flat)
+
+    # `merged` keeps the lowest record of each group. A view may reach that one before the array's own place is reached,
+    # whose object is the one to keep.
+    position_of = {number: position for position, number in enumerate(flat.first_paths)}
+    for group in groups.values():
+        if flat.records[group[0]][0] is LEAF:
+            leaf = flat.leaves[min(group, key=position_of.__getitem__)]
+            retied.leaves.update({new_numbers[number]: leaf for number in group if number in new_numbers})
 
     tied_numbers: set[int] = set()
     for group in groups.values():

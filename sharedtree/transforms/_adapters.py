@@ -8,7 +8,7 @@ callable, mostly a class of wrapped functions. For a transform that takes operan
     not in the table  →  UnregisteredTransform
 
 `_preserve_identities` imports this file with the first transform that a program wraps. All adapters are imported with
-it, so that a program which trains imports nothing later.
+it, and views, so that a program which trains imports nothing later.
 """
 
 import functools
@@ -19,6 +19,7 @@ from typing import Any
 from ..core._node_types import is_module
 from ..core._printing import shown
 from ..libraries._equinox import name_of
+from ..ties import _views as _views
 from ..ties._policy_and_context import Policy, PolicyHere, PolicyOption, with_options
 from ._adapter_names import NAME_OF_ADAPTER
 from ._calls_with_operands import TakingOperands

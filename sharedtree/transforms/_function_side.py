@@ -29,6 +29,7 @@ from ..core._static_values import Static
 from ..core._structure import FlatDag, Given, Node, Op, Structure, Update, intern, statics_of
 from ..ties._leaf_notes import hand_on, note_one_around
 from ..ties._policy_and_context import Policy, with_in_place
+from ..ties._views import add_note_of_views
 from ._argument_names import Names
 from ._caller_side import Call, call_of
 from ._grouping_leaves import GroupedResult, group_result, with_leaf_notes
@@ -254,7 +255,11 @@ class FunctionTrace:
             self._recording_changes(call, args) as tracing,
             contextlib.nullcontext() if call is None else relating_arguments(call.tree, tree),
         ):
-            result = self.function(*args, **kwargs)
+            try:
+                result = self.function(*args, **kwargs)
+            except (TypeError, ValueError) as error:
+                add_note_of_views(error, tree)
+                raise
             tracing.check_bound_module(bound, bound_before)
             is_pair = returns_pair and isinstance(result, (tuple, list)) and len(result) == 2
             tracing.check_result(tree, result[0] if is_pair else result, self.terms.rules)

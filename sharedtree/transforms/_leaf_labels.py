@@ -13,6 +13,9 @@ and `-1` make no conflict if they resolve to the same axis.
 
 Outcomes are stored as integers. As nested tuples they would be as large as the unfolded tree.
 
+An array that a view is computed from has the labels of its own places, if it has one in the same argument. Otherwise
+the labels on the way to the view hold for it.
+
 The end of the file has the error for a conflict that is refused. A DAG of depth 60 can have 2^60 paths to one leaf. So
 only edges that lead to the leaf are followed, and the error names at most the first eight paths of each treatment.
 """
@@ -25,12 +28,12 @@ import jax
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict, IdentitySet
-from ..core._call_arguments import LeafPath
+from ..core._call_arguments import Arguments, LeafPath
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, raise_unfit
 from ..core._static_values import Static
-from ..core._structure import LEAF, FlatDag, Path
+from ..core._structure import LEAF, FlatDag, Node, Path
 
 NO_OUTCOME = 0
 """The outcome of an object that holds no traced leaf."""
@@ -151,6 +154,10 @@ class Outcomes:
         self._num_outcomes = 1
         self.leaf_outcomes: dict[int, Any] = {}
         self.root = Visit(tree.root, self._part_number(treatment.prefix))
+        # Visit at or below a view → the first visit of each record that has a place of its own in the same argument.
+        self._own_places: dict[Visit, dict[int, Visit]] = {}
+        if any(type(op) is Node and op.type.is_view for op, _ in tree.records):
+            self._find_own_places()
         self._visit_all_from_root()
 
     def with_objects(self, objects: Sequence[Any]) -> "Outcomes":
@@ -202,7 +209,14 @@ class Outcomes:
         """Returns the visits of the children of a record, in order. A leaf or a static value has none."""
         children = self._children.get(visit)
         if children is None:
-            children = self._children[visit] = self._find_children(visit)
+            children = self._find_children(visit)
+            own_places = self._own_places.get(visit)
+            if own_places is not None:
+                for child in children:
+                    if child.record not in own_places:
+                        self._own_places.setdefault(child, own_places)
+                children = [own_places.get(child.record, child) for child in children]
+            self._children[visit] = children
         return children
 
     def group_label(self, visit: Visit) -> Any:
@@ -272,6 +286,26 @@ class Outcomes:
                 self._raise_unfit()
         children_with_parts = zip(children, subparts, strict=True)
         return [Visit(child, self._part_number(subpart)) for child, subpart in children_with_parts]
+
+    def _find_own_places(self) -> None:
+        """Finds the visits that no view leads to, in each argument by itself."""
+        node = self.tree.node(self.tree.root)
+        is_call = node is not None and node.type.cls is Arguments
+        for root in self.children(self.root) if is_call else [self.root]:
+            first_visits: dict[int, Visit] = {}
+            visited: set[Visit] = set()
+            stack = [root]
+            while stack:
+                visit = stack.pop()
+                if visit in visited:
+                    continue
+                visited.add(visit)
+                first_visits.setdefault(visit.record, visit)
+                node = self.tree.node(visit.record)
+                if node is not None and node.type.is_view:
+                    self._own_places.setdefault(visit, first_visits)
+                else:
+                    stack.extend(reversed(self.children(visit)))
 
     def _raise_unfit(self) -> NoReturn:
         """Raises the error for a prefix that does not fit the tree.

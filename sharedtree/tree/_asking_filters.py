@@ -144,6 +144,7 @@ class _Visit(NamedTuple):
         place: the facts about the place that a filter may ask for.
         spec: the filter, or the part of a prefix of filters, that holds there.
         is_done: True once all visits below it are done.
+        is_below_view: True if the path leads through a view.
     """
 
     record: int
@@ -151,6 +152,7 @@ class _Visit(NamedTuple):
     place: Place
     spec: AnyFilter
     is_done: bool = False
+    is_below_view: bool = False
 
 
 class _Questions:
@@ -173,12 +175,17 @@ class _Questions:
         self._left_over: list[tuple[FilterPrefix, Path]] = []
         self._visited: set[int] = set()
         self._num_repeated = 0
+        # Record → its first visit outside views. Empty if the tree has no views.
+        self._own_places: dict[int, _Visit] = {}
 
     def asked_from(self, root_place: Place) -> Answers:
         """Visits every record once, or once for each path if the filter looks at paths."""
+        root = _Visit(self._tree.root, (), root_place, self._spec)
+        if any(type(op) is Node and op.type.is_view for op, _ in self._tree.records):
+            self._own_places = self._find_own_places(root)
         # The answers of visited records whose parents wait for them.
         done: list[Any] = []
-        stack = [_Visit(self._tree.root, (), root_place, self._spec)]
+        stack = [root]
         while stack:
             visit = stack.pop()
             # A key of `_answers`.
@@ -206,6 +213,22 @@ class _Questions:
         if self._left_over:
             raise _left_over(self._left_over)
         return Answers(False if done[0] is None else done[0], self._of_leaves)
+
+    def _find_own_places(self, root: _Visit) -> dict[int, _Visit]:
+        """Finds the first visit of each record outside views."""
+        own_places: dict[int, _Visit] = {}
+        stack = [root]
+        while stack:
+            visit = stack.pop()
+            if visit.record in own_places:
+                continue
+            own_places[visit.record] = visit
+            op, children = self._tree.records[visit.record]
+            if children and visit.record not in self._of_leaves and not self._is_dag(visit):
+                assert type(op) is Node
+                if not op.type.is_view:
+                    stack.extend(reversed(self._below(visit)))
+        return own_places
 
     def _count(self, visit: _Visit) -> None:
         """Counts repeated visits.
@@ -262,7 +285,11 @@ class _Questions:
         for key, child, part in zip(op.keys, children, parts, strict=True):
             # NNX's path of the array in a variable is the path of the variable.
             step = () if place.variable is not None else (step_of_path(key),)
-            visits.append(_Visit(child, (*visit.keys, key), place._replace(path=(*place.path, *step)), part))
+            place_below = place._replace(path=(*place.path, *step))
+            is_below_view = visit.is_below_view or op.type.is_view
+            below = _Visit(child, (*visit.keys, key), place_below, part, is_below_view=is_below_view)
+            # A filter is asked about a source of a view at the source's own place, if it has one.
+            visits.append(self._own_places.get(child, below) if is_below_view else below)
         return visits
 
 

@@ -19,6 +19,7 @@ from ...core._by_identity import IdentityDict
 from ...core._errors import CycleError
 from ...core._node_types import RefusalError
 from ...core._printing import printable
+from ...ties._views import View
 from ..arrays._placing import describe, is_array
 from ..trust._buildable_classes import kind_of
 from ._all_kinds_of_nodes import (
@@ -253,6 +254,9 @@ class _Walk:
         self.left_out = left_out or LeaveOut(())
         self._leaves_out = bool(self.left_out)
         self.frames_by_node: dict[int, _Frame] | None = None
+        self._num_open_views = 0
+        # Numbers of the nodes that have so far been reached through views only.
+        self._only_in_views: set[int] = set()
 
     def run(self, tree: Any) -> Any:
         """Writes a tree. Returns the number of its node, or its atom. Returns None if it cannot be written.
@@ -271,6 +275,7 @@ class _Walk:
             if len(written) == len(children):
                 node = self._build_node(frame)
                 frames.pop()
+                self._num_open_views -= type(frame.obj) is View
                 child = self._add_node(frame.obj, node)
                 if self.frames_by_node is not None:
                     self.frames_by_node[child] = frame
@@ -380,6 +385,8 @@ class _Walk:
         self.nodes.append(node)
         self._node_numbers[obj] = number
         self.objects.append(obj)
+        if self._num_open_views:
+            self._only_in_views.add(number)
         return number
 
     def _visit(self, obj: Any) -> Any:
@@ -402,7 +409,11 @@ class _Walk:
             return encode_atom(obj)
         number = self._node_numbers.get(obj)
         if number is not None:
-            return number if number != _UNFINISHED else self._raise_cycle(obj)
+            if number == _UNFINISHED:
+                self._raise_cycle(obj)
+            if number in self._only_in_views and not self._num_open_views:
+                self._name_by_own_place(number)
+            return number
         try:
             decomposition = self._take_apart(obj, cls)
         except RefusalError as error:
@@ -413,6 +424,7 @@ class _Walk:
             return decomposition
         self._node_numbers[obj] = _UNFINISHED
         self._frames.append(_Frame(obj, decomposition))
+        self._num_open_views += cls is View
         return _PENDING
 
     def _take_apart(self, obj: Any, cls: Any) -> Any:
@@ -496,14 +508,32 @@ class _Walk:
         self.arrays.append(data)
         return self._add_node(obj, ["array", len(self.entries) - 1])
 
-    def _tensor_name(self) -> str:
-        """Returns the name of a new tensor: its path, or `array7` for the eighth array if the path is long.
+    def _name_by_own_place(self, number: int) -> None:
+        """Names the tensors at and below a node anew, which was reached through a view before.
 
-        If another tensor has this name already, `~2`, `~3` and so on is added.
+        Readers of other libraries look for `embed.weight`, not for the place of a layer that is computed from it.
         """
+        stack = [(number, self.path())]
+        while stack:
+            number_below, path = stack.pop()
+            self._only_in_views.discard(number_below)
+            node = self.nodes[number_below]
+            if node[0] == "array":
+                entry = self.entries[node[1]]
+                self._tensors.discard(entry["tensor"])
+                entry["tensor"] = self._unique_name(path)
+            else:
+                children = steps(self.manifest_of(number_below), node)
+                stack.extend((child, path + step) for child, step in children if type(child) is int)
+
+    def _tensor_name(self) -> str:
+        """Returns the name of a new tensor: its path, or `array7` for the eighth array if the path is long."""
         is_short = len(self._frames) <= _MAX_STEPS_IN_NAME
-        name = self.path().removeprefix(".") if is_short else f"array{len(self.entries)}"
-        name = name or "value"
+        return self._unique_name(self.path() if is_short else f"array{len(self.entries)}")
+
+    def _unique_name(self, path: str) -> str:
+        """Returns the name of the tensor at a path. A repeated name gets `~2`, `~3`."""
+        name = path.removeprefix(".") or "value"
         # Files use these names for other things.
         if name.startswith("sharedtree") or name == "__metadata__":
             name = "." + name

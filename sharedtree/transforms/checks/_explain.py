@@ -17,7 +17,7 @@ from ...core._comparison import described
 from ...core._sharing import Mismatch, lost_ties, pairs
 from ...core._static_values import Static, shown_beside
 from ...core._structure import LEAF, FlatDag, Node
-from ...ties._list_ties import can_be_tied
+from ...ties._list_ties import can_be_tied, text_of_view
 from ...ties._policy_and_context import current_policy
 from .._function_and_options import TransformedModule
 from .._function_transform import FunctionTransform
@@ -31,9 +31,10 @@ class LeafReport:
 
     Attributes:
         path: the path, beginning with the name of the argument.
-        kind: `"traced"` or `"static"` for a leaf, `"module"` or `"container"` otherwise. Leaves of a tied module have
-            rows at its first path only.
-        value: dtype and shape of an array, class of a module or container. Otherwise the value itself.
+        kind: `"traced"` or `"static"` for a leaf, `"module"` or `"container"` for what is tied, `"view"` for a view.
+            Leaves of a tied module have rows at its first path only; arrays below a view, if they have no other path.
+        value: dtype and shape of an array, class of a module or container. Of a view, its function and the paths of
+            the arrays. Otherwise the value itself.
         tied_to: the first path of the object. Empty if this is the first one.
         treatment: the transform's treatment of a leaf (`"donated"`, `"differentiated"`, `"in_axes 0"`). Empty if there
             is nothing to say.
@@ -121,9 +122,19 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         treatments = _treatments(tree, call.grouping.treatments(tree))
     first_texts: dict[int, str] = {}
     rows: list[LeafReport] = []
+    view_texts: set[str] = set()
+    is_below_view = False
     for record, path in tree.edges():
         text, node, obj = jtu.keystr(path), tree.node(record), tree.objects[record]
+        # What is below views comes last.
+        is_below_view = is_below_view or (bool(view_texts) and jtu.keystr(path[:-1]) in view_texts)
+        if is_below_view and record in first_texts:
+            continue  # the row of the view names it
         first_text = first_texts.setdefault(record, text)
+        if node is not None and node.type.is_view:
+            view_texts.add(text)
+            rows.append(LeafReport(text, "view", text_of_view(tree, record), "", ""))
+            continue
         tied_to = first_text if first_text != text else ""
         if node is None:
             kind = "traced" if tree.records[record][0] is LEAF else "static"

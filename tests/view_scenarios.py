@@ -1,0 +1,133 @@
+"""One scenario for each message about views that offers code."""
+
+import equinox as eqx
+import flax.serialization
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import sharedtree as st
+from sharedtree.errors import SharingMismatchError, ViewError
+from tests.fix_scenarios import again, of
+from tests.fixes import scenarios
+from tests.test_branches import Leaf, Net
+
+W = jnp.arange(4.0).reshape(2, 2)
+WIDE = jnp.arange(6.0).reshape(2, 3)
+
+
+def net():
+    return Net(Leaf(W), Leaf(W + 1))
+
+
+def with_view():
+    return tie(net(), jnp.transpose)
+
+
+def tie(model, through):
+    return st.tie(model, lambda m: (m.embed.weight, m.head.weight), through=through)
+
+
+class Kernel(eqx.Module):
+    kernel: object
+
+
+def variable_with_view():
+    embedding = nnx.Param(W)
+    return {"view": st.View(jnp.transpose, embedding), "value": W + 5}
+
+
+def product(model):
+    return model.head.weight @ model.embed.weight
+
+
+def params():
+    return st.tie({"a": WIDE, "b": WIDE.T}, lambda p: (p["a"], p["b"]), through=jnp.transpose)
+
+
+def has_shape(shape):
+    def check(view):
+        assert view[...].shape == shape
+
+    return check
+
+
+scenarios(
+    a_view_of_what_is_no_function=lambda: of(lambda: st.View(W, W), TypeError, has_shape((2, 2)), array=W),
+    a_view_of_no_array=lambda: of(lambda: st.View(jnp.transpose), TypeError, has_shape((2, 2)), array=W),
+    a_view_of_a_module=lambda: of(
+        lambda model: st.View(jnp.transpose, model.embed), TypeError, has_shape((2, 2)), model=net()
+    ),
+    a_view_that_is_multiplied=lambda: again(product, ViewError, model=with_view()),
+    a_view_of_a_variable_that_is_multiplied=lambda: of(
+        lambda view: view + 1,
+        ViewError,
+        lambda array: array + 1,
+        model=with_view(),
+        **variable_with_view(),
+    ),
+    a_view_in_lax=lambda: again(st.jit(lambda model: jax.lax.sin(model.head.weight)), ValueError, model=with_view()),
+    a_view_with_an_index=lambda: of(
+        lambda view: view[0], ViewError, lambda array: array[0], view=st.View(jnp.transpose, W)
+    ),
+    a_view_of_a_variable_that_is_set=lambda: of(
+        lambda view, value: view.set_value(value),
+        ViewError,
+        lambda view, value: (view[...] == value.T).all() or 1 / 0,
+        **variable_with_view(),
+    ),
+    a_view_that_is_set=lambda: of(
+        lambda model, value: setattr(model.head.kernel, "value", value),
+        ViewError,
+        lambda model: (st.unwrap(model).head.kernel == 7).all() or 1 / 0,
+        model=Net(Leaf(W), Kernel(st.View(jnp.transpose, W))),
+        value=jnp.full((2, 2), 7.0),
+    ),
+    a_view_in_a_file_of_flax=lambda: of(
+        lambda params: flax.serialization.to_bytes(params),
+        ViewError,
+        lambda data: len(data) or 1 / 0,
+        params=params(),
+        flax=flax,
+    ),
+    a_view_without_an_array=lambda: of(
+        lambda tree: st.unwrap(tree), ViewError, lambda leaves: leaves, tree=eqx.filter(with_view(), lambda _: False)
+    ),
+    a_view_in_the_place_of_a_view=lambda: again(
+        lambda model: tie(model, jnp.transpose), SharingMismatchError, model=with_view(), array=W + 1
+    ),
+    a_module_through_a_function=lambda: of(
+        lambda model: st.tie(model, lambda m: (m.embed, m.head), through=jnp.transpose),
+        SharingMismatchError,
+        lambda model: st.unwrap(model),
+        model=net(),
+    ),
+    an_array_through_no_function=lambda: of(
+        lambda model: tie(model, "transpose"), TypeError, lambda model: st.unwrap(model), model=net()
+    ),
+    an_array_that_is_computed_from_itself=lambda: again(
+        lambda model: tie(model, jnp.transpose), SharingMismatchError, model=Net(Leaf(W), Leaf(W))
+    ),
+    transposed_arrays=lambda: of(
+        lambda model: st.tie(model, lambda m: (m.embed.weight, m.head.weight)),
+        SharingMismatchError,
+        lambda model: st.unwrap(model).head.weight.shape == (3, 2) or 1 / 0,
+        model=Net(Leaf(WIDE), Leaf(WIDE.T)),
+    ),
+    transposed_variables=lambda: of(
+        lambda model: st.tie(model, lambda m: (m.a, m.b)),
+        SharingMismatchError,
+        lambda model: model.b[...].shape == (3, 2) or 1 / 0,
+        model=nnx.Dict(a=nnx.Param(WIDE), b=nnx.Param(WIDE.T)),
+    ),
+    a_view_of_another_dtype=lambda: again(
+        tie,
+        SharingMismatchError,
+        model=Net(Leaf(W), Leaf(W.astype(jnp.bfloat16))),
+        through=jnp.transpose,
+        transpose=jnp.transpose,
+    ),
+    a_view_of_another_shape=lambda: again(
+        tie, SharingMismatchError, model=Net(Leaf(WIDE), Leaf(WIDE.T)), through=jnp.abs
+    ),
+)
