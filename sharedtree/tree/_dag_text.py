@@ -49,11 +49,11 @@ class _Place(NamedTuple):
 
     Attributes:
         parent: number of the record of the parent; -1 for the root, which has none.
-        index: index of the child among the children.
+        child_index: index of the child among the children.
     """
 
     parent: int
-    index: int
+    child_index: int
 
 
 class _Line(NamedTuple):
