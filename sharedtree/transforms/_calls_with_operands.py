@@ -5,16 +5,16 @@
 - *apply*: calls the transform.
 - *leave*: builds the result of what the transform returns.
 
-    def one_element(trace, x):                               # what the transform gets for one call of the function
+The transform gets *leaf groups* instead of the operands: their traced leaves, each once, as pytrees. *In place* means
+that what the function changes in the operands is written back into the caller's objects.
+
+    def one_element(trace, x):                           # what the transform gets for one call of the function
         return trace.pack(trace.call(x))
 
     def map_over(call, f, xs):                           # the adapter of a transform `map_over(f, xs)`
         (xs,) = call.enter(f, {"xs": xs})
         inner = call.function(f, one_element)
         return call.leave(call.apply(inner, xs))
-
-The transform gets *leaf groups* instead of the operands: their traced leaves, each once, as pytrees. *In place* means
-that what the function changes in the operands is written back into the caller's objects.
 """
 
 import contextlib
