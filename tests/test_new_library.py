@@ -1,4 +1,4 @@
-"""A new library is one file: the exercise of CONTRIBUTING, done in a copy of the package."""
+"""A new library is one file: the exercise of the documentation, done in a copy of the package."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ from tests.serialise.process import run
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("penzai") is None, reason="needs Penzai")
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
-PAGE = ROOT.parent / "CONTRIBUTING.md"
+PAGE = ROOT.parent / "docs" / "developing" / "library.md"
 
 PROGRAM = """
 import json, sys

@@ -154,11 +154,10 @@ class CallWithOperands:
             adds: True if the transform can write back an object that has more children than before, or fewer.
             keeps: True if `in_place=True` keeps what this function changes. The condition of a loop keeps nothing.
 
-        Raises:
-            NoFunctionError: if the function is not callable. `TakingOperands` catches it, and the transform itself then
-                raises its own error.
+        If the function is not callable, the transform's own error is raised in the end.
         """
         if not callable(function):
+            # `TakingOperands` catches this, and calls the transform as it is.
             raise NoFunctionError
         # State of this function that outlives the call, such as its inner functions: one for each policy.
         shared = shared_by(function, (self.transform, body, *key), {"names": self.names.positional})

@@ -1,4 +1,4 @@
-"""A new kind of node is one row: the exercise of CONTRIBUTING, done in a copy of the package."""
+"""A new kind of node is one row: the exercise of the documentation, done in a copy of the package."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ import sharedtree
 from .process import run
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
-PAGE = ROOT.parent / "CONTRIBUTING.md"
+PAGE = ROOT.parent / "docs" / "developing" / "node_kind.md"
 
 PROGRAM = """
 import fractions, json, sys
