@@ -274,7 +274,7 @@ jtu.register_pytree_with_keys(
     View._unflatten,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     lambda view: ((view.of,), view.through),
 )
-node_types_by_class[View] = node_type_of_class(View)._replace(convention=None, names_children=False, is_view=True)
+node_types_by_class[View] = node_type_of_class(View)._replace(convention=None, keys_vary=False, is_view=True)
 
 
 def _fault_of_function(cls: Any, through: Any) -> str | None:
