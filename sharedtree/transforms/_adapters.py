@@ -39,7 +39,7 @@ ADAPTERS: dict[Any, Any] = {transform: _adapter_named(name) for transform, name 
 """Transform → its adapter. `register` adds to those of the package."""
 
 
-def wrapped(
+def wrap_transform(
     transform: Callable[..., Any], policy: PolicyOption, in_place: bool | None, options: dict[str, Any]
 ) -> Callable[..., Any]:
     """Wraps a transform, and returns the transform with identities preserved. Implements `preserve_identities`."""

@@ -157,7 +157,7 @@ def used_leaves(call: Call, is_used: Sequence[bool]) -> list[Any]:
     return [leaf for leaf, is_leaf_used in zip(leaves, is_used, strict=True) if is_leaf_used]
 
 
-def shapes_of(tree: FlatDag) -> Callable[[int], Any]:
+def abstract_objects_of(tree: FlatDag) -> Callable[[int], Any]:
     """Returns a function from a record to its object, with `jax.ShapeDtypeStruct`s in place of arrays.
 
     One record always gives the same object.

@@ -25,7 +25,7 @@ from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
 from ..core._static_values import IdentityKey, Incomparable, Static, copy_of
 from ..ties._policy_and_context import Policy, current_policy
-from ._ahead_of_time import Program, Stage, shapes_of, used_leaves
+from ._ahead_of_time import Program, Stage, abstract_objects_of, used_leaves
 from ._argument_names import Chosen, Names, as_sequence
 from ._caller_side import Call, Grouping, enter, leave
 from ._function_given_to_jax import Shared, shared_by
@@ -128,7 +128,7 @@ class JittedTransform(FunctionTransform):
                 self.explain(error, lambda: call)
                 raise
             groups = result.parts if type(result) is LeafGroups else (result,)
-            return leave(groups, shapes_of(call.tree))
+            return leave(groups, abstract_objects_of(call.tree))
 
     def clear_cache(self) -> None:
         """Forgets every trace of this function, those of its other wrappers included."""
@@ -277,11 +277,11 @@ class FilterJitTransform(JittedTransform):
     def apply_transform(
         self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """Applies `jax.jit` to the inner function. `Filtered` adds whatever else Equinox does."""
+        """Applies `jax.jit` to the inner function. `FilterJitted` adds whatever else Equinox does."""
         options = {name: value for name, value in self.options.items() if name != "donate"}
         donated = tuple([i for i, group_labels in enumerate(labels) if is_donated(group_labels)])
         jitted = jax.jit(inner, donate_argnums=donated, **options)
-        return Filtered(jitted, inner, bool(donated) and self._is_quiet)
+        return FilterJitted(jitted, inner, bool(donated) and self._is_quiet)
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Rules by which C binds these arguments: a called module comes first, and keywords become positions."""
@@ -311,7 +311,7 @@ _NAME_OF_CALLED_MODULE = "self"
 """Name of a called module in paths, as in the signature of its class."""
 
 
-class Filtered:
+class FilterJitted:
     """A function under `jax.jit` with the behaviour of `equinox.filter_jit`.
 
     Equinox waits for each program to end, and raises its own errors (`equinox.error_if`) where the call is. To raise

@@ -80,11 +80,11 @@ def _normal_form(sharding: Any) -> Any:
     if isinstance(sharding, jax.Device):
         return SingleDeviceSharding(sharding)
     if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, shortened(sharding.spec), memory_kind=sharding.memory_kind)
-    return shortened(sharding) if isinstance(sharding, PartitionSpec) else sharding
+        return NamedSharding(sharding.mesh, shortest_spec(sharding.spec), memory_kind=sharding.memory_kind)
+    return shortest_spec(sharding) if isinstance(sharding, PartitionSpec) else sharding
 
 
-def shortened(spec: PartitionSpec) -> PartitionSpec:
+def shortest_spec(spec: PartitionSpec) -> PartitionSpec:
     """Returns the shortest way to write a specification: `P("x")` for `P("x", None)` and for `P(("x",))`."""
     # A new specification would lose these two.
     if spec.unreduced or spec.reduced:
@@ -99,7 +99,7 @@ def _description(sharding: Any, prefix: Any) -> str:
     """Describes a sharding for errors: its specification, and whatever else tells it from others in the prefix."""
     if not isinstance(sharding, NamedSharding):
         return shown(sharding)
-    text = str(shortened(sharding.spec))
+    text = str(shortest_spec(sharding.spec))
     meshes = [label.mesh for label in labels_in(prefix, is_sharding) if isinstance(label, NamedSharding)]
     if any(mesh != meshes[0] for mesh in meshes):
         devices = sharding.mesh.device_ids.ravel().tolist() if isinstance(sharding.mesh, Mesh) else []

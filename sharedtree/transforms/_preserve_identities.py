@@ -136,9 +136,9 @@ def preserve_identities(
     modules are values: in `f(x, x)` the function gets two arrays. Wrap them in a `Dag` to tie them.
     `Policy(containers=True)` gives identity to lists and dicts, and to the arrays in them.
     """
-    from ._adapters import wrapped
+    from ._adapters import wrap_transform
 
-    return wrapped(transform, policy, in_place, options)
+    return wrap_transform(transform, policy, in_place, options)
 
 
 def preserved_later(transform: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
