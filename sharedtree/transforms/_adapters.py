@@ -118,7 +118,7 @@ def wrap_transform(
         bound_options |= adapter_options
         # True if functions under the transform have methods such as `defvjp`, which a module would not have.
         takes_rules = getattr(adapter, "takes_rules", False)
-        # As in Equinox, a module becomes a module.
+        # As in Equinox, a module becomes a module. It applies the transform in each call, with what `How` holds.
         if is_module(function) and is_of_equinox(transform) and not takes_rules:
             return TransformedModule(function, How(adapter, transform, chosen_policy, bound_options))
         return adapter(transform, function, chosen_policy, bound_options)
@@ -162,10 +162,11 @@ def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: boo
     # `preserve_identities` refuses some transforms. A refused transform may get an adapter of its own. It is an error
     # if it gets none, or if it is passed as the adapter of another transform.
     is_adapter_missing = adapter is None and not takes_operands and _is_hashable(transform)
-    transform_to_refuse = transform if is_adapter_missing else adapter
-    is_unregistered = _is_hashable(transform_to_refuse) and transform_to_refuse not in ADAPTERS
+    candidate = transform if is_adapter_missing else adapter
+    # With an adapter in the table, a transform is not refused any more.
+    can_be_refused = _is_hashable(candidate) and candidate not in ADAPTERS
     # An error that says what to write instead, or None.
-    refusal = refusal_of(transform_to_refuse) if is_unregistered else None
+    refusal = refusal_of(candidate) if can_be_refused else None
     if refusal is not None:
         raise refusal
     # Each branch puts into `adapter` what the table gets.

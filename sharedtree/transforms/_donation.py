@@ -78,7 +78,7 @@ def take_each_buffer_once(call: Call, donation: Treatment, transform: str) -> Ca
     # More than one active trace: a transform around this one is tracing.
     if is_disabled or len(current_traces()) > 1:
         return call
-    # Sort the groups.
+    # Sort the groups into donated and kept ones.
     donated_groups: list[LeafGroup] = []
     kept_groups: list[LeafGroup] = []
     for labels, group in zip(call.plan.labels, call.groups, strict=True):
@@ -98,10 +98,10 @@ def take_each_buffer_once(call: Call, donation: Treatment, transform: str) -> Ca
 
 
 def _copy_repeated_leaves(call: Call, donated_groups: Sequence[LeafGroup]) -> None:
-    """Puts a copy in the place of an array in a module, wherever the array is in an earlier donated leaf.
+    """Puts copies in the place of arrays that are in several donated leaves, so that each buffer is donated once.
 
-    An array outside modules stays as it is. (Some path leads to it through plain containers alone.) If the user
-    donates it twice, JAX raises its own error.
+    Only leaves in modules get copies. A leaf outside modules (some path leads to it through plain containers alone)
+    keeps its array. If the user donates an array twice outside modules, JAX raises its own error.
     """
     # Record → number of its paths outside modules. Only its keys are used.
     outside = call.tree.outside

@@ -12,7 +12,8 @@ JAX gets it after the groups.
 JAX transforms the *inner function*. It takes leaf groups, builds the arguments, calls the user's function, and packs
 the result into leaf groups. JAX returns the *transformed function*. A module *passes through* if the user's function
 returns it unchanged: the caller gets the very object back. With `in_place=True`, the objects changed by the function go
-out beside the result, and their new content is written into the caller's objects.
+out beside the result, and their new content is written into the caller's objects. Without it, changes of the arguments
+are *lost*, and the package warns of them. A *policy* says which objects carry identity, and whether a call is in place.
 
 `FunctionTransform` does the steps of a call. The classes here override its methods.
 """
@@ -110,8 +111,8 @@ class JittedTransform(FunctionTransform):
             if any(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding for leaf in call.leaves):
                 policy = dataclasses.replace(policy, pass_through=False)
             try:
-                # The program does not run now. So if the function loses changes of its arguments, `only_traced` stores
-                # these losses, and a later call of the wrapper warns of them.
+                # The program does not run now, so a warning of lost changes would come too early. `only_traced` stores
+                # the losses, and a later call of the wrapper warns of them.
                 with only_traced():
                     stage = getattr(self.transformed_for(policy, call), method_name)(*call.groups, *call.statics)
                 self._leave_warnings_to_python()
@@ -126,9 +127,9 @@ class JittedTransform(FunctionTransform):
             return Stage(stage, program)
 
     def _leave_warnings_to_python(self) -> None:
-        """Makes Python do the next call of the wrapper, if an earlier trace of this function has lost changes.
+        """Makes Python do the next call of the wrapper, if some lost changes have got no warning yet.
 
-        The next call has to warn of the changes, and C cannot warn.
+        A later call may have to warn of them, and C cannot warn.
         """
         if self._shared.unsaid:
             # C knows how to do calls from the settings alone. Without them it leaves the call to Python.
@@ -169,6 +170,7 @@ class JittedTransform(FunctionTransform):
 
         All wrappers of the function with equal options share their traces, so those wrappers trace again, too.
         """
+        # The transformed functions that this wrapper has used so far.
         for transformed in list(self._made.values()):
             transformed.clear_cache()
 
@@ -211,7 +213,8 @@ class JitTransform(JittedTransform):
         """
         placement = self._placement_of_arguments(policy, arguments)
         donation = self.donation_treatment(arguments)
-        # The base groups by donation alone.
+        # The base groups by donation alone. So does the grouping below if some arguments are donated and all have one
+        # sharding, since `placement` is None then.
         if placement is None and (donation is None or self._in_shardings is None):
             return super().grouping(policy, arguments)
         treatments = [treatment for treatment in (donation, placement) if treatment is not None]
@@ -230,7 +233,7 @@ class JitTransform(JittedTransform):
         positions = positions_of(names)
         parts = prefix if isinstance(prefix, (tuple, list)) else [prefix] * len(positions)
         if len(parts) != len(positions):
-            # Vanilla JAX raises its own error for another number of shardings than of arguments.
+            # Vanilla JAX raises its own error if there are more shardings than arguments, or fewer.
             self.raise_vanilla_error(arguments.args, arguments.kwargs)
         # The root of the prefix stands for all arguments. A `Branch` fits any node with as many children.
         return placement_treatment("in_shardings", Branch(tuple(parts)), containers=policy.containers)
@@ -241,6 +244,7 @@ class JitTransform(JittedTransform):
         In place, its prefix has one part for the objects changed by the function, and one for the result.
         """
         prefix = self._out_shardings
+        # One sharding for all results needs no grouping. But in place, it is not for the changed objects.
         if prefix is None or (is_sharding(prefix) and not policy.in_place):
             return None
         if policy.in_place:
@@ -300,7 +304,8 @@ def _can_donate_from_the_end() -> bool:
 def _key_of_prefix(treatment: Treatment) -> Any:
     """Returns a treatment's part of the key of a grouping.
 
-    For donation it is the label of each argument. For shardings only the number of arguments is missing in the key.
+    For donation it is the label of each argument. For shardings it is the number of arguments, because the rest of the
+    key already has the user's prefix.
     """
     parts = treatment.prefix.parts
     return parts if treatment.name == "donate_argnums" else len(parts)
@@ -330,7 +335,7 @@ class FilterJitTransform(JittedTransform):
         self._signature = inspect.signature(self.function)
         self._is_module = is_module(self.function)
         if self._is_module:
-            # The base has the names of the arguments of `_called`, which stands for all modules.
+            # `_called` stands for all modules, so the base has the names of its parameters.
             self.names = Names(self.function)
             # The name of the module in the code of warnings.
             self.bound_to = "model"
@@ -338,10 +343,9 @@ class FilterJitTransform(JittedTransform):
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """Packs the arguments of a call and groups their leaves.
 
-        With `in_place=True`, a method of a mutable module is refused, since no change can be written back into it.
-        This comes first, because binding the arguments may raise a less helpful error.
+        With `in_place=True`, the function must not be a mutable module or a method of one, since no change can be
+        written back into that module. This is checked first: binding the arguments may raise a less helpful error.
         """
-        # Under `in_place=True`, raises if the function is a mutable module or a method of one.
         forbid_bound_module(self.function, policy, self.transform_name)
         return super().enter(args, kwargs, policy)
 
@@ -424,6 +428,7 @@ class FilterJitTransform(JittedTransform):
 
 
 def _called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function. JAX sees this name in the place of a called module's."""
     return function(*args, **kwargs)
 
 
