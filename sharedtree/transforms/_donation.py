@@ -1,4 +1,4 @@
-"""Donation: which buffers a transform takes over, and a check that the caller does not mean to keep one of them.
+"""Donation: the buffers that a transform takes over, and a check that no other argument keeps one of them.
 
 This call would delete the buffers of `m`, although its second argument is not donated. That is an error:
 
@@ -46,7 +46,7 @@ def donation_treatment(arguments: Arguments, donated: Collection[Position]) -> T
 
 
 def donated_records(tree: FlatDag, donation: Treatment) -> set[int]:
-    """Returns the records of everything in the donated arguments, the arguments included.
+    """Returns the records of the donated arguments and of everything in them.
 
     Args:
         tree: the arguments of a call.

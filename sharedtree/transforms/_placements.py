@@ -1,4 +1,4 @@
-"""Where leaves are put: `in_shardings`, `out_shardings`, `device_put`, `with_sharding_constraint`.
+"""Places of leaves: `in_shardings`, `out_shardings`, `device_put`, `with_sharding_constraint`.
 
 An array has one place. So a prefix that sends one array of a module to two places is an error, under every transform.
 Sharding rules that go by parameter names do this to a tied embedding.
@@ -25,13 +25,13 @@ from ._leaf_labels import REFUSED, Treatment, labels_in
 def placement_treatment(name: str, prefix: Any, *, containers: bool = False) -> Treatment:
     """Makes the treatment of an option with shardings.
 
-    An array has a conflict if two labels for it mean two places. In a module, that is refused.
+    The treatment refuses two places for one array of a module: the transform that has the option raises an error.
 
     Args:
         name: name of the option, for errors.
         prefix: a sharding, or a prefix tree of shardings.
         containers: True if mutable containers outside modules carry identity, as under `Policy(containers=True)`. Then
-            two places are refused in these containers, too.
+            two places for one array in such a container are refused, too.
     """
 
     def describe(placement: Placement) -> str:
