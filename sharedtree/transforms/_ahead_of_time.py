@@ -73,9 +73,11 @@ class Stage:
         value = getattr(self._stage, name)
         if name in _ABOUT_ARGUMENTS:
             return self._program.in_shape_of_arguments(value)
-        # The value for results is a leaf group with an entry in the place of each leaf. A group without all leaves, or
-        # with objects of the caller's, is no tree by itself, and stays a group.
-        return value.tree() if name in _ABOUT_RESULTS and type(value) is LeafGroup and value.is_tree else value
+        # The value for results is a leaf group with an entry in the place of each leaf. A group that lacks some leaves, or
+        # refers to objects of the caller's, cannot be built as a tree, and stays a group.
+        if name in _ABOUT_RESULTS and type(value) is LeafGroup and value.is_tree:
+            return value.tree()
+        return value
 
     def __repr__(self) -> str:
         return f"Stage({self._stage!r})"
@@ -140,14 +142,14 @@ class Program:
             description = f"`{jitted.names.definition.name}` was compiled"
             require_made_for(self.structure, call, description, "f.lower(*args).compile()")
             result = compiled(*call.groups)
-            # `leave` builds the result. Objects of the caller's that the function returned unchanged may be in it, but
-            # only if JAX would place their leaves where they are. For this it has to know which leaves are used.
+            # `leave` builds the result. An object of the caller's that the function returned unchanged may be in it, but
+            # only if JAX would leave its arrays where they are. For this, `leave` has to know which leaves are used.
             return jitted.leave(result, call, self.policy, lambda: used_leaves(call, self.is_used))
 
     def _name_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         """Makes one node of the arguments of a call, with the names that they had at compilation.
 
-        It does not check their number. If some are missing, or there are more, `require_made_for` raises the error.
+        Accepts too few and too many arguments. `require_made_for` raises the error for them.
         """
         names: list[str | None] = []
         values: list[Any] = []

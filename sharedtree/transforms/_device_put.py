@@ -110,7 +110,7 @@ def _place_leaves(tree: T, prefix: Any, put: Callable[[Any, Any], Any], *, optio
     Args:
         tree: a module, or any container of modules and arrays.
         prefix: a place, or a tree prefix of places.
-        put: (leaf, place) → the leaf in this place, a new array.
+        put: (leaf, place) → the leaf in this place.
         option: name of the option with the prefix, for errors.
         transform: name of the transform, for errors.
 
