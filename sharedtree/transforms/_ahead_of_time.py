@@ -73,8 +73,8 @@ class Stage:
         value = getattr(self._stage, name)
         if name in _ABOUT_ARGUMENTS:
             return self._program.in_shape_of_arguments(value)
-        # The value for results is a leaf group with an entry in the place of each leaf. A group that lacks some leaves, or
-        # refers to objects of the caller's, cannot be built as a tree, and stays a group.
+        # The value for results is a leaf group with an entry in the place of each leaf. A group that lacks some leaves,
+        # or refers to objects of the caller's, cannot be built as a tree, and stays a group.
         if name in _ABOUT_RESULTS and type(value) is LeafGroup and value.is_tree:
             return value.tree()
         return value
@@ -142,8 +142,8 @@ class Program:
             description = f"`{jitted.names.definition.name}` was compiled"
             require_made_for(self.structure, call, description, "f.lower(*args).compile()")
             result = compiled(*call.groups)
-            # `leave` builds the result. An object of the caller's that the function returned unchanged may be in it, but
-            # only if JAX would leave its arrays where they are. For this, `leave` has to know which leaves are used.
+            # `leave` builds the result. An object of the caller's that the function returned unchanged may be in it,
+            # but only if JAX would leave its arrays where they are. For this, `leave` asks which leaves are used.
             return jitted.leave(result, call, self.policy, lambda: used_leaves(call, self.is_used))
 
     def _name_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
