@@ -1,14 +1,16 @@
 """The table of adapters, and the wrapping of a transform with its adapter from the table.
 
-An *adapter* knows how a transform treats its arguments. For a transform that takes a function and options it is a
-callable, mostly a class of wrapped functions. For a transform that takes operands as well it is a `TakingOperands`.
+An *adapter* knows how a transform treats its arguments. For a transform of a function and options, it is a callable: it
+gets the transform, the function, the policy and the options, and returns the function under the transform. Mostly it is
+a class of such functions. *Operands* are arguments of the function that are passed to the transform itself, as in
+`jax.lax.scan(f, init, xs)`. For a transform with operands, the adapter is a `TakingOperands`.
 
     jax.vmap          →  VmapTransform, a class             VmapTransform(jax.vmap, f, policy, options)
     jax.lax.scan      →  SCAN, a `TakingOperands`           SCAN.wrap(jax.lax.scan, policy, options)
     not in the table  →  UnregisteredTransform
 
-`_preserve_identities` imports this file with the first transform that a program wraps. All adapters are imported with
-it, and views, so that a program which trains imports nothing later.
+`_preserve_identities` imports this file with the first transform that a program wraps. It imports all adapters, and
+views, so that nothing has to be imported later, in the middle of training.
 """
 
 import functools
@@ -30,19 +32,37 @@ from ._unregistered_transforms import OpaqueTransform, UnregisteredTransform
 
 
 def _adapter_named(name: str) -> Any:
-    """Imports an adapter, by the name of its file and its own name: `_jit.JitTransform`."""
+    """Imports an adapter and returns it.
+
+    Args:
+        name: the file in this folder and the adapter in it, as in `_jit.JitTransform`.
+    """
     file, _, attribute = name.partition(".")
     return getattr(importlib.import_module(f"{__package__}.{file}"), attribute)
 
 
 ADAPTERS: dict[Any, Any] = {transform: _adapter_named(name) for transform, name in NAME_OF_ADAPTER.items()}
-"""Transform → its adapter. `register` adds to those of the package."""
+"""Transform → its adapter: first those of the package. `register` adds the user's."""
 
 
-def wrapped(
+def wrap_transform(
     transform: Callable[..., Any], policy: PolicyOption, in_place: bool | None, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Wraps a transform, and returns the transform with identities preserved. Implements `preserve_identities`."""
+    """Returns a transform with identities preserved. Implements `preserve_identities`.
+
+    Args:
+        transform: the vanilla transform, or a `functools.partial` of it.
+        policy: what counts as sharing. None for the policy in force at each call.
+        in_place: True or False to replace the `in_place` of the policy. None to leave it as it is.
+        options: options of the transform, bound in advance. `in_place` is added to them.
+
+    Returns:
+        For a transform with operands, a function with the parameters of the transform. For all others, a function that
+        takes the user's function and further options.
+
+    Raises:
+        TypeError: if the transform, the policy or `in_place` is of a wrong type, or the package refuses the transform.
+    """
     if policy is not None and not isinstance(policy, (Policy, PolicyHere)):
         raise TypeError(
             f"`policy` is a `sharedtree.Policy`, not {policy!r}. An option of the transform by that name goes with the "
@@ -54,39 +74,51 @@ def wrapped(
             f"`preserve_identities` takes a transform, not {shown(transform)}:\n"
             "    sharedtree.preserve_identities(jax.jit)"
         )
-    # A partial of a transform is that transform, with more options. With positional arguments it is a transform of its
-    # own, since the first of them may be the function.
+    # `functools.partial(jax.jit, inline=True)` is `jax.jit` with one more option. A partial with positional arguments
+    # counts as a transform by itself, since the first of these arguments may be the function.
     while isinstance(transform, functools.partial) and not transform.args:
         options = {**transform.keywords, **options}
         transform = transform.func
     if in_place is not None:
         options["in_place"] = in_place
-    # Called for its error alone, on a copy: a wrong `in_place` is refused now, before there is a function.
+    # `with_options` takes `policy` and `in_place` out of a dict of options. It is called here for its error alone, on a
+    # copy: a wrong `in_place` is refused now, before there is a function.
     with_options({**options}, policy)
     adapter = _adapter_of(transform)
+    # These adapters find the function among the operands themselves.
     if isinstance(adapter, TakingOperands):
         return adapter.wrap(transform, policy, options)
 
     def preserving(*positional: Any, **more: Any) -> Any:
-        """Wraps the function that is among the arguments. Without one, returns a decorator."""
+        """Wraps the function that is among the arguments. Without a function, returns a decorator.
+
+        Args:
+            positional: the function, and perhaps options, as in `jax.vmap(f, 0)`.
+            more: further options. The function may be among them, as in `jax.grad(fun=f)`.
+        """
         keywords = {**options, **more}
-        # Nothing among the arguments could be a function, so the "transform" is probably the user's function.
+        # `preserve_identities(f)(x)`: nothing among the arguments could be a function, so the "transform" is probably
+        # the user's function.
         is_unregistered = adapter is UnregisteredTransform
         if is_unregistered and positional and not any(map(callable, (*positional, *keywords.values()))):
             raise _no_transform_error(transform, positional[0])
-        # Takes the options of the package out of `keywords`, and then those of the adapter.
+        # Two kinds of options are not the transform's, and are taken out of `keywords`: those of the package (`policy`
+        # and `in_place`), which become a policy, and those that the adapter adds.
         chosen_policy = with_options(keywords, policy)
         adapter_options = {
             name: keywords.pop(name) for name in getattr(adapter, "package_options", ()) if name in keywords
         }
+        # Separates the function from the options, by the signature of the transform. None if there is no function.
         function, bound_options = apply_options(transform, positional, keywords)
         if function is None:
+            # The decorator. A later call of it gets the function, and adds `options` again.
             return functools.partial(preserving, **more)
         if is_unregistered and not callable(function):
             raise _no_transform_error(transform, function)
         bound_options |= adapter_options
+        # True if functions under the transform have methods such as `defvjp`, which a module would not have.
         takes_rules = getattr(adapter, "takes_rules", False)
-        # As in Equinox, a module becomes a module. With methods such as `defvjp` it has to be a wrapper.
+        # As in Equinox, a module becomes a module. It applies the transform in each call, with what `How` holds.
         if is_module(function) and is_of_equinox(transform) and not takes_rules:
             return TransformedModule(function, How(adapter, transform, chosen_policy, bound_options))
         return adapter(transform, function, chosen_policy, bound_options)
@@ -97,15 +129,17 @@ def wrapped(
 
 
 def _adapter_of(transform: Callable[..., Any]) -> Any:
-    """Returns the adapter of a transform: that in the table, or `UnregisteredTransform` if there is none.
+    """Returns the adapter of a transform: from the table, or `UnregisteredTransform` if the table has none.
 
     Raises:
-        TypeError: if the package refuses the transform (`_transforms_without_adapter`), and the table has no adapter
-            for it.
+        TypeError: if the package refuses the transform (`_transforms_without_adapter`). A transform in the table is not
+            refused: the user may have registered an adapter.
     """
+    # What is not hashable, such as some callable objects, cannot be in the table.
     if not _is_hashable(transform):
         return UnregisteredTransform
     if transform not in ADAPTERS:
+        # An error that says what to write instead, or None.
         refusal = refusal_of(transform)
         if refusal is not None:
             raise refusal
@@ -113,17 +147,31 @@ def _adapter_of(transform: Callable[..., Any]) -> Any:
 
 
 def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: bool) -> None:
-    """Adds an adapter to the table. Implements `register_transform`, whose documentation has the arguments."""
+    """Adds a transform to the table, with its adapter. Implements `register_transform`.
+
+    Args:
+        transform: the transform.
+        adapter: None if the transform treats all arguments alike. Or a transform in the table, whose adapter then
+            serves both. Or a function that is the adapter.
+        takes_operands: True if the transform takes operands beside the function.
+
+    Raises:
+        TypeError: if the adapter is none of these or does not fit `takes_operands`, or if the package refuses the
+            transform or the adapter.
+    """
     # `preserve_identities` refuses some transforms. A refused transform may get an adapter of its own. It is an error
     # if it gets none, or if it is passed as the adapter of another transform.
     is_adapter_missing = adapter is None and not takes_operands and _is_hashable(transform)
-    transform_to_refuse = transform if is_adapter_missing else adapter
-    is_unregistered = _is_hashable(transform_to_refuse) and transform_to_refuse not in ADAPTERS
-    refusal = refusal_of(transform_to_refuse) if is_unregistered else None
+    candidate = transform if is_adapter_missing else adapter
+    # With an adapter in the table, a transform is not refused any more.
+    can_be_refused = _is_hashable(candidate) and candidate not in ADAPTERS
+    # An error that says what to write instead, or None.
+    refusal = refusal_of(candidate) if can_be_refused else None
     if refusal is not None:
         raise refusal
+    # Each branch puts into `adapter` what the table gets.
     if _is_hashable(adapter) and adapter in ADAPTERS:
-        # The adapter is itself a transform in the table. Its adapter serves both.
+        # The user passed a transform in the table, such as `jax.vmap`. Its adapter serves both.
         registered = ADAPTERS[adapter]
         if takes_operands and not isinstance(registered, TakingOperands):
             raise TypeError(
@@ -133,10 +181,12 @@ def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: boo
             )
         adapter = registered
     elif takes_operands and callable(adapter):
-        # Nobody can see whether the adapter writes back what the function changed. If it did not, changes would be lost
-        # in silence, so `in_place=True` is an error.
+        # Under `in_place=True`, changes of the arguments are written back into the caller's objects. Nobody can see
+        # whether a user's adapter does so. If it did not, changes would be lost in silence. So the transform refuses
+        # `in_place=True`.
         adapter = TakingOperands(adapter, writes=False)
     elif adapter is None and not takes_operands:
+        # All that is known of the transform is that it treats all arguments alike.
         adapter = OpaqueTransform
     elif not callable(adapter):
         raise TypeError(
@@ -148,7 +198,12 @@ def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: boo
 
 
 def _no_transform_error(transform: Callable[..., Any], argument: Any) -> TypeError:
-    """Makes the error for a function in the place of a transform: `preserve_identities(f)(x)`."""
+    """Makes the error for a function in the place of a transform: `preserve_identities(f)(x)`.
+
+    Args:
+        transform: the object passed to `preserve_identities`, `f`.
+        argument: the first argument of the result, `x`.
+    """
     return TypeError(
         f"`{title_of(transform)}` was given {shown(argument)}, where a transform is given a function. "
         "`preserve_identities` takes a transform, not the function that is to be transformed:\n"

@@ -3,6 +3,10 @@
     compiled = jit(f).lower(net, x).compile()     Stage(Compiled, Program(…, structure of (net, x)))
     compiled(net, x)                              packed again: the structure must be the same
 
+JAX's stages are about an *inner function*, which gets *leaf groups* in place of the user's arguments: the distinct
+leaves of all arguments, those that `jit` treats alike in one group. The *structure* describes everything else: classes,
+static values and ties. A group has a *selection*, which names the structure, and the leaves of it that the group has.
+
 A compiled program cannot be traced again. So a call with other ties, classes or static values is an error that names
 the difference.
 """
@@ -40,7 +44,7 @@ class Stage:
 
     Args:
         stage: JAX's stage of the inner function.
-        program: how it is called.
+        program: everything needed to call the compiled function.
     """
 
     def __init__(self, stage: Any, program: "Program") -> None:
@@ -62,13 +66,18 @@ class Stage:
         return self._program(self._stage, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # JAX's own trees would be those of the leaf groups.
+        """Returns an attribute of JAX's stage. If it is about arguments or results, it gets the user's shapes."""
+        # The trees of JAX's stage are those of the leaf groups. So they are read off an attribute in the user's shapes.
         if name in ("in_tree", "out_tree"):
             return jtu.tree_structure(self.args_info if name == "in_tree" else self.out_info)
         value = getattr(self._stage, name)
         if name in _ABOUT_ARGUMENTS:
             return self._program.in_shape_of_arguments(value)
-        return value.tree() if name in _ABOUT_RESULTS and type(value) is LeafGroup and value.is_tree else value
+        # The value for results is a leaf group with an entry in the place of each leaf. A group that lacks some leaves,
+        # or refers to objects of the caller's, cannot be built as a tree, and stays a group.
+        if name in _ABOUT_RESULTS and type(value) is LeafGroup and value.is_tree:
+            return value.tree()
+        return value
 
     def __repr__(self) -> str:
         return f"Stage({self._stage!r})"
@@ -79,13 +88,14 @@ class Program:
     """Everything needed to call a compiled function. No argument of the first call is kept.
 
     Attributes:
-        jitted: the wrapper of the function.
-        policy: the policy at compilation.
-        is_used: for each leaf of the groups, True if the program uses it. Empty if nothing can pass through.
+        jitted: the wrapper of the function, a `JittedTransform`.
+        policy: the policy at compilation: which objects carry identity, and whether changes are written back.
+        is_used: for each leaf of the groups, True if the program uses it. Empty if no object of the caller's can be in
+            the result.
         names: names of the positional arguments. None for static ones, left out in calls.
         static: names of the static keyword arguments.
         structure: structure of the arguments.
-        selections: the leaf groups of the arguments.
+        selections: the selections of the arguments' leaf groups, one for each.
     """
 
     jitted: Any
@@ -97,21 +107,23 @@ class Program:
     selections: Sequence[LeafSelection]
 
     def in_shape_of_arguments(self, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Builds the arguments, a tuple and a dict, from entries for the leaves of the groups.
+        """Builds the arguments, a tuple and a dict, with entries such as shapes in the places of leaves.
 
         Args:
-            value: a tree with one entry for each leaf of the groups. An entry may be None.
+            value: a tree with one entry for each leaf of the groups, in their order. An entry may be None.
         """
-        entries = iter(jtu.tree_leaves(value, is_leaf=lambda leaf: leaf is None))
+        # Without `is_leaf`, JAX would drop entries that are None.
+        entries = iter(jtu.tree_leaves(value, is_leaf=lambda entry: entry is None))
 
         def group_with_entries(selection: LeafSelection) -> LeafGroup:
             return LeafGroup([next(entries) for _ in range(selection.num_leaves)], selection)
 
         groups = [group_with_entries(selection) for selection in self.selections]
+        # `gather_leaves` merges the groups into one list in flatten order.
         return _without_statics(unpack(self.structure, gather_leaves(groups)))
 
     def __call__(self, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls the compiled function.
+        """Calls the compiled function, and returns its result with objects shared as in the function's own result.
 
         Args:
             compiled: JAX's last stage.
@@ -122,32 +134,45 @@ class Program:
             SharingMismatchError: if the arguments differ in ties, classes or static values from the first ones.
         """
         jitted = self.jitted
-        # Static arguments are left out in a call. None stands in their places.
-        remaining = iter(args)
-        named_args = [(name, None if name is None else next(remaining, _MISSING)) for name in self.names]
-        # The check below reports arguments that are missing, and those beyond the ones compiled for.
-        named_args += [(f"args[{i}]", arg) for i, arg in enumerate(remaining, len(self.names))]
-        named_args = [(name, arg) for name, arg in named_args if arg is not _MISSING]
-        arguments = Arguments(
-            tuple([name for name, _ in named_args]),
-            [arg for _, arg in named_args],
-            {**kwargs, **dict.fromkeys(self.static)},
-            self.static,
-        )
+        arguments = self._name_arguments(args, kwargs)
+        # `enter` packs the arguments and groups their leaves.
         with enter(arguments, jitted.rules(self.policy), jitted.grouping(self.policy, arguments)) as call:
             # Refuses arrays that are donated and kept, and copies those that are donated twice.
             jitted.executable(call)
             description = f"`{jitted.names.definition.name}` was compiled"
             require_made_for(self.structure, call, description, "f.lower(*args).compile()")
             result = compiled(*call.groups)
+            # `leave` builds the result. An object of the caller's that the function returned unchanged may be in it,
+            # but only if JAX would leave its arrays where they are. For this, `leave` asks which leaves are used.
             return jitted.leave(result, call, self.policy, lambda: used_leaves(call, self.is_used))
+
+    def _name_arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+        """Makes one node of the arguments of a call, with the names that they had at compilation.
+
+        Accepts too few and too many arguments. `require_made_for` raises the error for them.
+        """
+        names: list[str | None] = []
+        values: list[Any] = []
+        remaining = iter(args)
+        for name in self.names:
+            # Static arguments are left out in a call. None stands in their places.
+            value = None if name is None else next(remaining, _MISSING)
+            if value is not _MISSING:
+                names.append(name)
+                values.append(value)
+        # Arguments beyond the ones compiled for.
+        for i, arg in enumerate(remaining, len(self.names)):
+            names.append(f"args[{i}]")
+            values.append(arg)
+        return Arguments(tuple(names), values, {**kwargs, **dict.fromkeys(self.static)}, self.static)
 
 
 _MISSING = object()
+"""Marks an argument that a call does not have."""
 
 
 def used_leaves(call: Call, is_used: Sequence[bool]) -> list[Any]:
-    """Collects the leaves of a call used by its computation.
+    """Returns the leaves of a call that its computation uses.
 
     Args:
         call: the call.
@@ -157,29 +182,33 @@ def used_leaves(call: Call, is_used: Sequence[bool]) -> list[Any]:
     return [leaf for leaf, is_leaf_used in zip(leaves, is_used, strict=True) if is_leaf_used]
 
 
-def shapes_of(tree: FlatDag) -> Callable[[int], Any]:
-    """Returns a function from a record to its object, with `jax.ShapeDtypeStruct`s in place of arrays.
+def abstract_objects_of(tree: FlatDag) -> Callable[[int], Any]:
+    """Returns a function: record of an object → the object, with `jax.ShapeDtypeStruct`s in place of arrays.
 
-    One record always gives the same object.
+    One record always gives the same object. `eval_shape` puts these objects into its result, where the function returns
+    objects of the caller's unchanged.
 
     Args:
-        tree: the arguments of a call, with their objects.
+        tree: the arguments of a call, with their objects. Its records are numbered, children before their parents.
     """
+    # Record → its abstract object. It always has all records below some number.
     abstract_objects: dict[int, Any] = {}
 
     def abstract_object(record: int) -> Any:
-        """Builds the objects up to this record, as far as they are missing, and returns its own."""
-        # Children come before their parents, so a prefix of the table is complete.
+        """Builds the objects up to this record, as far as they are missing, and returns the last of them."""
+        # All children of a record come before it, so they are in the table when their parent is built.
         for i in range(len(abstract_objects), record + 1):
             op, children = tree.records[i]
             if op is LEAF:
-                # A reference is a place, which has no abstract form.
+                # A reference is a place in memory, and `jax.eval_shape` returns no place. So it stands for itself.
                 leaf = tree.objects[i]
                 abstract_objects[i] = leaf if isinstance(leaf, jax.Ref) else jax.eval_shape(lambda x: x, leaf)
             elif type(op) is Node:
+                # A node is built anew from its auxiliary data and its children.
                 abstract_children = [abstract_objects[child] for child in children]
                 abstract_objects[i] = op.type.put_together(op.aux.thaw(), abstract_children)
             else:
+                # A static leaf has no abstract form.
                 abstract_objects[i] = tree.objects[i]
         return abstract_objects[record]
 
@@ -198,11 +227,14 @@ def require_made_for(structure: Any, call: Call, program: str, code: str) -> Non
     Raises:
         SharingMismatchError: if the ties, classes or static values differ.
     """
+    # Equal structures are one object, so `is` compares them.
     if call.tree.structure is structure:
         return
     expected = FlatDag.of(structure, [None] * len(structure.records))
+    # Without modules, JAX has an error of its own for the difference, and it is better.
     if not holds_modules(expected) and not holds_modules(call.tree):
         _raise_vanilla_error(structure, call)
+    # The names of the two trees in errors. The first field is a transform, and there is a program instead.
     sides = Sides("", "in the first", "in these", program=program, again=code)
     # `join` is called for its errors alone. An exact join raises for ties that only its first tree has, so the second
     # call, with the trees exchanged, raises for those that only the arguments of the call have.
@@ -214,7 +246,12 @@ def _raise_vanilla_error(structure: Structure, call: Call) -> None:
     """Raises JAX's own error for mismatched arguments, by calling a dummy program compiled for the right ones.
 
     Returns if JAX accepts them.
+
+    Args:
+        structure: structure of the right arguments.
+        call: the call, with its mismatched arguments.
     """
+    # The dummy gets scalars for all leaves. JAX compares the trees of the arguments before their shapes.
     scalars = [jax.ShapeDtypeStruct((), jnp.float32)] * structure.num_leaves
     expected_args, expected_kwargs = _without_statics(unpack(structure, scalars))
     compiled = jax.jit(lambda *args, **kwargs: None).lower(*expected_args, **expected_kwargs).compile()
@@ -223,5 +260,7 @@ def _raise_vanilla_error(structure: Structure, call: Call) -> None:
 
 
 def _without_statics(arguments: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the traced arguments: the positional ones as a tuple, and the keyword arguments as a dict."""
+    # A static positional argument has None as its name.
     args = tuple([arg for name, arg in zip(arguments.names, arguments.args, strict=True) if name is not None])
     return args, {name: value for name, value in arguments.kwargs.items() if name not in arguments.static}

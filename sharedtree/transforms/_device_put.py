@@ -3,6 +3,9 @@
 Each leaf is placed once. Then the tree is built anew, with the leaves in their new places:
 
     device_put({"a": w, "b": w}, device)        w is moved to v        {"a": v, "b": v}
+
+The *prefix* says where each leaf goes: one place for the whole tree, or a tree of places with the upper part of the
+tree's shape. A place is what JAX takes, such as a device or a sharding.
 """
 
 from collections.abc import Callable
@@ -51,7 +54,11 @@ def device_put(tree: T, device: Any = None, **options: Unpack[Placing]) -> T:
         >>> moved["a"] is moved["b"], moved["a"].committed
         (True, True)
     """
-    return _place_leaves(tree, device, "device", "device_put", lambda leaf, to: jax.device_put(leaf, to, **options))
+
+    def put(leaf: Any, place: Any) -> Any:
+        return jax.device_put(leaf, place, **options)
+
+    return _place_leaves(tree, device, put, option="device", transform="device_put")
 
 
 @api_boundary
@@ -74,41 +81,59 @@ def with_sharding_constraint(tree: T, shardings: Any) -> T:
         ...     jax.make_mesh((1,), ("x",)), jax.sharding.PartitionSpec()
         ... )
         >>> w = jnp.ones(2)
-        >>> both = st.jit(lambda t: st.with_sharding_constraint(t, everywhere))([w, w])
+        >>> constrained = st.jit(lambda t: st.with_sharding_constraint(t, everywhere))([w, w])
     """
-    return _place_leaves(tree, shardings, "shardings", "with_sharding_constraint", jax.lax.with_sharding_constraint)
+    constrain = jax.lax.with_sharding_constraint
+    return _place_leaves(tree, shardings, constrain, option="shardings", transform="with_sharding_constraint")
 
 
 def filter_shard(call: CallWithOperands, x: Any, device_or_shardings: Any) -> Any:
-    """The adapter of `equinox.filter_shard`. Like `device_put`, it takes its whole argument as one model."""
+    """Does `equinox.filter_shard(x, device_or_shardings)`, with each shared array placed once. Returns the new tree.
+
+    This is the adapter of `equinox.filter_shard`. Like `device_put`, it takes its whole argument as one model.
+
+    Args:
+        call: the policy of the call, and the name of the transform.
+        x: the tree. This parameter and the next have the names of Equinox's parameters.
+        device_or_shardings: a device, a sharding, or a tree prefix of them.
+    """
+    # The tree is read under the policy of the innermost `Context`.
     with Context(call.policy):
-        return _place_leaves(x, device_or_shardings, "device_or_shardings", call.title, eqx.filter_shard)
+        return _place_leaves(
+            x, device_or_shardings, eqx.filter_shard, option="device_or_shardings", transform=call.title
+        )
 
 
-def _place_leaves(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any, Any], Any]) -> T:
-    """Places each leaf of a tree once, and builds the tree anew.
+def _place_leaves(tree: T, prefix: Any, put: Callable[[Any, Any], Any], *, option: str, transform: str) -> T:
+    """Places each leaf of a tree once, and builds the tree anew. Returns the new tree.
 
     Args:
         tree: a module, or any container of modules and arrays.
         prefix: a place, or a tree prefix of places.
-        name: name of the prefix, for errors.
+        put: (leaf, place) → the leaf in this place.
+        option: name of the option with the prefix, for errors.
         transform: name of the transform, for errors.
-        place: (leaf, its place) → the leaf there.
 
     Raises:
         InconsistentSharingError: if the prefix has two places for one array.
     """
-    # The whole tree is one model here: a tie in a plain container counts, too.
+    # The whole tree is read as one model, so a tie in a plain container counts, too. The tree becomes the only child of
+    # a new root, whose name begins the paths in errors. A `Branch` of one prefix fits this root.
     dag = read_tree(Arguments(("tree",), (tree,), {}))
-    outcomes = Outcomes(dag, placement_treatment(name, Branch((prefix,))))
+    outcomes = Outcomes(dag, placement_treatment(option, Branch((prefix,))))
+    # Raises for the first leaf or node with two places. `conflicts` is empty if each has one.
     for record in sorted(outcomes.conflicts()):
         raise_inconsistent(outcomes, record, transform)
+    # A *visit* is a record and the part of the prefix under which it is reached. A leaf may have several visits. All of
+    # them mean one place by now, so the label of any will do.
     leaf_visits = [visit for visit in outcomes.visits() if visit.record in dag.leaves]
     place_of = {visit.record: outcomes.group_label(visit) for visit in leaf_visits}
-    # Leaves that are not tied must stay two objects, whatever `place` returns for them.
-    leaves = distinct([place(leaf, place_of[record]) for record, leaf in dag.leaves.items()])
+    # `put` may return one array for two leaves that are not tied. `distinct` copies it, so that they stay two objects.
+    leaves = distinct([put(leaf, place_of[record]) for record, leaf in dag.leaves.items()])
+    # What is known of the old leaves, such as that their tie was undone on purpose, holds for the new ones.
     hand_on(list(dag.leaves.values()), leaves)
     return unpack(dag.structure, leaves).args[0]
 
 
 FILTER_SHARD = TakingOperands(filter_shard)
+"""The entry of `equinox.filter_shard` in the table of adapters: a transform that takes operands and no function."""

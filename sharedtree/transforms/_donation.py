@@ -1,8 +1,15 @@
-"""Donation: which buffers a transform takes over, and a check that the caller does not mean to keep one of them.
+"""Donation: the buffers that a transform takes over, and a check that no other argument keeps one of them.
 
 This call would delete the buffers of `m`, although its second argument is not donated. That is an error:
 
     jit(f, donate_argnums=0)(m, m)
+
+The arguments of a call are one graph, a `FlatDag`. It has a numbered *record* for each object: the operation that
+builds the object, and the records of its children. The children of the root are the arguments.
+
+The *treatment* of an option gives each leaf a label. Here the labels are `DONATED` and `KEPT`. A transform gets *leaf
+groups* in place of the arguments: leaves with the same labels are in one group. If an array is reached under two
+labels, its tie is *cut*: it becomes two leaves, each with a record of its own.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,40 +31,43 @@ from ._pass_through import is_tracer
 
 
 def donation_treatment(arguments: Arguments, donated: Collection[Position]) -> Treatment | None:
-    """Makes the treatment of donation: each argument is donated or kept. None if all are kept.
+    """Makes the treatment of donation: each argument is donated or kept. Returns None if all are kept.
 
     Args:
         arguments: the arguments of a call.
-        donated: positions and names of the donated ones.
+        donated: indices of the donated positional arguments, and names of the donated keyword arguments.
     """
     if not donated:
         return None
-    labels = [DONATED if position in donated else KEPT for position in positions_of(arguments.parts()[1])]
-    return Treatment("donate_argnums", Branch(tuple(labels)), lambda label: isinstance(label, str))
+    # One position for each traced argument. Static arguments have no leaves.
+    _, names = arguments.parts()
+    labels = [DONATED if position in donated else KEPT for position in positions_of(names)]
+    return Treatment("donate_argnums", Branch(tuple(labels)), is_label=lambda label: isinstance(label, str))
 
 
 def donated_records(tree: FlatDag, donation: Treatment) -> set[int]:
-    """Finds the records below the donated arguments.
+    """Returns the records of the donated arguments and of everything in them.
 
     Args:
         tree: the arguments of a call.
-        donation: the treatment of donation.
+        donation: the treatment of donation. It has one label for each argument.
     """
     donated: set[int] = set()
-    for label, child in zip(donation.prefix.parts, tree.records[tree.root][1], strict=True):
+    _, arguments = tree.records[tree.root]
+    for label, argument in zip(donation.prefix.parts, arguments, strict=True):
         if label == DONATED:
-            donated.update(tree.below(child).reached)
+            donated.update(tree.below(argument).reached)
     return donated
 
 
 def take_each_buffer_once(call: Call, donation: Treatment, transform: str) -> Call:
-    """Checks the donated buffers of a call, and copies arrays that occur twice. Returns the call.
+    """Makes sure that no donated buffer is kept by another argument, or donated twice. Returns the call.
 
-    Variables of NNX may hold one array without being tied. It is donated once, and copied for the other variables.
-    Under an outer trace, or without compilation, JAX takes no buffer, so there is nothing to do.
+    An array in two donated leaves is copied for the second one: two variables of Flax NNX may hold one array without
+    being tied. Under an outer trace, or without compilation, JAX takes over no buffer, so nothing is done.
 
     Args:
-        call: the call. Its donated leaf groups may be changed.
+        call: the call. Copies are put into its donated leaf groups.
         donation: the treatment of donation.
         transform: name of the transform, for errors.
 
@@ -65,12 +75,15 @@ def take_each_buffer_once(call: Call, donation: Treatment, transform: str) -> Ca
         InconsistentSharingError: if a donated array is also in an argument that is not donated.
     """
     is_disabled = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+    # More than one active trace: a transform around this one is tracing.
     if is_disabled or len(current_traces()) > 1:
         return call
+    # Sort the groups into donated and kept ones.
     donated_groups: list[LeafGroup] = []
     kept_groups: list[LeafGroup] = []
     for labels, group in zip(call.plan.labels, call.groups, strict=True):
         (donated_groups if is_donated(labels) else kept_groups).append(group)
+    # Look for donated arrays among the kept leaves. An array whose tie was cut is in both.
     donated = [leaf for group in donated_groups for leaf in group.leaves if _has_buffer(leaf)]
     # The list keeps the arrays alive, so no other object has one of these ids.
     donated_ids = set(map(id, donated))
@@ -78,61 +91,79 @@ def take_each_buffer_once(call: Call, donation: Treatment, transform: str) -> Ca
         for leaf in group.leaves:
             if id(leaf) in donated_ids:
                 _raise_donated_and_kept(leaf, call, donation, transform)
+    # Fewer ids than leaves: some array is in two donated leaves.
     if len(donated_ids) < len(donated):
         _copy_repeated_leaves(call, donated_groups)
     return call
 
 
 def _copy_repeated_leaves(call: Call, donated_groups: Sequence[LeafGroup]) -> None:
-    """Puts copies in the place of arrays in modules, wherever they occur a second time.
+    """Puts copies in the place of arrays that are in several donated leaves, so that each buffer is donated once.
 
-    Arrays outside modules stay as they are. If the user donates one of them twice, JAX raises its own error.
+    Only leaves in modules get copies. A leaf outside modules (some path leads to it through plain containers alone)
+    keeps its array. If the user donates an array twice outside modules, JAX raises its own error.
     """
+    # Record → number of its paths outside modules. Only its keys are used.
     outside = call.tree.outside
     positions_outside = {position for position, record in enumerate(call.tree.leaf_numbers) if record in outside}
+    # For each group, where its leaves are among all leaves of the arguments.
     positions_of_groups = [_positions(group) for group in donated_groups]
-    # An array that is outside modules too is copied wherever it is inside one.
+    # An array that is outside modules and inside one counts as taken by the place outside, even if that comes later. So
+    # the place inside gets the copy.
     taken = IdentitySet()
     for group, positions in zip(donated_groups, positions_of_groups, strict=True):
         for leaf, position in zip(group.leaves, positions, strict=True):
             if position in positions_outside:
                 taken.add(leaf)
+    # Inside modules, the first leaf with an array takes it, and every later one gets a copy.
     for group, positions in zip(donated_groups, positions_of_groups, strict=True):
         leaves = list(group.leaves)
         for i, (leaf, position) in enumerate(zip(group.leaves, positions, strict=True)):
             if leaf in taken and _has_buffer(leaf) and position not in positions_outside:
+                # `another` makes a copy with the same data.
                 leaves[i] = another(leaf)
             taken.add(leaf)
         group.leaves = leaves
 
 
 def _positions(group: LeafGroup) -> Sequence[int]:
-    """Positions of a group's leaves among all leaves of the arguments."""
+    """Returns the positions of a group's leaves among all leaves of the arguments."""
+    # None stands for all leaves, in order.
     return range(len(group.leaves)) if group.selection.numbers is None else group.selection.numbers
 
 
 def _raise_donated_and_kept(leaf: Any, call: Call, donation: Treatment, transform: str) -> NoReturn:
-    """Raises the error for an array in a donated argument and in another one."""
+    """Raises the error for an array in a donated argument and in a kept one. The error names its paths in both.
+
+    Args:
+        leaf: the array.
+        call: the call.
+        donation: the treatment of donation.
+        transform: name of the transform.
+    """
     advice = "Its buffer would be given away, and whoever keeps the array would find it deleted.\n"
     tree = call.tree
+    # Is the array in an `equinox.nn.State`? Then the cause is known, and the fix is another one.
     states = [((), record) for record, (op, _) in enumerate(tree.records) if makes_state(op)]
+    # `edges` yields each record below a state, with its path.
     if any(tree.objects[record] is leaf for record, _ in edges(tree.records, states)):
         advice += (
             "`equinox.nn.State(model)` begins with the arrays that the model keeps as its initial state. Here the "
             "model keeps none:\n"
             "    model, state = sharedtree.make_with_state(make_model)()\n"
         )
-    # The array may have several records, one for each variable of NNX that holds it, or for each side of a cut. They
-    # are merged into one here, so that the error names the paths of all.
-    merged = next(record for record, obj in tree.leaves.items() if obj is leaf)
+    # The array may have several records: one for each variable of Flax NNX that holds it, or one for each label under
+    # which it is reached. Here all parents get the first of these records as their child, so that the error names the
+    # paths of all.
+    first_record = next(record for record, obj in tree.leaves.items() if obj is leaf)
 
-    def with_merged(record: Record) -> Record:
+    def with_one_record_of_leaf(record: Record) -> Record:
         op, children = record
-        return op, tuple([merged if tree.objects[child] is leaf else child for child in children])
+        return op, tuple([first_record if tree.objects[child] is leaf else child for child in children])
 
-    records = [with_merged(record) for record in tree.records]
+    records = [with_one_record_of_leaf(record) for record in tree.records]
     outcomes = Outcomes(FlatDag(records, tree.root, tree.objects), donation)
-    raise inconsistent_sharing_error(find_occurrences(outcomes, merged), transform, advice)
+    raise inconsistent_sharing_error(find_occurrences(outcomes, first_record), transform, advice)
 
 
 def _has_buffer(leaf: Any) -> bool:

@@ -1,9 +1,21 @@
 """Functions under `jax.jit`, `equinox.filter_jit` and `jax.checkpoint`.
 
-The options of these transforms are about the user's arguments: their positions, names and subtrees. JAX gets leaf
-groups instead, so the options are translated to positions of groups.
+The options of these transforms are about the user's arguments: their positions, names and subtrees. But JAX gets *leaf
+groups* in place of the arguments, so the options are translated to positions of groups.
 
     jit(f, donate_argnums=0)(net, x)      groups  [leaves of net]  [x]      JAX gets  donate_argnums=(0,)
+
+An option becomes a *treatment*: a prefix tree with a *label* for each leaf, such as "donated" or a sharding. Leaves
+with the same labels form one leaf group, and JAX gets each group as one argument. A *static* argument is in no group.
+JAX gets it after the groups.
+
+JAX transforms the *inner function*. It takes leaf groups, builds the arguments, calls the user's function, and packs
+the result into leaf groups. JAX returns the *transformed function*. A module *passes through* if the user's function
+returns it unchanged: the caller gets the very object back. With `in_place=True`, the objects changed by the function go
+out beside the result, and their new content is written into the caller's objects. Without it, changes of the arguments
+are *lost*, and the package warns of them. A *policy* says which objects carry identity, and whether a call is in place.
+
+`FunctionTransform` does the steps of a call. The classes here override its methods.
 """
 
 import contextlib
@@ -25,7 +37,7 @@ from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
 from ..core._static_values import IdentityKey, Incomparable, Static, copy_of
 from ..ties._policy_and_context import Policy, current_policy
-from ._ahead_of_time import Program, Stage, shapes_of, used_leaves
+from ._ahead_of_time import Program, Stage, abstract_objects_of, used_leaves
 from ._argument_names import Chosen, Names, as_sequence
 from ._caller_side import Call, Grouping, enter, leave
 from ._function_given_to_jax import Shared, shared_by
@@ -37,7 +49,7 @@ from .checks._lost_changes import only_traced
 from .checks._refused_arguments import forbid_bound_module
 
 _OPTIONS_THAT_MOVE = ("in_shardings", "out_shardings", "device", "backend")
-"""Options under which `jax.jit` moves arrays, so that no object of the caller's passes through."""
+"""Options under which `jax.jit` moves arrays. No object of the caller's passes through then."""
 
 _TRANSLATED_OPTIONS = (
     "static_argnums",
@@ -47,20 +59,27 @@ _TRANSLATED_OPTIONS = (
     "in_shardings",
     "out_shardings",
 )
-"""Options about the user's arguments and results, which are translated to leaf groups."""
+"""Options about the user's arguments and results. They are translated to leaf groups."""
 
 
 class JittedTransform(FunctionTransform):
-    """A function under `jax.jit` or `equinox.filter_jit`: the steps that both have in common."""
+    """A function under `jax.jit` or `equinox.filter_jit`: ahead-of-time compilation, shapes, and the cache of traces.
 
+    The base class does the steps of a call.
+    """
+
+    # One trace serves many calls, so a retrace is worth a warning.
     caches_traces = True
 
     def leaves_used(self, call: Call) -> Sequence[Any]:
-        """Leaves used by the computation. JAX drops the others, so their placement has no effect on the results."""
+        """Returns the leaves of the arguments used by the computation.
+
+        JAX drops all other leaves from the program, so their placement has no effect on the results.
+        """
         return used_leaves(call, self._used_flags(call, current_policy(self.policy)))
 
     def _used_flags(self, call: Call, policy: Policy) -> Sequence[bool]:
-        """For each leaf of the groups, True if the computation uses it."""
+        """Returns one flag for each leaf of the groups, in order: True if the computation uses the leaf."""
         return used_inputs(self.transformed_for(policy, call).trace(*call.groups, *call.statics).jaxpr)
 
     # ---- Ahead of time ----
@@ -75,28 +94,32 @@ class JittedTransform(FunctionTransform):
         """Traces the function for these arguments, as `jax.jit(f).trace` does. `.jaxpr` and `.lower()` follow."""
         return self._stage("trace", args, kwargs)
 
-    def _stage(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> "Stage":
-        """Makes the first stage of ahead-of-time compilation, with all that a later call of the program needs.
+    def _stage(self, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> "Stage":
+        """Makes the first stage of ahead-of-time compilation.
 
-        The stage keeps no argument alive.
+        The stage has everything to call the compiled program later, and keeps no argument alive.
 
         Args:
-            name: name of the method of `jax.jit(f)` to call, `lower` or `trace`.
+            method_name: method of `jax.jit(f)` to make JAX's own stage with: `lower` or `trace`.
             args: positional arguments. Arrays may be `jax.ShapeDtypeStruct`s.
             kwargs: keyword arguments. Arrays may be `jax.ShapeDtypeStruct`s, too.
         """
         policy = current_policy(self.policy)
         with self._enter_to_trace(args, kwargs, policy) as call:
-            # A struct with a sharding compiles a program that moves its arguments there, so they cannot pass through.
+            # A struct with a sharding compiles a program that moves its arguments there. The moved arrays are other
+            # objects than the caller's, so nothing may pass through.
             if any(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding for leaf in call.leaves):
                 policy = dataclasses.replace(policy, pass_through=False)
             try:
+                # The program does not run now, so a warning of lost changes would come too early. `only_traced` stores
+                # the losses, and a later call of the wrapper warns of them.
                 with only_traced():
-                    stage = getattr(self.transformed_for(policy, call), name)(*call.groups, *call.statics)
+                    stage = getattr(self.transformed_for(policy, call), method_name)(*call.groups, *call.statics)
                 self._leave_warnings_to_python()
                 # The program must not keep these arguments alive, so which of them it uses is found out now.
                 is_used = self._used_flags(call, policy) if self.passes_through else ()
             except Exception as error:
+                # `explain` adds the cause to an error of JAX, or raises an error of its own.
                 self.explain(error, lambda: call)
                 raise
             names, static = call.arguments.names, call.arguments.static
@@ -104,12 +127,19 @@ class JittedTransform(FunctionTransform):
             return Stage(stage, program)
 
     def _leave_warnings_to_python(self) -> None:
-        """Leaves the next call to Python if a trace that did not run lost changes. C could not warn of them."""
+        """Makes Python do the next call of the wrapper, if some lost changes have got no warning yet.
+
+        A later call may have to warn of them, and C cannot warn.
+        """
         if self._shared.unsaid:
+            # C knows how to do calls from the settings alone. Without them it leaves the call to Python.
             self.settings = None
 
     def _enter_to_trace(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """Enters a call without executing it. No buffer is taken, so donated arrays need no check."""
+        """Packs the arguments and groups their leaves, to trace them only. Returns the call, with its groups.
+
+        The method `enter` checks the donated arrays, too. A trace takes over no buffer, so they need no check here.
+        """
         arguments = self.arguments(args, kwargs)
         return enter(arguments, self.rules(policy), self.grouping(policy, arguments))
 
@@ -117,21 +147,30 @@ class JittedTransform(FunctionTransform):
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the function's result with a `jax.ShapeDtypeStruct` for each traced leaf. Nothing is computed."""
         policy = current_policy(self.policy)
+        # In place, the changed arguments would go out beside the result. The caller asks for the result alone.
         if policy.in_place:
             policy = dataclasses.replace(policy, in_place=False)
         with self._enter_to_trace(args, kwargs, policy) as call:
             try:
+                # `only_traced` stores lost changes for a later call to warn of.
                 with only_traced():
                     result = self.transformed_for(policy, call).eval_shape(*call.groups, *call.statics)
                 self._leave_warnings_to_python()
             except Exception as error:
+                # `explain` adds the cause to an error of JAX, or raises an error of its own.
                 self.explain(error, lambda: call)
                 raise
+            # The result is one group or, if its leaves have several labels, a `LeafGroups` of all groups.
             groups = result.parts if type(result) is LeafGroups else (result,)
-            return leave(groups, shapes_of(call.tree))
+            # Modules that pass through are rebuilt with structs in place of their arrays.
+            return leave(groups, abstract_objects_of(call.tree))
 
     def clear_cache(self) -> None:
-        """Forgets every trace of this function, those of its other wrappers included."""
+        """Forgets every trace of this function, as `jax.jit(f).clear_cache` does.
+
+        All wrappers of the function with equal options share their traces, so those wrappers trace again, too.
+        """
+        # The transformed functions that this wrapper has used so far.
         for transformed in list(self._made.values()):
             transformed.clear_cache()
 
@@ -139,6 +178,7 @@ class JittedTransform(FunctionTransform):
 class JitTransform(JittedTransform):
     """A function under `jax.jit`, with identities preserved."""
 
+    # Options on which a trace of the function does not depend. Wrappers that differ in nothing else share the traces.
     only_for_transform = frozenset({"inline", "keep_unused", "compiler_options", "abstracted_axes"})
 
     def check_options(self) -> None:
@@ -147,82 +187,128 @@ class JitTransform(JittedTransform):
         self._in_shardings, self._out_shardings = options.get("in_shardings"), options.get("out_shardings")
         self.passes_through = not any(options.get(name) is not None for name in _OPTIONS_THAT_MOVE)
         # `jax.jit` reads shardings when it wraps a function. If the user changes a list of them later, nothing happens.
+        # `copy_of` raises `Incomparable` if an object refuses to be copied. Then the user's own objects serve.
         with contextlib.suppress(Incomparable):
             # They are copied as one, so that an object in both stays one.
             in_and_out = options.get("in_shardings"), options.get("out_shardings")
             self._in_shardings, self._out_shardings = copy_of(in_and_out, IdentityDict())
-        # The base raises the error of `jax.jit` for wrong options, which is the better one.
+        # `Chosen` may raise for wrong options. So does `jax.jit`, which the base calls below, and its error is better.
         with contextlib.suppress(Exception):
             self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
             self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))
         super().check_options()
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Positions chosen by `static_argnums` and `static_argnames`."""
+        """Returns the positions and names chosen by `static_argnums` and `static_argnames` in a call."""
         return self._static.positions(num_args, keywords)
 
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Positions chosen by `donate_argnums` and `donate_argnames`."""
+        """Returns the positions and names chosen by `donate_argnums` and `donate_argnames` in a call."""
         return self._donated.positions(num_args, keywords)
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Groups leaves by two treatments: whether they are donated, and their shardings."""
+        """Returns up to two treatments of the arguments: whether each is donated, and the shardings of its leaves.
+
+        So leaves are in one group if they agree in both.
+        """
         placement = self._placement_of_arguments(policy, arguments)
         donation = self.donation_treatment(arguments)
+        # The base groups by donation alone. So does the grouping below if some arguments are donated and all have one
+        # sharding, since `placement` is None then.
         if placement is None and (donation is None or self._in_shardings is None):
             return super().grouping(policy, arguments)
         treatments = [treatment for treatment in (donation, placement) if treatment is not None]
-        # A prefix of shardings need not be hashable. But a function has only one such prefix, so the identity
-        # of the prefix is enough.
+        # Groupings with equal keys group a structure in the same way. A prefix of shardings need not be hashable. But a
+        # function has only one such prefix, so the identity of the prefix is enough.
         key = (IdentityKey(self._in_shardings), policy.containers, *map(_key_of_prefix, treatments))
         return Grouping(self.transform_name, lambda _: treatments, key)
 
     def _placement_of_arguments(self, policy: Policy, arguments: Arguments) -> Treatment | None:
-        """Makes the treatment of `in_shardings`. None if all arguments have one sharding or none."""
-        prefix, names = self._in_shardings, arguments.parts()[1]
+        """Makes the treatment of `in_shardings`. Returns None if all arguments have one sharding or none."""
+        prefix = self._in_shardings
+        _, names = arguments.parts()
         if prefix is None or is_sharding(prefix):
             return None
+        # The traced arguments. A static one has no sharding.
         positions = positions_of(names)
         parts = prefix if isinstance(prefix, (tuple, list)) else [prefix] * len(positions)
         if len(parts) != len(positions):
-            # Vanilla JAX raises its own error for another number of shardings than of arguments.
+            # Vanilla JAX raises its own error if there are more shardings than arguments, or fewer.
             self.raise_vanilla_error(arguments.args, arguments.kwargs)
+        # The root of the prefix stands for all arguments. A `Branch` fits any node with as many children.
         return placement_treatment("in_shardings", Branch(tuple(parts)), containers=policy.containers)
 
     def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
-        """Makes the treatment of `out_shardings`. Objects changed in place stay on their devices."""
+        """Makes the treatment of `out_shardings`. Returns None if all results have one sharding or none.
+
+        In place, its prefix has one part for the objects changed by the function, and one for the result.
+        """
         prefix = self._out_shardings
+        # One sharding for all results needs no grouping. But in place, it is not for the changed objects.
         if prefix is None or (is_sharding(prefix) and not policy.in_place):
             return None
         if policy.in_place:
+            # None: changed objects stay on their devices.
             prefix = Branch((None, prefix))
         return placement_treatment("out_shardings", prefix, containers=policy.containers)
 
     def apply_transform(
         self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """Applies `jax.jit` to the inner function, with the options translated to leaf groups."""
+        """Applies `jax.jit` to the inner function, with the options translated to leaf groups.
+
+        Args:
+            inner: the inner function. It takes leaf groups, and then static arguments.
+            labels: for each group of the arguments, its labels: from donation if some argument is donated, and then
+                from `in_shardings` if the arguments have different shardings.
+            result_labels: the sharding of each group of the result. None if the result is one group.
+            num_statics: number of static arguments.
+        """
         options = {name: value for name, value in self.options.items() if name not in _TRANSLATED_OPTIONS}
+        # JAX 0.10 ignores negative indices. Here they are translated to groups, which every JAX would donate.
         is_ignored = any(i < 0 for i in self._donated.argnums) and not _can_donate_from_the_end()
         donated = [i for i, group_labels in enumerate(labels) if is_donated(group_labels) and not is_ignored]
         if donated:
             options["donate_argnums"] = tuple(donated)
         if num_statics:
+            # Static arguments come after the groups.
             options["static_argnums"] = tuple(range(len(labels), len(labels) + num_statics))
         if self._in_shardings is not None:
             is_for_all = is_sharding(self._in_shardings)
+            # The label from `in_shardings` is the last one.
             options["in_shardings"] = tuple(
                 [self._in_shardings if is_for_all else group_labels[-1] for group_labels in labels]
             )
         if result_labels is not None or self._out_shardings is not None:
+            # The inner function returns one group, or a `LeafGroups` of several, which needs a prefix of its class.
             options["out_shardings"] = self._out_shardings if result_labels is None else LeafGroups(result_labels)
         return self.transform(inner, **options)
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """Enters a call. With `in_shardings`, keyword arguments are refused, by JAX's own error."""
+        """Packs the arguments of a call and groups their leaves.
+
+        With `in_shardings`, JAX refuses keyword arguments. Its own error is raised.
+        """
         if kwargs and self._in_shardings is not None:
             self.raise_vanilla_error(args, kwargs)
         return super().enter(args, kwargs, policy)
+
+
+@functools.cache
+def _can_donate_from_the_end() -> bool:
+    """Returns True if JAX understands negative `donate_argnums`. JAX 0.10 donates nothing then."""
+    # Information about the arguments is a pair: one part for the positional ones, and one for the keyword arguments.
+    return jax.jit(lambda x: x, donate_argnums=-1).lower(0.0).args_info[0][0].donated
+
+
+def _key_of_prefix(treatment: Treatment) -> Any:
+    """Returns a treatment's part of the key of a grouping.
+
+    For donation it is the label of each argument. For shardings it is the number of arguments, because the rest of the
+    key already has the user's prefix.
+    """
+    parts = treatment.prefix.parts
+    return parts if treatment.name == "donate_argnums" else len(parts)
 
 
 class FilterJitTransform(JittedTransform):
@@ -232,59 +318,88 @@ class FilterJitTransform(JittedTransform):
     leaves are traced.
     """
 
+    # Equinox compares functions by `==`, so equal methods and equal wrappers count as one function.
     shares_alike = True
     passes_through = True
 
     def check_options(self) -> None:
         """Lets `equinox.filter_jit` refuse wrong options, and reads them."""
+        # Called for its errors alone.
         self.transform(self.function, **self.options)
         # One of "all", "all-except-first", "warn", "warn-except-first" and "none". With the first two, JAX's warning of
         # donated buffers that it could not use is hidden.
         donate = self.options.get("donate", "none")
         self._is_donating = donate != "none"
-        self._all_but_first = donate.endswith("-except-first")
+        self._is_first_kept = donate.endswith("-except-first")
         self._is_quiet = donate.startswith("all")
         self._signature = inspect.signature(self.function)
         self._is_module = is_module(self.function)
         if self._is_module:
+            # `_called` stands for all modules, so the base has the names of its parameters.
             self.names = Names(self.function)
+            # The name of the module in the code of warnings.
             self.bound_to = "model"
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """Enters a call. A forbidden bound method is refused first, before its arguments are bound."""
+        """Packs the arguments of a call and groups their leaves.
+
+        With `in_place=True`, the function must not be a mutable module or a method of one, since no change can be
+        written back into that module. This is checked first: binding the arguments may raise a less helpful error.
+        """
         forbid_bound_module(self.function, policy, self.transform_name)
         return super().enter(args, kwargs, policy)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-        """Binds the arguments, by position where possible, as Equinox does. A called module is the first."""
+        """Binds the arguments of a call, and makes one node of them, the root of the graph.
+
+        As in Equinox, keyword arguments become positional where that is possible. A called module comes first.
+        """
         bound = self._signature.bind(*args, **kwargs)
         args, kwargs = bound.args, bound.kwargs
+        # One name for each positional argument.
         names = self.names.of(len(args))
         if self._is_module:
             return Arguments((_NAME_OF_CALLED_MODULE, *names), (self.function, *args), kwargs)
         return Arguments(names, args, kwargs)
 
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """All positions, all but the first, or none, as the option `donate` says."""
+        """Returns all positions and keywords, all but the first argument's, or none, as the option `donate` says.
+
+        Args:
+            num_args: number of positional arguments. A called module counts as one.
+            keywords: keywords of the call.
+        """
         if not self._is_donating:
             return ()
         positions: set[Position] = {*range(num_args), *keywords}
-        if self._all_but_first:
-            # A called module is not counted.
+        if self._is_first_kept:
+            # "First" means the user's first argument. After a called module, that is at position 1.
             positions.discard(int(self._is_module))
         return positions
 
     def apply_transform(
         self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """Applies `jax.jit` to the inner function. `Filtered` adds whatever else Equinox does."""
+        """Applies `jax.jit` to the inner function. `FilterJitted` adds Equinox's errors and its handling of warnings.
+
+        Args:
+            inner: the inner function. It takes leaf groups.
+            labels: for each group of the arguments, its labels: `DONATED` or `KEPT`, or none if nothing is donated.
+            result_labels: None, since the result is one group.
+            num_statics: 0. Under Equinox, static values are part of the structure and no arguments.
+        """
         options = {name: value for name, value in self.options.items() if name != "donate"}
         donated = tuple([i for i, group_labels in enumerate(labels) if is_donated(group_labels)])
         jitted = jax.jit(inner, donate_argnums=donated, **options)
-        return Filtered(jitted, inner, bool(donated) and self._is_quiet)
+        return FilterJitted(jitted, inner, bool(donated) and self._is_quiet)
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Rules by which C binds these arguments: a called module comes first, and keywords become positions."""
+        """Returns the rules for C to bind such arguments as the method `arguments` binds them in Python.
+
+        Returns:
+            Three tuples: values to put before the positional arguments (a called module), names of the keywords to
+            make positional, and names of all other keywords. None if C packs the arguments as written.
+        """
         called_module = (self.function,) if self._is_module else ()
         bound = self._signature.bind(*args, **kwargs)
         if not called_module and not kwargs:
@@ -293,17 +408,27 @@ class FilterJitTransform(JittedTransform):
         return called_module, tuple(by_position), tuple(bound.kwargs)
 
     def for_later_calls(self, transformed: Any) -> Any:
-        """The function of `jax.jit` itself, once Equinox is known to do no more than JAX."""
+        """Returns the function for C to call in later calls.
+
+        After a call in which Equinox did no more than JAX, it is the function under `jax.jit` itself.
+
+        Args:
+            transformed: the `FilterJitted` of the call.
+        """
         return transformed.for_later_calls
 
     def _shared_by(self, function: Callable[..., Any]) -> Shared:
-        """Shares the traces of all called modules, as arguments of one function, `_called`."""
+        """Returns the state shared by all wrappers of one function: its inner functions and its traces.
+
+        Called modules are arguments of one function, `_called`. So all of them share its traces.
+        """
         if not is_module(function):
             return super()._shared_by(function)
         return shared_by(_called, (type(self), self.transform), self.options)
 
 
 def _called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function. JAX sees this name in the place of a called module's."""
     return function(*args, **kwargs)
 
 
@@ -311,12 +436,12 @@ _NAME_OF_CALLED_MODULE = "self"
 """Name of a called module in paths, as in the signature of its class."""
 
 
-class Filtered:
-    """A function under `jax.jit` with the behaviour of `equinox.filter_jit`.
+class FilterJitted:
+    """A function under `jax.jit`, with the behaviour of `equinox.filter_jit`. It takes leaf groups.
 
-    Equinox waits for each program to end, and raises its own errors (`equinox.error_if`) where the call is. To raise
-    such an error a program must call a function on the host. These programs are called through Equinox, with leaf
-    groups as arguments. All others are called through JAX, without waiting.
+    Equinox waits for each program to end, so that its own errors (`equinox.error_if`) are raised where the call is.
+    Only a program that calls a function on the host can raise such an error. These programs are called through Equinox.
+    All others are called through JAX, without waiting. Attributes such as `lower` are JAX's.
 
     Args:
         jitted: the inner function under `jax.jit`.
@@ -328,12 +453,13 @@ class Filtered:
         self.jitted = jitted
         self._inner = inner
         self._is_quiet = is_quiet
-        # None until it is known.
+        # True if the program may raise an error of Equinox's. None until it is known.
         self._may_raise: bool | None = None
 
     def __call__(self, *groups: Any) -> Any:
         """Calls the function, through Equinox if it may raise an error of Equinox's."""
-        # Under an outer transform the program becomes a part of another one, and nobody could wait for it.
+        # Only the outermost transform runs a program: a single trace is active then. Under an outer transform the
+        # program becomes a part of another one, and nobody could wait for it.
         if self._may_raise is None and len(current_traces()) == 1:
             self._may_raise = _calls_host(self.jitted.trace(*groups).jaxpr)
         if self._may_raise:
@@ -346,7 +472,7 @@ class Filtered:
 
     @property
     def for_later_calls(self) -> Any:
-        """The function for later calls: JAX's, if nothing has to be done around it."""
+        """The function for later calls: `jitted` if nothing has to be done around it, otherwise this object."""
         return self if self._may_raise is not False or self._is_quiet else self.jitted
 
     def __getattr__(self, name: str) -> Any:
@@ -354,87 +480,103 @@ class Filtered:
 
 
 def _calls_host(closed_jaxpr: Any) -> bool:
-    """Returns True if a program, or one inside it, calls a function on the host."""
+    """Returns True if a program, or a program inside it, calls a function on the host."""
+    # `IdentitySet.add` returns False for an object that is in the set already.
     stack, visited = [closed_jaxpr.jaxpr], IdentitySet()
     while stack:
         jaxpr = stack.pop()
         if not visited.add(jaxpr):
             continue
         for eqn in jaxpr.eqns:
+            # `pure_callback`, `io_callback`, `debug_callback`.
             if "callback" in eqn.primitive.name:
                 return True
             # Parameters hold programs by themselves and in tuples (the branches of `cond`), some of them closed.
             for value in jtu.tree_leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+                # A closed program holds the open one in its attribute `jaxpr`.
                 inner_jaxpr = getattr(value, "jaxpr", value)
                 if hasattr(inner_jaxpr, "eqns"):
                     stack.append(inner_jaxpr)
     return False
 
 
-@functools.cache
-def _can_donate_from_the_end() -> bool:
-    """Returns True if JAX understands negative `donate_argnums`. JAX 0.10 donates nothing then."""
-    return jax.jit(lambda x: x, donate_argnums=-1).lower(0.0).args_info[0][0].donated
-
-
-def _key_of_prefix(treatment: Treatment) -> Any:
-    """A treatment's part of the key of a plan: for shardings, only the number of arguments."""
-    parts = treatment.prefix.parts
-    return parts if treatment.name == "donate_argnums" else len(parts)
-
-
 class CheckpointTransform(FunctionTransform):
     """A function under `jax.checkpoint`, with identities preserved."""
 
+    # One trace serves many calls, so a retrace is worth a warning.
     caches_traces = True
+    # Options on which a trace of the function does not depend. Wrappers that differ in nothing else share the traces.
     only_for_transform = frozenset({"policy", "prevent_cse", "concrete"})
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Positions chosen by `static_argnums`."""
+        """Returns the positions chosen by `static_argnums` in a call. Negative ones count from the last argument."""
         return {i + num_args if i < 0 else i for i in as_sequence(self.options.get("static_argnums", ()))}
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Groups leaves by `prevent_cse`, if it is a prefix tree of the arguments."""
+        """Groups leaves by `prevent_cse`, if it is a prefix tree of the arguments and not one bool for all."""
         prefix = self.options.get("prevent_cse", True)
         if isinstance(prefix, bool):
             return super().grouping(policy, arguments)
-        parts, names = arguments.parts()
-        positions = positions_of(names)
+        children, names = arguments.parts()
+        prefixes = self._split_prefix(prefix, arguments, positions_of(names))
+        fitted = [_in_shape_of(child, subprefix) for child, subprefix in zip(children, prefixes, strict=True)]
+        # The root of the prefix stands for all arguments. A `Branch` fits any node with as many children.
+        treatment = Treatment("prevent_cse", Branch(tuple(fitted)), is_label=lambda label: isinstance(label, bool))
+        return Grouping(self.transform_name, lambda _: [treatment], Static(treatment.prefix))
+
+    def _split_prefix(self, prefix: Any, arguments: Arguments, positions: Sequence[Position]) -> list[Any]:
+        """Splits the prefix tree `prevent_cse` into one prefix for each traced argument.
+
+        If it does not fit the arguments, raises JAX's own error.
+
+        Args:
+            prefix: the option. It is no bool.
+            arguments: the arguments of a call.
+            positions: positions of the positional ones, and then names of the keyword arguments. No static ones.
+        """
         indices = [position for position in positions if isinstance(position, int)]
         keywords = positions[len(indices) :]
         # If there are keyword arguments, a pair holds one prefix for `args` and one for `kwargs`.
         positional, by_name = prefix if keywords and len(prefix) == 2 else (prefix, {})
+        # A bool in either place is for all arguments there.
         positional = [positional] * len(indices) if isinstance(positional, bool) else positional
         by_name = dict.fromkeys(keywords, by_name) if isinstance(by_name, bool) else by_name
         fits = isinstance(positional, (tuple, list)) and len(positional) == len(indices)
         if not fits or not isinstance(by_name, dict) or by_name.keys() != {*keywords}:
             # Vanilla JAX raises its own error for a prefix that does not fit.
             self.raise_vanilla_error(arguments.args, arguments.kwargs)
-        prefixes = [*positional, *[by_name[name] for name in keywords]]
-        treatment = Treatment(
-            "prevent_cse",
-            Branch(tuple([_in_shape_of(part, subprefix) for part, subprefix in zip(parts, prefixes, strict=True)])),
-            lambda label: isinstance(label, bool),
-        )
-        return Grouping(self.transform_name, lambda _: [treatment], Static(treatment.prefix))
+        return [*positional, *[by_name[name] for name in keywords]]
 
     def apply_transform(
         self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """Applies `jax.checkpoint` to the inner function, with the options translated to leaf groups."""
+        """Applies `jax.checkpoint` to the inner function, with the options translated to leaf groups.
+
+        Args:
+            inner: the inner function. It takes leaf groups, and then static arguments.
+            labels: for each group, its labels. If `prevent_cse` is a prefix tree, this is a tuple of one bool.
+            result_labels: None, since the result is one group.
+            num_statics: number of static arguments.
+        """
         options = {**self.options}
         if not isinstance(options.get("prevent_cse", True), bool):
             options["prevent_cse"] = tuple([group_labels[0] for group_labels in labels])
         if num_statics:
+            # Static arguments come after the groups.
             options["static_argnums"] = tuple(range(len(labels), len(labels) + num_statics))
         return self.transform(inner, **options)
 
 
 def _in_shape_of(tree: Any, prefix: Any) -> Any:
-    """Replaces tuples in a prefix by the lists and dicts of the tree. JAX lets a tuple stand for either."""
+    """Returns a prefix with a list or a dict in place of each tuple, wherever the tree has a list or a dict.
+
+    JAX lets a tuple stand for either. `Treatment` needs the classes of the tree. A tuple of another length stays, and
+    is refused later.
+    """
     if type(prefix) is not tuple or type(tree) not in (dict, list) or len(prefix) != len(tree):
         return prefix
     if type(tree) is list:
         return list(map(_in_shape_of, tree, prefix))
+    # The keys in the order in which JAX flattens the dict.
     _, keys = jtu.default_registry.flatten_one_level(tree) or ((), ())
     return {key: _in_shape_of(tree[key], part) for key, part in zip(keys, prefix, strict=True)}

@@ -1,10 +1,15 @@
-"""Where leaves are put: `in_shardings`, `out_shardings`, `device_put`, `with_sharding_constraint`.
+"""Places of leaves: `in_shardings`, `out_shardings`, `device_put`, `with_sharding_constraint`.
 
 An array has one place. So a prefix that sends one array of a module to two places is an error, under every transform.
 Sharding rules that go by parameter names do this to a tied embedding.
 
     Net(w, w)  under  Net(P("x"), P(None, "x"))        an error with both paths and both specifications
     Net(w, w)  under  Net(P("x"), P("x", None))        one place, written in two ways
+
+A *prefix* is a sharding for the whole tree, or a tree of shardings that has the upper part of the tree's shape. A
+sharding in it is a *label*, and holds for all leaves below it. The *treatment* of an option, which this file makes,
+says how its prefix is read. `Outcomes` in `_leaf_labels` spreads the labels over the leaves, and finds the arrays with
+two labels.
 """
 
 from collections.abc import Sequence
@@ -18,12 +23,15 @@ from ._leaf_labels import REFUSED, Treatment, labels_in
 
 
 def placement_treatment(name: str, prefix: Any, *, containers: bool = False) -> Treatment:
-    """Makes the treatment of a transform with a prefix of places for the leaves.
+    """Makes the treatment of an option with shardings.
+
+    The treatment refuses two places for one array of a module: the transform that has the option raises an error.
 
     Args:
         name: name of the option, for errors.
         prefix: a sharding, or a prefix tree of shardings.
-        containers: True if mutable containers outside modules carry identity, as under `Policy(containers=True)`.
+        containers: True if mutable containers outside modules carry identity, as under `Policy(containers=True)`. Then
+            two places for one array in such a container are refused, too.
     """
 
     def describe(placement: Placement) -> str:
@@ -32,29 +40,35 @@ def placement_treatment(name: str, prefix: Any, *, containers: bool = False) -> 
     return Treatment(
         name,
         prefix,
-        is_sharding,
-        lambda label, leaf, _: Placement(label),
-        describe,
+        is_label=is_sharding,
+        # Labels of one leaf are compared as placements. The leaf and its record make no difference.
+        resolve=lambda label, _leaf, _record: Placement(label),
+        describe=describe,
         advice=_advice_on_rules,
+        # Two places for one array within the modules of one argument are an error, and no reason to split the array.
         within_module=REFUSED,
         has_containers=containers,
     )
 
 
 def is_sharding(obj: Any) -> bool:
-    """Returns True if an object in a prefix of shardings is a label: a sharding, a device, a layout or None."""
+    """Returns True if an object in a prefix of shardings is a label: a sharding, a device, a layout or None.
+
+    A specification such as `P("x")` counts as a sharding. None leaves the choice to JAX.
+    """
     return (
         obj is None
         or isinstance(obj, (Sharding, PartitionSpec, jax.Device))
-        # JAX renamed these classes between releases.
+        # Layouts are recognised by name, because JAX renamed their classes between releases.
         or (type(obj).__name__ in ("Format", "Layout"))
     )
 
 
 class Placement:
-    """The place of an array under a sharding. Two placements are equal if their shardings mean the same.
+    """The place of an array under a sharding. Two placements are equal if their shardings are two spellings of one.
 
-    `P("x")` and `P()` differ, also on a mesh of one device. So contradictory rules are refused there, too.
+    `P("x")` and `P()` are not equal, even on a mesh of one device, where they come to the same. So contradictory rules
+    are refused on a developer's machine, too.
 
     Args:
         sharding: a label in a prefix of shardings.
@@ -68,47 +82,69 @@ class Placement:
     def __eq__(self, other: object) -> bool:
         if type(other) is not Placement:
             return NotImplemented
-        form, other_form = _normal_form(self.sharding), _normal_form(other.sharding)
-        return type(form) is type(other_form) and bool(form == other_form)
+        sharding, other_sharding = _canonical(self.sharding), _canonical(other.sharding)
+        # Labels of two classes count as different places.
+        return type(sharding) is type(other_sharding) and bool(sharding == other_sharding)
 
     # Outcomes are compared and never hashed.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
-def _normal_form(sharding: Any) -> Any:
-    """Returns a sharding in a form in which all ways to write it are equal."""
+def _canonical(sharding: Any) -> Any:
+    """Returns the canonical spelling of a sharding: two spellings of one sharding give equal results.
+
+        a device                                 →  SingleDeviceSharding(device)
+        NamedSharding(mesh, P("x", None))        →  NamedSharding(mesh, P("x"))
+        P("x", None)                             →  P("x")
+
+    Any other label is returned as it is.
+    """
     if isinstance(sharding, jax.Device):
         return SingleDeviceSharding(sharding)
     if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, shortened(sharding.spec), memory_kind=sharding.memory_kind)
-    return shortened(sharding) if isinstance(sharding, PartitionSpec) else sharding
+        return NamedSharding(sharding.mesh, shortest_spec(sharding.spec), memory_kind=sharding.memory_kind)
+    return shortest_spec(sharding) if isinstance(sharding, PartitionSpec) else sharding
 
 
-def shortened(spec: PartitionSpec) -> PartitionSpec:
-    """Returns the shortest way to write a specification: `P("x")` for `P("x", None)` and for `P(("x",))`."""
-    # A new specification would lose these two.
+def shortest_spec(spec: PartitionSpec) -> PartitionSpec:
+    """Returns the shortest spelling of a specification: `P("x")` for `P("x", None)` and for `P(("x",))`."""
+    # These two name axes of partial sums. A new specification, made from the entries alone, would lose them.
     if spec.unreduced or spec.reduced:
         return spec
+    # A tuple of one axis is that axis, and an empty tuple is None.
     axes = [axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis or None for axis in spec]
+    # Dimensions beyond the last entry are not sharded, so a None at the end says nothing.
     while axes and axes[-1] is None:
         axes.pop()
     return PartitionSpec(*axes)
 
 
 def _description(sharding: Any, prefix: Any) -> str:
-    """Describes a sharding for errors: its specification, and whatever else tells it from others in the prefix."""
+    """Describes a sharding for errors: its specification, its mesh if the prefix has several, and its kind of memory.
+
+    Args:
+        sharding: a label in the prefix.
+        prefix: the prefix.
+    """
     if not isinstance(sharding, NamedSharding):
+        # The `repr`, cut off if it is long.
         return shown(sharding)
-    text = str(shortened(sharding.spec))
+    text = str(shortest_spec(sharding.spec))
     meshes = [label.mesh for label in labels_in(prefix, is_sharding) if isinstance(label, NamedSharding)]
     if any(mesh != meshes[0] for mesh in meshes):
+        # An abstract mesh has no devices.
         devices = sharding.mesh.device_ids.ravel().tolist() if isinstance(sharding.mesh, Mesh) else []
         text += f" on the mesh {dict(sharding.mesh.shape)} of the devices {shown(devices)}"
+    # The usual memory is not named.
     return text if sharding.memory_kind in (None, "device") else f"{text} in {sharding.memory_kind}"
 
 
 def _advice_on_rules(leaves: Sequence[Any]) -> str:
-    """Advice in an error, for rules by parameter names."""
+    """Returns the advice in an error: how rules by parameter names can give a tied array one place.
+
+    Args:
+        leaves: the leaves with conflicts. The advice is the same for all.
+    """
     return (
         "What is tied within one argument has one place. Change the rule for one of these paths; or make rules by name "
         "so that they are asked once for each array, at its first path:\n"

@@ -1,7 +1,8 @@
 """`preserve_identities` and `register_transform`: their signatures and documentation. `_adapters` implements them.
 
-Most of `sharedtree.transforms` is imported with the first transform that a program wraps, which is when it decorates
-its first function. A program that only reads, ties or saves models does not pay for that.
+Most of `sharedtree.transforms` is imported with the first transform that a program wraps, for example where it
+decorates its first function. So the functions here import `_adapters` when they are called. A program that only reads,
+ties or saves models does not pay for that import.
 """
 
 import functools
@@ -13,7 +14,7 @@ from ._signatures import Checkpoint, Grad, Jit, LikeCheckpoint, LikeGrad, LikeJi
 
 
 def register_transform(transform: Callable[..., Any], adapter: Any = None, *, takes_operands: bool = False) -> None:
-    """Says how a transform treats its arguments, so that objects may be shared between them.
+    """Registers how a transform treats its arguments, so that objects may be shared between them.
 
     An unregistered transform may treat each argument in its own way. So a module in two of its arguments is an error,
     and ties of arrays between arguments are cut. Ties inside one argument are kept without registration.
@@ -136,14 +137,15 @@ def preserve_identities(
     modules are values: in `f(x, x)` the function gets two arrays. Wrap them in a `Dag` to tie them.
     `Policy(containers=True)` gives identity to lists and dicts, and to the arrays in them.
     """
-    from ._adapters import wrapped
+    from ._adapters import wrap_transform
 
-    return wrapped(transform, policy, in_place, options)
+    return wrap_transform(transform, policy, in_place, options)
 
 
 def preserved_later(transform: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
     """Returns a function without arguments that returns a transform with identities preserved.
 
-    Its first call wraps the transform, and imports the adapters.
+    The first call of that function wraps the transform, and imports the adapters. Later calls return the same object.
+    So a file can refer to the wrapped transform without the cost of that import.
     """
     return functools.cache(functools.partial(preserve_identities, transform))

@@ -31,7 +31,7 @@ from ._function_side import FunctionTrace
 from ._function_transform import FunctionTransform
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import SPLIT_WITH_WARNING, Treatment, is_donated, labels_in
-from ._placements import shortened
+from ._placements import shortest_spec
 
 _UNMAPPED_BUT_BATCHED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None but output was batched .*")
 """JAX's error for an object that was changed in place, whose new value has an axis although the old one had none."""
@@ -204,7 +204,7 @@ class VmapTransform(FunctionTransform):
         if self.has_functions_as_labels and callable(label):
             label = label(leaf)
         if isinstance(label, PartitionSpec):
-            return shortened(label)
+            return shortest_spec(label)
         num_axes = _ndim(leaf)
         return label + num_axes if isinstance(label, int) and -num_axes <= label < 0 else label
 
@@ -213,7 +213,7 @@ class VmapTransform(FunctionTransform):
         if self.has_functions_as_labels and callable(label):
             label = label(leaf)
         if isinstance(label, PartitionSpec):
-            return shortened(label)
+            return shortest_spec(label)
         return label + _ndim(leaf) + 1 if isinstance(label, int) and label < 0 else label
 
     def state_prefix(self, prefix: Any) -> Any:
