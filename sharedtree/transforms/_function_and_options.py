@@ -8,8 +8,8 @@ transform, with identities preserved. The *vanilla* transform is JAX's or Equino
     jax.grad(fun=f)           apply_options(jax.grad, (), {"fun": f})       f, {}
     jax.jit(donate_argnums=0) apply_options(jax.jit, (), {…})               None, {"donate_argnums": 0}
 
-A module under one of Equinox's transforms is a module again. The leaves of `equinox.filter_vmap(layer)` are those of
-the layer. So if a model holds it, training the model trains the layer. `TransformedModule` does the same with
+A module under one of Equinox's transforms is a module again. The leaves of `equinox.filter_vmap(layer)` are the
+leaves of the layer. So if a model holds it, training the model trains the layer. `TransformedModule` does the same with
 identities preserved. It holds the layer, the transform and the options, and applies the transform anew in each call.
 """
 
@@ -80,7 +80,7 @@ def apply_options(
 
 
 def _takes_any_operands(transform: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> bool:
-    """Returns True if a transform of JAX or Equinox has a parameter such as `*operands`, as `jax.lax.cond` has.
+    """Returns True if a transform of JAX or Equinox has a parameter like `*operands` of `jax.lax.cond`.
 
     Returns False for all other transforms, since a user's transform may pass its `*args` on as options.
     """
@@ -162,6 +162,7 @@ class How:
     def __init__(
         self, adapter: Callable[..., Any], transform: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
     ) -> None:
+        """Makes the key by which two objects of this class are compared."""
         self.adapter = adapter
         self.transform = transform
         self.policy = policy
@@ -193,7 +194,7 @@ def is_of_equinox(transform: Callable[..., Any]) -> bool:
 
 
 class TransformedModule(eqx.Module):
-    """A module under one of Equinox's transforms, with identities preserved. Its leaves are those of that module.
+    """A module under one of Equinox's transforms, with identities preserved. Its leaves are the leaves of the module.
 
     Attributes:
         function: the module that is transformed.

@@ -1,9 +1,9 @@
-"""The inner function: what a transform gets in place of the user's function.
+"""The inner function: the argument of a transform in place of the user's function.
 
-An inner function takes *leaf groups*: pytree nodes that hold the leaves of the arguments, and the structure from which
-the arguments are built again. It builds the arguments and calls the user's function.
+An inner function takes *leaf groups*: pytree nodes with the leaves of the arguments, and with the structure of all
+arguments. It builds the arguments from them, and calls the user's function.
 
-JAX keys its caches of traces on the function that it gets, and drops them when that function dies. So there is one
+JAX keys its caches of traces on the function it gets, and drops them when the function dies. So there is one
 inner function for each user's function, policy and set of options, even if the function is wrapped several times:
 
     st.jit(f)(x)                f, weakly  →  Shared  →  inner function for each policy  →  JAX's traces
@@ -12,8 +12,8 @@ inner function for each user's function, policy and set of options, even if the 
 A function is found again by identity, never by a user's `==`. The table in this file refers to it weakly, so that the
 entry and JAX's caches are freed with the function. The *wrapper*, `st.jit(f)`, keeps it alive.
 
-Some inner functions are not shared, and keep the user's function alive: those that JAX may call after the wrapper is
-gone, such as derivative rules, and those of functions without weak references.
+Some inner functions are not shared, and keep the user's function alive: derivative rules, since JAX may call them
+after the wrapper is gone, and the inner functions of functions without weak references.
 """
 
 import functools
@@ -46,7 +46,7 @@ If it is used again, the function is traced again.
 
 
 class Inner:
-    """Calls the user's function inside a transform. Looks like that function: same name, documentation and source.
+    """Calls the user's function inside a transform. Looks like this function: same name, documentation and source.
 
     Args:
         function: the user's function. Its name and documentation are copied, and no reference to it is kept.
@@ -56,7 +56,7 @@ class Inner:
             groups, calls the function, and packs its result.
         terms: facts shared by all traces of the function. Kept here for the adapters of some transforms.
         names: names of the arguments in JAX's messages. None to name them by the paths in their leaf groups.
-        num_before: number of arguments that come before those in leaf groups.
+        num_before: number of arguments in front of the leaf groups.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Inner:
 
         Raises:
             ReferenceError: if the function has been freed. Its wrapper keeps it alive, so the wrapper is gone, too. A
-                transform that keeps the inner function for later calls may get here.
+                transform may get here if it keeps the inner function for later calls.
         """
         function = self._get_function()
         if function is None:
@@ -121,15 +121,15 @@ class Shared:
     Args:
         function: the user's function.
         get_function: returns the function, or None if it has been freed. It refers to the function weakly. None for
-            state that is not kept in the table: it may then keep the function alive.
+            state outside the table: it may then keep the function alive.
 
     Attributes:
         get_function: returns the function, or None if it has been freed.
         names: names of the parameters.
         traces: traces of the function, to warn if static values make it retrace on every call.
-        seen: the arguments of earlier traces, to find ties that were lost between two calls.
-        unsaid: changes of arguments that were lost in traces which did not run (`jit(f).lower(m)`). If a later call
-            runs such a trace, it warns of them.
+        seen: the arguments of earlier traces, to find ties lost between two calls.
+        unsaid: changes of arguments lost in traces without a run (`jit(f).lower(m)`). If a later call
+            runs the trace, it warns of them.
         inner: policy → inner function.
     """
 
@@ -158,10 +158,9 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
     Args:
         function: the user's function.
         transform: key for the transform. It must be hashable.
-        options: the options on which the inner function depends.
+        options: the options with an influence on the inner function.
         alike: True to return one state for equal methods, and for equal wrappers of Equinox's transforms, although they
-            are made anew on each access. That is for Equinox's transforms, which compare functions by `==`. JAX's
-            transforms compare by identity.
+            are made anew on each access. Equinox's transforms compare functions by `==`, JAX's by identity.
     """
     # Find the states of all wrappers of this function, or begin with none.
     try:
@@ -188,12 +187,12 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
 
 
 class _Origin(NamedTuple):
-    """The object from which a function is made anew on each access, and how the function is made from it.
+    """The source of a function that is made anew on each access, and how the function is made from it.
 
     Attributes:
-        owner: the object. It is the function itself if that is not made anew.
-        steps: a hashable key that says how the function is made from the owner. None if the two are one object.
-        get_function: returns the function, which may be made again. Returns None once the owner has been freed, since
+        owner: the source. It is the function itself if the function is not made anew.
+        steps: a hashable key for how the function is made from the owner. None if the two are one object.
+        get_function: returns the function, perhaps made again. Returns None once the owner has been freed, since
             it refers to the owner weakly.
     """
 
@@ -203,7 +202,7 @@ class _Origin(NamedTuple):
 
 
 def _origin_of(function: Any) -> _Origin:
-    """Finds the object from which a function is made anew on each access, and how it is made.
+    """Finds the source of a function that is made anew on each access, and how it is made.
 
         model.loss               owner `model`      step: the function `loss`
         st.filter_jit(f)         owner `f`          step: the transform with its options
@@ -229,7 +228,7 @@ def _origin_of(function: Any) -> _Origin:
 
 
 class Learned:
-    """A cache of what traces of a function found out: structures of the operands → any value.
+    """A cache of findings from the traces of a function: structures of the operands → any value.
 
     It refers to the structures weakly. When one of them is freed, its entries are dropped.
     """
@@ -239,7 +238,7 @@ class Learned:
         self._entries: dict[tuple[weakref.ref[Structure], ...], tuple[Any, Any]] = {}
 
     def get(self, structures: Sequence[Structure]) -> Any:
-        """Returns the value that was added for these structures. None if no value was added."""
+        """Returns the value added for these structures. None if no value was added."""
         # Weak references to one object are equal. An entry begins with its value.
         return self._entries.get(tuple(map(weakref.ref, structures)), (None,))[0]
 
@@ -255,15 +254,14 @@ class Learned:
 
 
 class _SignatureOfGroups(inspect.Signature):
-    """The signature of an inner function, from which JAX takes the names of its arguments for messages.
+    """The signature of an inner function. JAX takes names of arguments from it, for messages.
 
     JAX prints the name of an argument and then the path of a leaf in it. The paths in a leaf group begin with the names
-    of the user's arguments already, such as `model.weight`. So the group itself has a name that prints as nothing.
+    of the user's arguments already, such as `model.weight`. So the name of the group itself prints as nothing.
 
     Args:
-        names: names of the user's arguments, with which the paths in the groups are to begin. None to keep the names
-            that are in the paths already.
-        num_before: number of arguments that come before those in leaf groups.
+        names: names of the user's arguments, to begin the paths in the groups. None to keep the names in the paths.
+        num_before: number of arguments in front of the leaf groups.
     """
 
     def __init__(self, names: Sequence[str] | None, num_before: int) -> None:
@@ -292,7 +290,7 @@ class _Nameless(str):
 
 
 class _Bound(NamedTuple):
-    """Bound arguments of a `_SignatureOfGroups`, with those attributes of `inspect.BoundArguments` that JAX reads.
+    """Bound arguments of a `_SignatureOfGroups`, with the attributes of `inspect.BoundArguments` that JAX reads.
 
     Attributes:
         signature: the signature.
@@ -314,7 +312,7 @@ class _Bound(NamedTuple):
         return {_Nameless(i): self._with_names(i, arg) for i, arg in enumerate(self.args)} | self.kwargs
 
     def _with_names(self, position: int, arg: Any) -> Any:
-        """Returns an argument with other paths, which begin with `names`. JAX only takes paths for messages from it.
+        """Returns an argument with other paths: they begin with `names`. JAX only takes paths for messages from it.
 
         Args:
             position: position of the argument.

@@ -9,7 +9,7 @@
     build the result
 
 A *label* is what the transform does with a leaf, such as the axis along which it is mapped. All leaves with one label
-form a *leaf group*, which is one argument of the transform. A *treatment* says which label each leaf has.
+form a *leaf group*, one argument of the transform. A *treatment* gives each leaf its label.
 
 The transform is applied to an *inner function* in place of the user's, and returns the *transformed function*. Both
 take leaf groups, then static arguments. To *trace* is to run the inner function: it builds the arguments, calls the
@@ -20,8 +20,8 @@ user's function and packs its result. JAX may keep the trace and run it again wi
 
 Packing numbers the objects. A *record* is the number of an object, or the entry for it in the packed structure.
 
-The steps are the same for all transforms. A family of transforms overrides what differs. C does the five steps for a
-call that is like an earlier one, and leaves all other calls to Python.
+The order of the steps is the same for all transforms. A family of transforms overrides the methods in which it differs.
+C does the five steps for a call like an earlier one, and leaves all other calls to Python.
 """
 
 import functools
@@ -53,7 +53,7 @@ from .checks._ties_lost_in_calls import SeenArguments
 
 
 class FunctionTransform(Wrapper):
-    """A function under a transform. Objects that are shared between its arguments stay shared inside the function.
+    """A function under a transform. Objects shared between its arguments stay shared inside the function.
 
     The transform is applied once for each policy and each grouping of the leaves.
 
@@ -68,10 +68,10 @@ class FunctionTransform(Wrapper):
         writes: True if the transform can write back changes of its arguments.
         bound_to: name of the called module in the code of warnings. Empty unless the user's function is a module whose
             leaves are arguments of the transform, too.
-        calls_natively: True if C may do later calls like the first one, without `called`. A class that overrides
-            `called` has False, unless it states True: its `called` then only matters in calls that Python does.
-        finishes_natively: True if C may build the result of a call, without `leave`. A class that overrides `leave` has
-            False, unless it states True.
+        calls_natively: True if C may do later calls like the first one, without `called`. False in a class with a
+            `called` of its own, unless it states True: its `called` then only matters in calls by Python.
+        finishes_natively: True if C may build the result of a call, without `leave`. False in a class with a `leave` of
+            its own, unless it states True.
     """
 
     passes_through = False
@@ -83,6 +83,7 @@ class FunctionTransform(Wrapper):
     finishes_natively = True
 
     def __init_subclass__(cls) -> None:
+        """Clears `calls_natively` or `finishes_natively` in a class that overrides the method skipped by C."""
         super().__init_subclass__()
         # C does not call these two methods. If a class overrides one, a call in C would skip the override.
         for method, attribute in (("called", "calls_natively"), ("leave", "finishes_natively")):
@@ -95,18 +96,17 @@ class FunctionTransform(Wrapper):
     # ---- A call ----
 
     def go_on(self, deferred: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Does what C left of a call, and returns the result of the call. C calls this method.
+        """Does the rest of a call after C, and returns the result of the call. C calls this method.
 
         Args:
             deferred: an empty tuple if C did nothing. If C called the transformed function, a pair of its result and
-                the call (see `call_of`). If C raised an exception, that exception.
+                the call (see `call_of`). If C raised an exception, the exception itself.
             policy: the policy in force.
             args: positional arguments of the call.
             kwargs: its keyword arguments.
 
         Raises:
-            Exception: the one that was deferred, or that Python's part of the call raised. Its cause is added to its
-                text if it is known.
+            Exception: the deferred one, or one from Python's part of the call. Its cause is added to its text, if known.
         """
         is_error = isinstance(deferred, BaseException)
         has_begun = is_error or bool(deferred)
@@ -170,7 +170,7 @@ class FunctionTransform(Wrapper):
             return self.leave(result, call, policy)
 
     def _new_pattern(self, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> CallPattern | None:
-        """Makes the pattern by which C does calls with the same keywords and as many arguments as this one.
+        """Makes the pattern for C to do calls with the same keywords and as many arguments as this one.
 
         Returns None if Python has to do these calls, since they may be grouped in another way than this one.
         """
@@ -190,16 +190,16 @@ class FunctionTransform(Wrapper):
         )
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Returns `CallPattern.bound`: how C reorders the arguments of such calls before it packs them.
+        """Returns `CallPattern.bound`: how C reorders the arguments of later calls before it packs them.
 
         None to pack them as they are written in the call.
         """
         return None
 
     def for_later_calls(self, transformed: Any) -> Any:
-        """Returns the function that C calls for leaf groups with the labels of this call.
+        """Returns the function for C to call in later calls whose leaf groups have the labels of this call.
 
-        That is the transformed function, or one that skips work which only a first call needs.
+        It is the transformed function, or one without the work that only a first call needs.
         """
         return transformed
 
@@ -226,14 +226,14 @@ class FunctionTransform(Wrapper):
         raise error
 
     def raise_vanilla_error(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Calls the user's function under the vanilla transform, which raises its own error for a wrong call.
+        """Calls the user's function under the vanilla transform, for its own error about a wrong call.
 
         Returns None if the vanilla transform accepts the call.
         """
         self.transform(self.function, **self.options)(*args, **kwargs)
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Adds the cause to an error that JAX raised, or raises an error that names the cause, if JAX cannot know it.
+        """Adds the cause to an error of JAX, or raises a better error, if JAX cannot know the cause.
 
         Returns None if there is nothing to add, or if the cause was added to the text of `error`. The caller then
         raises `error`.
@@ -277,7 +277,7 @@ class FunctionTransform(Wrapper):
         return ()
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Returns the treatments of the arguments, which say what label each leaf has.
+        """Returns the treatments of the arguments: they give each leaf its labels.
 
         By default leaves are grouped by whether they are donated, or form one group if nothing is donated.
         """
@@ -296,7 +296,7 @@ class FunctionTransform(Wrapper):
 
         Args:
             policy: the policy of the call.
-            arguments: arguments of the call. In place, their labels are those of the changed arguments.
+            arguments: arguments of the call. In place, changed arguments are returned under the same labels.
         """
         return None
 
@@ -317,7 +317,7 @@ class FunctionTransform(Wrapper):
         return self.transform(inner, **self.options)
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Returns a sentence that says why `in_place=True` could not write a change back. Empty if it could.
+        """Returns the reason, as a sentence, why `in_place=True` could not write a change back. Empty if it could.
 
         Args:
             call: the call.
@@ -347,7 +347,7 @@ class FunctionTransform(Wrapper):
 
         Raises:
             InconsistentSharingError: if a module would be treated in two ways, or a donated array is also in an
-                argument that is not donated.
+                argument that is kept.
             SharingMismatchError: if an option does not fit the arguments.
             CycleError: if an object contains itself.
         """
@@ -362,13 +362,13 @@ class FunctionTransform(Wrapper):
         Returns the call itself. Under an outer trace JAX takes no buffer, so nothing is copied.
 
         Raises:
-            InconsistentSharingError: if a donated array is also in an argument that is not donated.
+            InconsistentSharingError: if a donated array is also in an argument that is kept.
         """
         donation = self.donation_treatment(call.arguments)
         return call if donation is None else take_each_buffer_once(call, donation, self.transform_name)
 
     def donation_treatment(self, arguments: Arguments) -> Treatment | None:
-        """Makes the treatment that labels each leaf as donated or kept. None if no argument is donated."""
+        """Makes the treatment of donation: each leaf is labelled as donated or kept. None if no argument is donated."""
         return donation_treatment(arguments, self.donated_positions(len(arguments.args), arguments.kwargs))
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None) -> Any:
@@ -378,7 +378,7 @@ class FunctionTransform(Wrapper):
             result: result of the transformed function: one leaf group, or several.
             call: the call.
             policy: the policy of the call.
-            used: returns the leaves of the arguments on which the computation depends. None for `leaves_used`.
+            used: returns the leaves of the arguments used by the computation. None for `leaves_used`.
         """
         groups = result.parts if type(result) is LeafGroups else (result,)
         if policy.in_place:
@@ -393,7 +393,7 @@ class FunctionTransform(Wrapper):
         return leave(groups, passed_through(call, structure, used or (lambda: self.leaves_used(call))))
 
     def leaves_used(self, call: Call) -> Sequence[Any]:
-        """Returns the leaves of the arguments on which the computation depends. By default, all leaves.
+        """Returns the leaves of the arguments used by the computation. By default, all leaves.
 
         If one of these is committed to a device, vanilla `jax.jit` commits its results.
         """
@@ -428,10 +428,10 @@ class FunctionTransform(Wrapper):
     # ---- The function's side ----
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
-        """Returns the inner function, which the transform gets in place of the user's. It is made once for each policy.
+        """Returns the inner function, which the transform gets. It is made once for each policy.
 
         Raises:
-            TypeError: in place, if the user's function is a mutable module or a method of one. What it changes in
+            TypeError: in place, if the user's function is a mutable module or a method of one. Its changes of
                 itself would not be written back.
         """
         shared = self._shared
@@ -446,7 +446,7 @@ class FunctionTransform(Wrapper):
         return inner
 
     def _without_function(self) -> Self:
-        """Returns a copy of the wrapper to which the inner function refers.
+        """Returns a copy of the wrapper for the inner function to refer to.
 
         The copy refers neither to the user's function nor to the inner function. So both are freed with the wrapper.
         """
@@ -466,7 +466,7 @@ class FunctionTransform(Wrapper):
     _records_of_traces: tuple[Traces, SeenArguments, Unsaid]
 
     def terms(self, policy: Policy) -> Terms:
-        """Makes the facts that all traces of the function under a policy have in common. Called on the copy alone."""
+        """Makes the facts common to all traces of the function under a policy. Called on the copy alone."""
         return Terms(
             self.transform_name,
             self.names,
@@ -499,15 +499,15 @@ class FunctionTransform(Wrapper):
         return self.pack_results(trace.call_with(received, arguments.args, arguments.kwargs), trace)
 
     def is_taken(self, received: Received) -> Callable[[int], bool]:
-        """Returns a predicate on records: True if the transform takes over buffers of the object, which is donated.
+        """Returns a predicate on records: True if the object is donated, so the transform takes over its buffers.
 
-        Such an object may not pass through, since the caller's own object has lost its buffers.
+        The object may not pass through, since the caller's own object has lost its buffers.
         """
         donation = self.donation_treatment(received.arguments)
         return (lambda _: False) if donation is None else donated_records(received.tree, donation).__contains__
 
     def received(self, args: Sequence[Any]) -> Received:
-        """Builds the arguments with which the user's function is called.
+        """Builds the arguments for the user's function.
 
         Args:
             args: leaf groups, then static arguments.
@@ -519,11 +519,11 @@ class FunctionTransform(Wrapper):
     def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
         """Packs the result of the function and, in place, the changed arguments, for the transform.
 
-        Warns of ties that the function lost.
+        Warns of ties lost by the function.
 
         Args:
-            result: what the user's function returned.
-            trace: the trace, which has the arguments that the function received.
+            result: the result of the user's function.
+            trace: the trace, with the arguments as received by the function.
 
         Returns:
             One leaf group, or `LeafGroups` if the transform has an option for results.
@@ -552,12 +552,12 @@ class FunctionTransform(Wrapper):
     def _pack_by_label(self, result: Any, trace: FunctionTrace, treatment: Treatment) -> Any:
         """Packs a result and, in place, the changed arguments into several leaf groups, one for each label.
 
-        Warns of ties that the function lost.
+        Warns of ties lost by the function.
 
         Args:
-            result: what the user's function returned.
-            trace: the trace, which has the arguments that the function received.
-            treatment: which label each leaf has. In place, its prefix has a part for the arguments in front.
+            result: the result of the user's function.
+            trace: the trace, with the arguments as received by the function.
+            treatment: the treatment of the result. In place, its prefix has a part for the arguments in front.
 
         Raises:
             UnfitResultError: if the option for results does not fit the result.
@@ -589,7 +589,7 @@ class UnfitResultError(Exception):
     """An option does not fit the result of the function. A trace raises this, and the wrapper raises a better error.
 
     Attributes:
-        error: the error that says what does not fit. See `FunctionTransform.refused`.
+        error: the error with the reason. See `FunctionTransform.refused`.
     """
 
     def __init__(self, error: SharingMismatchError) -> None:
@@ -604,8 +604,8 @@ def rules_of_call(policy: Policy, *, filtered: bool, is_exact: bool = False) -> 
     Args:
         policy: what carries identity.
         filtered: True if only arrays are traced, as under Equinox's transforms.
-        is_exact: True to pack static values as these very objects, and not as equal copies. This is for transforms that
-            call the function each time. A trace that serves many calls has the static values of the first call.
+        is_exact: True to pack static values as these very objects, and not as equal copies. This is for transforms
+            that call the function each time. A kept trace has the static values of the first call.
     """
     # "outside" is the convention outside all modules: every leaf is traced, and the transform refuses what it cannot
     # trace. Arrays and plain containers are values without identity there.

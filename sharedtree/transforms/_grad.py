@@ -1,7 +1,7 @@
 """`jax.grad`, `jax.value_and_grad`, Jacobians, and their Equinox counterparts.
 
 In a differentiated module, only the inexact traced leaves (floating point or complex) are differentiated. The leaves of
-a call form two *leaf groups*, each of which is one argument of the transform: the first group is passed to the function
+a call form two *leaf groups*, the two arguments of the transform: the first group is passed to the function
 undifferentiated, the second is differentiated. A leaf at several paths is in a group once. The gradient is a module of
 the same shape and sharing, with `None` for leaves without a gradient. A Jacobian has the shape of the function's
 result, and a gradient in the place of each of its leaves.
@@ -98,7 +98,7 @@ class GradTransform(FunctionTransform):
     # ---- Which leaves are differentiated ----
 
     def differentiated_positions(self, num_args: int) -> list[int]:
-        """Positions of the differentiated arguments in a call, in order. Those beyond its arguments are left out.
+        """Positions of the differentiated arguments in a call, in order, without positions beyond its arguments.
 
         Args:
             num_args: number of positional arguments in the call.
@@ -108,7 +108,7 @@ class GradTransform(FunctionTransform):
         return sorted([i for i in positions if 0 <= i < num_args])
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Returns how leaves are grouped: those that are not differentiated first, then the differentiated ones."""
+        """Returns how leaves are grouped: a group without differentiation, and then the differentiated group."""
         prefix = self._prefix(arguments)
 
         def treatments(tree: FlatDag) -> Sequence[Treatment]:
@@ -159,7 +159,7 @@ class GradTransform(FunctionTransform):
         )
 
     def _prefix(self, arguments: Arguments) -> Branch:
-        """Makes the prefix tree of all arguments: True for what `argnums` and `wrt` select, False for the rest."""
+        """Makes the prefix tree of all arguments: True where `argnums` and `wrt` select, otherwise False."""
         differentiated = self.differentiated_positions(len(arguments.args))
         # For each argument in the graph: its index, or its name if it was passed by keyword.
         positions = positions_of(arguments.parts()[1])
@@ -187,7 +187,7 @@ class GradTransform(FunctionTransform):
         Warns if a tie between a differentiated leaf and another one is cut, since the gradient will then lack a part.
 
         Raises:
-            TypeError: if a `jax.Ref` in a module would be differentiated, under a transform that cannot.
+            TypeError: if a `jax.Ref` in a module would be differentiated, and the transform cannot do so.
             ValueError: if `wrt` selects no leaf, although it could.
         """
         # If an argument of `argnums` is missing, the transform raises its own error.
@@ -221,7 +221,7 @@ class GradTransform(FunctionTransform):
     def _transform_as_code(self, policy: Policy) -> str:
         """Writes the code of this transform, with `{}` for the function and for more options.
 
-        For example, `sharedtree.grad({}, has_aux=True{})`. Whoever fills it in adds `argnums`.
+        For example, `sharedtree.grad({}, has_aux=True{})`. Then `argnums` is among the options to be filled in.
         """
         options = "".join(f", {name}={value!r}" for name, value in self.options.items() if name != "argnums")
         options += ", wrt=wrt" if self._filter is not None else ""
@@ -244,12 +244,12 @@ class GradTransform(FunctionTransform):
         return transformed
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Builds what the user gets: the gradient in modules, and the value and the auxiliary data if asked for.
+        """Builds the result for the user: the gradient in modules, and the value and the auxiliary data if asked for.
 
-        In place, also writes what the function changed into the caller's objects.
+        In place, also writes the function's changes into the caller's objects.
 
         Args:
-            result: what the transform returned, with leaf groups.
+            result: the result of the transform, with leaf groups.
             call: the call.
             policy: the policy of the call.
             used: not read. Nothing passes through a gradient.
@@ -298,8 +298,8 @@ class GradTransform(FunctionTransform):
             call: the call.
 
         Returns:
-            The gradient of the argument that `argnums` names, or a tuple of gradients if `argnums` is a tuple. For a
-            Jacobian, the function's result with such a gradient in place of each leaf.
+            The gradient of one argument, or a tuple of gradients if `argnums` is a tuple. For a Jacobian, the
+            function's result with a gradient in place of each leaf.
         """
 
         def build_nested(leaf: Any) -> Any:
@@ -317,17 +317,17 @@ class GradTransform(FunctionTransform):
     # ---- The function's side ----
 
     def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
-        """Packs the auxiliary data and, in place, what the function changed, into one leaf group beside the value.
+        """Packs the auxiliary data and, in place, the function's changes, into one leaf group beside the value.
 
-        Also warns of ties that the function lost.
+        Also warns of lost ties.
 
         Args:
-            result: what the user's function returned: the value or, with `has_aux`, a pair of the value and the
+            result: the result of the user's function: the value or, with `has_aux`, a pair of the value and the
                 auxiliary data.
             trace: the trace of the function.
 
         Returns:
-            What the transform gets: the value, or a pair of the value and the group if there are auxiliary data or
+            The result for the transform: the value, or a pair of the value and the group if there are auxiliary data or
             changes. The value of a Jacobian is in a leaf group, too.
 
         Raises:
@@ -372,7 +372,7 @@ class ValueAndGradTransform(GradTransform):
 class JacobianTransform(GradTransform):
     """A function under `jax.jacfwd`, `jax.jacrev` or `jax.hessian`, with identities preserved.
 
-    The function's value may be any tree, and the Jacobian has its shape. An object that is both in the value and in the
+    The function's value may be any tree, and the Jacobian has its shape. An object in both the value and the
     auxiliary data comes back as two objects.
     """
 
@@ -408,13 +408,13 @@ def _can_be_differentiated(leaf: Any, *, allow_int: bool) -> bool:
 
 
 def undifferentiated_records(tree: FlatDag, rules: Any) -> set[int]:
-    """Finds the references and structs that the function gets without differentiation, as in Equinox.
+    """Finds the references and structs to be passed to the function without differentiation, as in Equinox.
 
-    These are all of them under an Equinox transform, and those in Equinox modules under a transform of JAX.
+    Under an Equinox transform it finds all of them, under a transform of JAX the ones in Equinox modules.
 
     Args:
         tree: the packed arguments.
-        rules: the rules under which they were packed.
+        rules: how they were packed.
     """
     records = [record for record, leaf in tree.leaves.items() if _is_reference_or_struct(leaf)]
     # For each record, whose convention decides which leaves are traced: that of the library of the module around it.
@@ -446,7 +446,7 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
         title: name of the transform. Nothing is raised if it is not in `_TRANSFORMS_REFUSING_REFERENCES`.
 
     Raises:
-        TypeError: with the paths of the references and code that leaves them out. JAX's own error is a TypeError, too,
+        TypeError: with the paths of the references and code to leave them out. JAX's own error is a TypeError, too,
             without paths and code.
     """
     group = call.groups[-1]
@@ -487,11 +487,11 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
 
 
 def modules_used_twice(outcomes: Outcomes) -> set[int]:
-    """Finds the modules that may be split in two: one that is differentiated, and one that is not.
+    """Finds the modules that may be split in two, one differentiated and one not.
 
-    They are the modules that one differentiated argument and one other argument hold at the same paths. An example is
-    `td(q, q)` right after a hard update of the target network: both arguments are one model, and it is clear what is
-    meant. A module that a third argument holds, too, or that is at another path, is not among them. It raises an error.
+    They are at the same paths in one differentiated argument and in one other argument. An example is
+    `td(q, q)` right after a hard update of the target network: both arguments are one model, and what is
+    meant is clear. A module in a third argument, too, or at another path is not among them. It raises an error.
 
     Args:
         outcomes: the outcomes of all arguments. The outcome of a leaf is True if it is differentiated. An object has a
@@ -531,7 +531,7 @@ def modules_used_twice(outcomes: Outcomes) -> set[int]:
 
 
 def _records_at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
-    """Finds the records below two modules that one module holds at a path where the other holds another object.
+    """Finds the records that one of two modules has at a path where the other module has another object.
 
     Args:
         tree: the packed arguments.

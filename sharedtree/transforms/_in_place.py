@@ -1,8 +1,8 @@
-"""`Policy(in_place=True)`: what a function changed in its arguments is written back into the caller's objects.
+"""`Policy(in_place=True)`: a function's changes of its arguments are written back into the caller's objects.
 
-An object has changed if it no longer has the parts with which it was received. The function's side packs the changed
-objects and the result as one tuple. That includes objects that the function has taken out of its arguments, since the
-caller may still hold them. A *record* is the entry for an object in the packed arguments, numbered from 0. In the
+An object has changed if its parts are no longer the received ones. The function's side packs the changed objects and
+the result as one tuple. Objects that the function has taken out of its arguments are packed, too, since the caller may
+still hold them. A *record* is the entry for an object in the packed arguments, numbered from 0. In the
 packed tuple, an unchanged object is a `Given` with the number of its record, and a changed object is an `Update` with
 this number and the new content:
 
@@ -11,8 +11,8 @@ this number and the new content:
 The caller's side first builds all new contents, and then writes them. So the caller's objects change all together or,
 after an error, not at all.
 
-A *static* value is a part of an object that is no array: a string, a config, a function. JAX may run an earlier trace
-for a call. Then the new contents have the static values of that earlier call, and the caller's are put in their place.
+A *static* value is a part of an object, but no array: a string, a config, a function. JAX may run an earlier trace
+for a call. Then the new contents have the static values of the earlier call, and the caller's are put in their place.
 """
 
 import collections
@@ -44,15 +44,15 @@ IN_PLACE = " in place of "
 
 
 def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
-    """Returns rules for packing, under which an unchanged object becomes a `Given`, and a changed one an `Update`.
+    """Returns rules to pack an unchanged object as a `Given`, and a changed one as an `Update`.
 
-    Which objects changed is in two fields of the rules, `given` and `updated`: received object → its record.
+    The unchanged objects are in the field `given` of the rules, the changed ones in `updated`: object → its record.
 
     Args:
         rules: rules for everything else.
-        received: what the function received, with the objects as they are now.
+        received: the arguments of the function, with the objects as they are now.
         is_taken: see `IsTaken`.
-        deeply: True if an object that holds a changed object counts as changed.
+        deeply: True if a holder of a changed object counts as changed.
     """
     objects = ReceivedObjects(received, containers=rules.containers)
     is_unchanged = objects.is_deeply_unchanged if deeply else objects.is_unchanged
@@ -71,14 +71,14 @@ def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deepl
 def with_changes(
     result: Any, received: FlatDag, rules: Rules, is_taken: IsTaken, writable: Container[int] | None = None
 ) -> FlatDag:
-    """Packs the objects that a function changed, and its result, as one tuple. The result is the last entry.
+    """Packs the objects changed by a function, and its result, as one tuple. The result is the last entry.
 
     Args:
-        result: what the function returned.
-        received: what it received, with the objects as they are now.
+        result: the result of the function.
+        received: its arguments, with the objects as they are now.
         rules: how results are packed.
         is_taken: see `IsTaken`.
-        writable: records of the objects that are written back. Other changed objects are packed only if they are in the
+        writable: records of the objects to be written back. Other changed objects are packed only if they are in the
             result, as new objects. None to write all changed objects back.
 
     Returns:
@@ -104,7 +104,7 @@ def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: 
     """Packs several trees as one tuple, with the ties between them. Each tree has a convention of its own.
 
     Args:
-        trees: the trees, each with the convention around it, which says which leaves are traced.
+        trees: the trees, each with the convention around it.
         rules: how they are packed. Their convention is not read.
         keys: for each tree, the beginning of its paths.
 
@@ -126,11 +126,11 @@ def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: 
 
 
 def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
-    """Returns, for each record, the convention around it on its first path. It says which leaves are traced there.
+    """Returns, for each record, the convention around it on its first path. It says when a leaf is traced there.
 
     Args:
-        received: what the function received.
-        rules: the rules under which it was packed. Their convention is that around the root.
+        received: the arguments of the function.
+        rules: how they were packed, with the convention around the root.
     """
     convention_of: dict[int, Inherited] = {}
     # The first child is on top of the stack, so records come up in the order of their first paths.
@@ -151,12 +151,12 @@ def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
 
 
 def commit_changes(call: Call, transform: str, *trees: Sequence[LeafGroup]) -> list[Any]:
-    """Builds what a transform returned, and writes the changes in it into the caller's objects, all or nothing.
+    """Builds the results of a transform, and writes the changes in them into the caller's objects, all or nothing.
 
     Args:
         call: the call.
         transform: name of the transform, for errors.
-        trees: for each tree, all of its leaf groups. (A leaf group holds leaves that the transform treats alike.)
+        trees: for each tree, all of its leaf groups. (A leaf group holds leaves treated alike by the transform.)
 
     Returns:
         The trees, as the function packed them. A tree of `with_changes` is a tuple whose last entry is the result. An
@@ -180,7 +180,7 @@ class Changes:
         title: name of the transform, for errors.
 
     Attributes:
-        pending: what is to be written: target, content, target, content, and so on. A target is an object of the
+        pending: the contents to be written: target, content, target, content, and so on. A target is an object of the
             caller's. Its content is a new object of the same class. C takes them in one flat list.
     """
 
@@ -194,15 +194,14 @@ class Changes:
         """Adds new content for one of the caller's objects, to be written by `commit`. Returns that object.
 
         A transform may treat an object in two ways: `in_axes` says 0 at one path and 1 at another. Then the object was
-        *split* into two pieces, which are two objects inside the function. It is the caller's one object still.
+        *split* into two pieces, two objects inside the function. It is the caller's one object still.
 
         Args:
             record: record of the object.
             content: a new object of its class. Its static values are replaced by the caller's.
 
         Raises:
-            InconsistentSharingError: if the object is a container that was split, or a module of which two pieces were
-                changed.
+            InconsistentSharingError: if the object is a split container, or a module with changes in two pieces.
         """
         target = self._call.objects[record]
         # True if another piece of this object was changed. The targets are the entries at even places.
@@ -225,7 +224,7 @@ class Changes:
         return target
 
     def _raise_split_container(self, target: Any) -> NoReturn:
-        """Raises the error for a container that was split into two by a loop, and of which both pieces were changed.
+        """Raises the error for a container split into two by a loop, if both pieces were changed.
 
         The body of the loop returned two objects where it had received one. From then on, the loop carried two.
 
@@ -262,7 +261,7 @@ class CallersStatics:
 
         m.config, m.spare = m.spare, m.config           the trace exchanges two copies, the caller's objects are written
 
-    The first replacement reads the static objects of all arguments. Later replacements look up what it read.
+    The first replacement reads the static objects of all arguments. Later replacements look them up.
 
     Args:
         tree: the arguments as packed.
@@ -277,8 +276,8 @@ class CallersStatics:
         """Replaces static objects in new content by the caller's objects with equal content.
 
         Args:
-            content: an object of the class of `target`, built from what the trace has. It is changed.
-            target: the caller's object to which the content will be written. It is only read. If an attribute of it
+            content: an object of the class of `target`, built with static values of the trace. It is changed.
+            target: the caller's object for this content. It is only read. If an attribute of it
                 equals the new one, the caller's value of this attribute is taken.
         """
         # A structure with `objects` was made for this call alone, so the content has the caller's own objects already.
@@ -318,11 +317,11 @@ class CallersStatics:
                 object.__setattr__(content, str(place), callers_value)
 
     def _with_callers_objects(self, value: Any, memo: IdentityDict[Any]) -> Any:
-        """Returns a static value in which objects are replaced by the caller's objects with equal content.
+        """Returns a static value with its objects replaced by the caller's objects with equal content.
 
         Args:
             value: the static value.
-            memo: part → what replaces it, for the parts that were replaced before. Extended.
+            memo: part → its replacement, for the parts replaced so far. Extended.
         """
         if value not in memo:
             # If a cycle leads back to this part, the part itself is taken.
@@ -336,7 +335,7 @@ class CallersStatics:
         return memo[value]
 
     def _find_equal_object(self, value: Any) -> Any:
-        """Returns the caller's first static object whose content equals that of a value. None if there is none."""
+        """Returns the caller's first static object with content equal to a value's. None if there is none."""
         # `key_of` returns the key of a content, and two flags.
         try:
             key, _, _ = key_of(value)
@@ -350,7 +349,7 @@ class CallersStatics:
         return self._object_of_content.get(key)
 
     def _objects(self) -> Iterable[Any]:
-        """Iterates over the static objects in the arguments for which an equal object is no substitute."""
+        """Iterates over the static objects with identity in the arguments (`objects_with_identity`)."""
         for record, (op, _) in enumerate(self._tree.records):
             # A static leaf, or a node whose auxiliary data has such objects.
             if type(op) is Static and op.has_objects:
@@ -389,13 +388,13 @@ def _has_equal_content(left: Any, right: Any) -> bool:
 def write(pending: Sequence[Any]) -> None:
     """Writes new contents into objects, all or nothing.
 
-    `write_natively` does the same in C. This function defines what it does, and writes what C cannot.
+    `write_natively` does the same in C. This function is its specification, and writes all that C cannot.
 
     Args:
         pending: target, content, target, content, and so on, as in `Changes`.
 
     Raises:
-        Exception: what a class raises when one of its objects is written to. All objects have their old content then.
+        Exception: raised by a class whose object cannot be written to. All objects have their old content then.
     """
     # Each target that was written to, with its old content.
     written: list[tuple[Any, Any]] = []
@@ -420,7 +419,7 @@ def write(pending: Sequence[Any]) -> None:
 def _with_kept_values(new: Any, old: Any) -> Any:
     """Replaces the mark `KEPT` in a new content by the old values, and returns the new content.
 
-    C builds contents with this mark for a static value that is unchanged. They are then written by C or, if it cannot,
+    C builds contents with this mark for an unchanged static value. They are then written by C or, if it cannot,
     by `write`.
 
     Args:
@@ -434,7 +433,7 @@ def _with_kept_values(new: Any, old: Any) -> Any:
 
 
 def _content(obj: Any) -> Any:
-    """Copies what an object holds.
+    """Copies the content of an object.
 
     Returns:
         The items of a container, as a list or dict. For other objects a dict of the attributes, including slots.
@@ -454,9 +453,9 @@ def _content(obj: Any) -> Any:
 
 
 def _names_in_flatten(obj: Any) -> Iterable[str]:
-    """Returns the names of an object's attributes that a copy has, which a flatten and an unflatten make.
+    """Returns the names of the attributes of a copy, made of an object by a flatten and an unflatten.
 
-    The function receives such a copy, so these are the attributes that it may have removed. A plain container has none.
+    The function receives a copy like this, so these are the attributes it may have removed. A plain container has none.
     """
     node_type = node_type_of(obj)
     assert node_type is not None

@@ -1,20 +1,20 @@
-"""Pass-through: under `jax.jit`, a module that the function returns unchanged comes back as the caller's own object.
+"""Pass-through: under `jax.jit`, a module returned unchanged comes back as the caller's own object.
 
     model is sharedtree.jit(lambda model, x: model)(model, x)      True. The program has no output for `model`.
 
-Unchanged means deeply: every leaf, every static value and every child is the very object that was received. The
-structure of the result refers to such a module by the number of its *record*, the entry for it in the packed arguments.
+Unchanged means deeply: every leaf, every static value and every child is the very object received. The structure
+of the result refers to the module by the number of its *record*, the entry for it in the packed arguments.
 So it costs neither an output nor a copy.
 
 The module must also equal what vanilla `jax.jit` would have returned: each leaf is a `jax.Array`, and is committed to
 its device if an output of the program is. If a leaf is a NumPy array or a Python number, or if another argument is
-committed and the leaf is not, the leaves are passed through a `jax.jit` that does nothing else, and the modules are
+committed and the leaf is not, the leaves are passed through a `jax.jit` that only returns them, and the modules are
 built anew.
 
 An object is *outside* modules if only plain containers (tuples, lists, dicts) lead to it. There, arrays are values, and
-carry no identity: two arguments that are one array come back as two arrays.
+carry no identity: one array in two arguments comes back as two arrays.
 
-*Flattening* an object takes it apart into its children and its *auxiliary data*, which is everything else in it.
+*Flattening* an object takes it apart into its children and its *auxiliary data*, everything else in it.
 """
 
 import functools
@@ -38,11 +38,11 @@ from ._caller_side import Call, keep
 def find_unchanged(
     result: Any, received: FlatDag, is_taken: Callable[[int], bool], *, containers: bool
 ) -> IdentityDict[int]:
-    """Finds the modules and references in a result that were received, and are deeply unchanged.
+    """Finds the modules and references in a result that the function received, and left deeply unchanged.
 
     Args:
-        result: what the function returned.
-        received: what it received, with the objects as they are now.
+        result: the result of the function.
+        received: its arguments, with the objects as they are now.
         is_taken: (record) → True if the object may not be passed through, since its buffers are donated.
         containers: True if mutable containers outside modules carry identity.
 
@@ -73,12 +73,12 @@ def find_unchanged(
 
 
 class ReceivedObjects:
-    """The objects with identity that a function received. Tells which of them the function left unchanged.
+    """The objects with identity in the arguments of a function. Tells if the function left them unchanged.
 
-    An object is compared with its record, which says what it was when the function received it.
+    An object is compared with its record, made before the function was called.
 
     Args:
-        received: what the function received, with the objects as they are now.
+        received: the arguments of the function, with the objects as they are now.
         containers: True if mutable containers outside modules carry identity.
 
     Attributes:
@@ -115,7 +115,7 @@ class ReceivedObjects:
     def is_deeply_unchanged(self, record: int) -> bool:
         """Returns True if an object and everything below it is as it was received.
 
-        Cost: the first call visits all objects that were received. Later calls look its answers up.
+        Cost: the first call visits all objects in the arguments. Later calls look its answers up.
         """
         if self._is_deeply_unchanged is None:
             self._is_deeply_unchanged = []
@@ -126,7 +126,7 @@ class ReceivedObjects:
         return self._is_deeply_unchanged[record]
 
     def is_unchanged(self, record: int) -> bool:
-        """Returns True if a node has the children and the auxiliary data with which it was received. True for a leaf.
+        """Returns True if a node has its children and auxiliary data from before the call. True for a leaf.
 
         Changes below a child do not count, unless the child is a tuple or another value without identity.
         """
@@ -145,13 +145,13 @@ class ReceivedObjects:
         return all(map(self._is_child_or_rebuilt, objects_now, objects_again, children))
 
     def _is_child(self, obj: Any, record: int) -> bool:
-        """Returns True if an object is the one that was received for a record, or an equal value without identity.
+        """Returns True if an object is the received object of a record, or an equal value without identity.
 
         Static values are compared by content, and tuples part by part.
 
         Args:
-            obj: what a node has now as a child.
-            record: record of what it had there when it was received.
+            obj: a child of a node now.
+            record: record of the child in the same place when the node was received.
         """
         op = self.received.records[record][0]
         if obj is self.received.objects[record]:
@@ -167,22 +167,22 @@ class ReceivedObjects:
     def _is_child_or_rebuilt(self, obj: Any, obj_again: Any, record: int) -> bool:
         """Returns True if a node still has a child, where its flatten may build plain containers anew on each call.
 
-        The child is the very object that was received, or a container that the flatten built around the same contents.
+        The child is the very object received, or a container built by the flatten around the same contents.
 
         Args:
-            obj: what a flatten of the node has in this place.
-            obj_again: what a second flatten of the node has there. If it is another object, the flatten builds it anew.
-            record: record of what the node had there when it was received.
+            obj: the child in this place, from a flatten of the node.
+            obj_again: the child from a second flatten. If it is another object, the flatten builds it anew.
+            record: record of the child in this place when the node was received.
         """
         return self._is_child(obj, record) or (obj is not obj_again and self._has_content(obj, obj_again, record))
 
     def _has_content(self, obj: Any, obj_again: Any, record: int) -> bool:
-        """Returns True if an object is a plain container with the class and contents of the one that was received.
+        """Returns True if an object is a plain container with the class and contents of the received one.
 
         Args:
-            obj: what a flatten of the parent has in this place.
-            obj_again: what a second flatten has there. The same object if the container is not built anew.
-            record: record of what was received in this place.
+            obj: the child in this place, from a flatten of its parent.
+            obj_again: the child from a second flatten. The same object if the container is not built anew.
+            record: record of the child in this place when the parent was received.
         """
         op, children = self.received.records[record]
         if type(op) is not Node or not op.type.is_plain:
@@ -204,7 +204,7 @@ def _as_outputs(leaves: Sequence[Any], committed_argument: Any) -> Sequence[Any]
 
     Args:
         leaves: the leaves.
-        committed_argument: an array that is committed to a device, so that the outputs are, too. None if there is none.
+        committed_argument: an array committed to a device. Then the outputs are committed, too. None if there is none.
     """
     # `jax.jit` has read it. `keep_unused` keeps it among the arguments that decide about the device.
     del committed_argument
@@ -214,17 +214,17 @@ def _as_outputs(leaves: Sequence[Any], committed_argument: Any) -> Sequence[Any]
 def passed_through(
     call: Call, structure: Structure, find_used_leaves: Callable[[], Sequence[Any]]
 ) -> Callable[[int], Any]:
-    """Returns a function: record of an unchanged object → the object that the caller gets in the result.
+    """Returns a function: record of an unchanged object → the object in the result for the caller.
 
-    If vanilla `jax.jit` would return each leaf of the unchanged objects as it is, that is the caller's own object.
-    If it would return another array for even one of them, all unchanged objects are built anew. They may share parts,
-    and building only some of them anew would cut these ties.
+    If vanilla `jax.jit` would return each leaf of the unchanged objects as it is, the result has the caller's own
+    object. If it would return another array for even one of them, all unchanged objects are built anew. They may share
+    parts, and building only some of them anew would cut these ties.
 
     Args:
         call: the call.
         structure: structure of the result. Its `given` are the records of the unchanged objects.
-        find_used_leaves: returns the leaves of the arguments that the computation uses. It is called only if some leaf
-            that is passed through is not committed and some argument is.
+        find_used_leaves: returns the leaves of the arguments used by the computation. It is called only if some leaf of
+            the unchanged objects is not committed, and some argument is.
     """
     objects, records = call.tree.objects, call.tree.records
     # The records of all unchanged objects, and of all that is inside them. `canonical` numbers what is below a record,
@@ -277,7 +277,7 @@ def _is_what_jit_returns(leaf: Any, committed_argument: Any) -> bool:
 
     Args:
         leaf: the leaf.
-        committed_argument: a committed argument that the program uses. None if there is none.
+        committed_argument: a committed argument used by the program. None if there is none.
     """
     # A reference is returned as it is. A tracer is placed by the outer transform.
     if isinstance(leaf, jax.Ref) or is_tracer(leaf):
@@ -286,13 +286,13 @@ def _is_what_jit_returns(leaf: Any, committed_argument: Any) -> bool:
 
 
 def has_identity_outside(obj: Any, *, containers: bool) -> bool:
-    """Returns True if an object that is in no module carries identity.
+    """Returns True if an object outside modules carries identity.
 
     Modules and references do. So do mutable containers if `containers` is true, except a `deque`: JAX does not take it
     apart, so outside modules it is a static value.
 
     Args:
-        obj: the object, which is in no module.
+        obj: the object. It is in no module.
         containers: True if mutable containers outside modules carry identity.
     """
     node_type = node_type_of(obj)
@@ -303,7 +303,7 @@ def has_identity_outside(obj: Any, *, containers: bool) -> bool:
 
 
 def is_committed(leaf: Any) -> bool:
-    """Returns True if a leaf is an array that is committed to its device. JAX moves uncommitted ones where needed."""
+    """Returns True if a leaf is an array committed to its device. JAX moves uncommitted ones where needed."""
     # The fast test for nearly all leaves.
     if type(leaf) is ConcreteArray:
         return leaf.committed

@@ -3,16 +3,16 @@
     f(Net(w, b), x)     in_axes=(Net(0, None), 0)      groups  [w, x]  [b]      JAX gets  in_axes=(0, None)
 
 The *label* of a leaf is its axis, as the user's prefix tree says it: `Net(0, None)` gives `w` the label 0. All leaves
-with one label form a *leaf group*, which is one argument of the transform. A tied leaf is in a group once.
+with one label form a *leaf group*, one argument of the transform. A tied leaf is in a group once.
 
 Under `shard_map` the labels are partition specifications: along which axes of a mesh a leaf is divided between devices.
 A tied leaf is divided once, so each device gets one shard of it.
 
 The axis of a leaf may be written in two ways: `-1` and `1` are one axis if the leaf has two. To *resolve* a label is to
-find the one way in which it is compared with others.
+write it in one of them, so that equal axes are equal labels.
 
 *In place* means that what the function changes in its arguments is written back into the caller's objects. The changed
-arguments are the *state*. It is returned beside the result, along the axes along which the arguments came.
+arguments are the *state*. It is returned beside the result, along the axes of the arguments.
 """
 
 import functools
@@ -82,10 +82,10 @@ class VmapTransform(FunctionTransform):
         super().check_options()
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Rewrites the text of two errors that JAX raised.
+        """Rewrites the text of two errors of JAX.
 
-        One is about different sizes of the mapped axes: keyword arguments get the names that vanilla JAX gives them.
-        The other is about an object without an axis that was changed in place: the new text says how to avoid that.
+        One is about different sizes of the mapped axes: keyword arguments get the names of vanilla JAX. The
+        other is about an object without an axis that was changed in place: the new text says how to avoid the error.
 
         Args:
             error: the error. Its text may be changed.
@@ -114,7 +114,7 @@ class VmapTransform(FunctionTransform):
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
         """Returns how leaves are grouped: by their axes and, if the transform donates, by whether they are donated.
 
-        If the options do not fit the arguments, the vanilla transform is called, which raises its own error.
+        If the options do not fit the arguments, the vanilla transform is called, to raise its own error.
         """
         prefix = self.prefix_of_arguments(arguments)
         # The distinct labels in the prefix. None if the prefix has another number of parts than the call has arguments.
@@ -186,8 +186,8 @@ class VmapTransform(FunctionTransform):
     def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """Returns how results are grouped: by the labels of the user's prefix.
 
-        In place, the prefix has a part for the arguments in front. A changed object is returned along the axis along
-        which it came.
+        In place, the prefix has a part for the arguments in front. A changed object is returned along its own
+        axis.
         """
         prefix = self.options.get(self.out_name, self.default_out)
         if policy.in_place:
@@ -206,9 +206,9 @@ class VmapTransform(FunctionTransform):
         )
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Returns a sentence that says why `in_place=True` cannot write a changed leaf back. Empty if it can.
+        """Returns the reason, as a sentence, why `in_place=True` cannot write a changed leaf back. Empty if it can.
 
-        A leaf whose axis is None is one leaf for all elements, so a value that differs between them cannot be written.
+        A leaf with the axis None is one leaf for all elements. No value that differs between them can be written to it.
 
         Args:
             call: the call.
@@ -262,7 +262,7 @@ class VmapTransform(FunctionTransform):
     def _label_of_result(self, label: Any, leaf: Any) -> Any:
         """Resolves the label of a leaf of the result, as `_label_of_argument` does for arguments.
 
-        The transform adds the mapped axis after the trace: `-1` is axis 2 for a leaf that has two axes in the trace.
+        The transform adds the mapped axis after the trace: `-1` is axis 2 for a leaf with two axes in the trace.
         """
         if self.has_functions_as_labels and callable(label):
             label = label(leaf)
@@ -271,10 +271,10 @@ class VmapTransform(FunctionTransform):
         return label + _ndim(leaf) + 1 if isinstance(label, int) and label < 0 else label
 
     def prefix_of_state(self, prefix: Any) -> Any:
-        """Returns the prefix under which a changed argument is returned from the transform.
+        """Returns the prefix of a changed argument in the option for results.
 
         Args:
-            prefix: the prefix under which the argument was passed to the transform.
+            prefix: the prefix of the argument in the option for arguments.
         """
         return prefix
 
@@ -288,7 +288,7 @@ def _can_change(prefix: Any) -> bool:
 
 
 def _ndim(leaf: Any) -> int:
-    """Number of axes of a leaf. It is 0 for a leaf that is no array: JAX raises the error when it maps such a leaf."""
+    """Number of axes of a leaf. It is 0 for a leaf that is no array: JAX raises the error when it maps the leaf."""
     return getattr(leaf, "ndim", 0)
 
 
@@ -307,7 +307,7 @@ class PmapTransform(VmapTransform):
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
         """Returns the reason why a leaf cannot be written back. Every leaf with the axis None has one.
 
-        For such a leaf JAX would return the value of the first device, without comparing it with the other devices'.
+        For that leaf JAX would return the value of the first device, without comparing it with the other devices'.
         """
         if number not in call.leaves_labelled(None):
             return super().unwritable(call, number, value)
@@ -358,8 +358,8 @@ class ShardMapTransform(VmapTransform):
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
         """Returns the reason why a leaf cannot be written back. Empty if it can be.
 
-        Either there are no `in_specs`, or the new value differs along an axis of the mesh that the leaf's specification
-        lacks.
+        Either there are no `in_specs`, or the new value differs along an axis of the mesh, and the leaf's specification
+        lacks this axis.
         """
         if number in call.leaves_labelled(_INFERRED):
             return f"Without `{self.in_name}` nobody knows how to put together what would be written back."
@@ -375,10 +375,10 @@ class ShardMapTransform(VmapTransform):
         return f"Every device has a value of its own there, while `{self.in_name}` says that they have one."
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Replaces the text of an error about `in_specs` by vanilla JAX's, which names argument and specification.
+        """Replaces the text of an error about `in_specs` by vanilla JAX's, with argument and specification.
 
         Args:
-            error: the error, whose text may be changed.
+            error: the error. Its text may be changed.
             call: returns the failed call.
         """
         super().explain(error, call)
@@ -413,7 +413,7 @@ class ShardMapTransform(VmapTransform):
         return self.transform(inner, **options)
 
     def prefix_of_state(self, prefix: Any) -> Any:
-        """Returns the prefix under which a changed argument is returned: that under which it was passed.
+        """Returns the prefix of a changed argument in `out_specs`: its prefix in `in_specs`.
 
         None becomes `PartitionSpec()`, since None is no label among `out_specs`.
 
@@ -480,7 +480,7 @@ class FilterVmapTransform(VmapTransform):
         return super().pack_results(self._with_arrays(prefix, result), trace)
 
     def _with_arrays(self, prefix: Any, result: Any) -> Any:
-        """Returns a result in which Python numbers are arrays, outside modules and wherever the prefix has an axis.
+        """Returns a result whose Python numbers outside modules are arrays, wherever the prefix has an axis.
 
         Args:
             prefix: the part of `out_axes` for this result.
@@ -503,7 +503,7 @@ class FilterVmapTransform(VmapTransform):
         return jtu.tree_map(lambda leaf: jnp.asarray(leaf) if has_axis(leaf) else leaf, result, is_leaf=is_module)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Builds the result of a call, after two steps of Equinox's that `jax.vmap` lacks.
+        """Builds the result of a call, after two steps of `filter_vmap` beyond `jax.vmap`.
 
         Args:
             result: the leaf groups of the result.

@@ -40,7 +40,7 @@ class _PrintedAsPublic(type):
 class Wrapper(Caller, metaclass=_PrintedAsPublic):
     """A function under a transform. There is a subclass for each family of transforms.
 
-    Nothing that a wrapper refers to refers back to it. So it is freed with the last reference to it, as a function
+    No object in a wrapper refers back to it. So it is freed with the last reference to it, as a function
     under a vanilla transform is.
 
     Args:
@@ -51,21 +51,21 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
 
     Attributes:
         all_options: the options as they were passed.
-        options: those of them that the vanilla transform takes.
-        is_filtered: True for Equinox's transforms, under which only arrays are traced.
-        alike: the transform and its options, by which wrappers are compared. None if a wrapper equals only itself.
+        options: the options for the vanilla transform, without `package_options`.
+        is_filtered: True for Equinox's transforms: only arrays are traced.
+        alike: the transform and its options, to compare wrappers. None if a wrapper equals only itself.
         names: names of the function's parameters, for errors.
-        settings: what C knows about calls under one policy. None to leave the next call to Python.
+        settings: facts for C about calls under one policy. None to leave the next call to Python.
         caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
         calls_each_time: True if each call of the transform calls the function. Then the function gets the static
             objects of this very call, and not equal ones of an earlier call.
-        only_for_transform: names of options on which a trace of the function does not depend.
+        only_for_transform: names of options without influence on a trace of the function.
         shares_alike: True to let equal methods, and equal wrappers of one function, share their traces, although they
             are different objects. See `shared_by`.
-        package_options: names of options that the package adds. The transform does not take them.
+        package_options: names of options added by the package. The transform does not take them.
         takes_rules: True if the wrapper has methods to register rules, such as `defvjp`. A module under an Equinox
-            transform becomes a module. If `takes_rules` is true, it becomes a wrapper, since a module has no such
-            method.
+            transform becomes a module. If `takes_rules` is true, it becomes a wrapper, since a module has no
+            `defvjp`.
     """
 
     caches_traces = False
@@ -112,7 +112,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.check_options()
 
     def _made_alike(self) -> How | None:
-        """Makes `alike`, the key by which wrappers are compared. None if a wrapper equals only itself.
+        """Makes `alike`, the key to compare wrappers. None if a wrapper equals only itself.
 
         It equals only itself under a transform of JAX, and if an option has no usable `==`.
         """
@@ -144,10 +144,9 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         return hash((self.alike, function if isinstance(function, Wrapper) else id(function)))
 
     def _shared_by(self, function: Callable[..., Any]) -> Shared:
-        """Returns the state that all wrappers of one function with this transform and these options share.
+        """Returns the state shared by all wrappers of one function with this transform and these options.
 
-        The state holds the inner functions, which JAX gets in place of the user's function, and what is known about
-        earlier traces.
+        The state holds the inner functions, for JAX in place of the user's function, and records of earlier traces.
         """
         # Without cached traces there is nothing to share.
         if not self.caches_traces:
@@ -156,7 +155,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         return shared_by(function, (type(self), self.transform), options, alike=self.shares_alike)
 
     def __reduce__(self) -> Any:
-        """Returns what pickle stores: the name under which the wrapper can be imported, as for a function.
+        """Returns what pickle stores: the name by which the wrapper can be imported, as for a function.
 
         If it cannot be imported, returns `_remade` and its arguments: the parts of the wrapper.
         """
@@ -206,7 +205,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
 
 
 def _with_text_as_name(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls a callable object, and has the name of the object's class as its `__name__`."""
+    """Returns a function that calls a callable object, with the name of the object's class as its `__name__`."""
 
     def forwarding_function(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
