@@ -106,7 +106,7 @@ class FunctionTransform(Wrapper):
             kwargs: its keyword arguments.
 
         Raises:
-            Exception: the deferred one, or one from Python's part of the call. Its cause is added to its text, if known.
+            Exception: the deferred one, or one from Python's part of the call. If its cause is known, its text says it.
         """
         is_error = isinstance(deferred, BaseException)
         has_begun = is_error or bool(deferred)
@@ -122,7 +122,7 @@ class FunctionTransform(Wrapper):
                 self.settings = self._new_settings(policy)
             return self.called(args, kwargs, policy)
         except UnfitResultError as error:
-            self.refused(args, kwargs, error.error)
+            self.raise_refusal(args, kwargs, error.error)
         except Exception as error:
             # If Python did the whole call, `called` has explained the error.
             if has_begun:
@@ -139,18 +139,18 @@ class FunctionTransform(Wrapper):
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Does a call in Python, in five steps, and teaches C to do calls like this one. Returns the result."""
-        # Steps 1 and 2: pack the arguments, and group their leaves. `refused` always raises.
+        # Steps 1 and 2: pack the arguments, and group their leaves. `raise_refusal` always raises.
         try:
             call = self.enter(args, kwargs, policy)
         except SharingMismatchError as error:
-            self.refused(args, kwargs, error)
+            self.raise_refusal(args, kwargs, error)
         # Step 3: call the transformed function. If it traces, it builds the arguments and packs the result.
         with call:
             transformed = self.transformed_for(policy, call)
             try:
                 result = transformed(*call.groups, *call.statics)
             except UnfitResultError as error:
-                self.refused(args, kwargs, error.error)
+                self.raise_refusal(args, kwargs, error.error)
             except Exception as error:
                 self.explain(error, lambda: call)
                 raise
@@ -207,7 +207,7 @@ class FunctionTransform(Wrapper):
         """Returns a function that packs the arguments of a call once more. A call that failed in C has no `Call`."""
         return lambda: self.enter(args, kwargs, policy)
 
-    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
+    def raise_refusal(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
         """Raises the error for an option that does not fit the arguments or the result.
 
         If no module is concerned, the vanilla transform is called with the same arguments, and its own error is raised.
@@ -493,12 +493,12 @@ class FunctionTransform(Wrapper):
             args: leaf groups, then static arguments.
             kwargs: empty.
         """
-        received = self.received(args)
+        received = self.receive_arguments(args)
         trace = FunctionTrace(self.terms(policy), function)
         arguments = received.arguments
         return self.pack_results(trace.call_with(received, arguments.args, arguments.kwargs), trace)
 
-    def is_taken(self, received: Received) -> Callable[[int], bool]:
+    def make_is_taken(self, received: Received) -> Callable[[int], bool]:
         """Returns a predicate on records: True if the object is donated, so the transform takes over its buffers.
 
         The object may not pass through, since the caller's own object has lost its buffers.
@@ -506,7 +506,7 @@ class FunctionTransform(Wrapper):
         donation = self.donation_treatment(received.arguments)
         return (lambda _: False) if donation is None else donated_records(received.tree, donation).__contains__
 
-    def received(self, args: Sequence[Any]) -> Received:
+    def receive_arguments(self, args: Sequence[Any]) -> Received:
         """Builds the arguments for the user's function.
 
         Args:
@@ -538,7 +538,7 @@ class FunctionTransform(Wrapper):
         # Warn of lost ties. The check needs the result and, in place, all arguments (`with_state`).
         tree = trace.walked(trace.with_state(result))
         trace.check_walked(tree, is_with_state=bool(policy.in_place))
-        is_taken, rules = self.is_taken(received), trace.terms.rules
+        is_taken, rules = self.make_is_taken(received), trace.terms.rules
         if policy.in_place:
             # Pack the result and the objects that changed. Under `forbidding_leaks`, a tracer in a static leaf raises.
             tree = with_changes(result, received.tree, trace.forbidding_leaks(rules), is_taken)
@@ -569,7 +569,7 @@ class FunctionTransform(Wrapper):
             if policy.in_place:
                 # Rules that say which objects changed. `deeply`: an object that holds a changed one counts as changed,
                 # since it may be returned under another label.
-                changes = rules_for_state(trace.terms.rules, received.tree, self.is_taken(received), deeply=True)
+                changes = rules_for_state(trace.terms.rules, received.tree, self.make_is_taken(received), deeply=True)
                 grouped = group_result_with_state(result, trace, treatment, labels, changes)
             else:
                 tree = trace.walked(result)
@@ -589,7 +589,7 @@ class UnfitResultError(Exception):
     """An option does not fit the result of the function. A trace raises this, and the wrapper raises a better error.
 
     Attributes:
-        error: the error with the reason. See `FunctionTransform.refused`.
+        error: the error with the reason. See `FunctionTransform.raise_refusal`.
     """
 
     def __init__(self, error: SharingMismatchError) -> None:

@@ -350,7 +350,7 @@ class GradTransform(FunctionTransform):
         # Make the group of auxiliary data and changes.
         value, aux = result if self._has_aux else (result, None)
         if policy.in_place:
-            is_taken = self.is_taken(trace.received)
+            is_taken = self.make_is_taken(trace.received)
             # Under these rules, a tracer in a static leaf is an error.
             rules = trace.forbidding_leaks(trace.terms.rules)
             aux_group = packed(with_changes(aux, trace.received.tree, rules, is_taken))
