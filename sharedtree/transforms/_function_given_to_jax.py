@@ -3,8 +3,8 @@
 An inner function takes *leaf groups*: pytree nodes with the leaves of the arguments, and with the structure of all
 arguments. It builds the arguments from them, and calls the user's function.
 
-JAX keys its caches of traces on the function it gets, and drops them when the function dies. So there is one
-inner function for each user's function, policy and set of options, even if the function is wrapped several times:
+JAX keys its caches of traces on the function it gets, and drops them when the function dies. So there is one inner
+function for each user's function, policy and set of options, even if the function is wrapped several times:
 
     st.jit(f)(x)                f, weakly  →  Shared  →  inner function for each policy  →  JAX's traces
     st.jit(f)(x)                the same f, so the same inner function: nothing is traced again, as in vanilla JAX
@@ -128,8 +128,8 @@ class Shared:
         names: names of the parameters.
         traces: traces of the function, to warn if static values make it retrace on every call.
         seen: the arguments of earlier traces, to find ties lost between two calls.
-        unsaid: changes of arguments lost in traces without a run (`jit(f).lower(m)`). If a later call
-            runs the trace, it warns of them.
+        unsaid: changes of arguments lost in traces that did not run (`jit(f).lower(m)`). If a later call runs such a
+            trace, it warns of them.
         inner: policy → inner function.
     """
 

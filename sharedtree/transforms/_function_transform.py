@@ -18,7 +18,7 @@ user's function and packs its result. JAX may keep the trace and run it again wi
 *In place* means that what the function changes in its arguments is written back into the caller's objects. An object
 *passes through* if the function returns it unchanged, and the caller gets the very object back.
 
-Packing numbers the objects. A *record* is the number of an object, or the entry for it in the packed structure.
+Packing makes one *record* for each object, even if it is at several paths. A variable `record` holds its number.
 
 The order of the steps is the same for all transforms. A family of transforms overrides the methods in which it differs.
 C does the five steps for a call like an earlier one, and leaves all other calls to Python.

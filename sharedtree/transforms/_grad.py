@@ -8,7 +8,11 @@ result, and a gradient in the place of each of its leaves.
 
     f(Net(w, [w, 3]), x)     groups [x] and [w]      gradient [g]      Net(g, [g, None])
 
-A *record* is the number of an object in the packed arguments. An object at several paths has one record.
+The packed arguments have one *record* for each object, even if it is at several paths: its operation (`LEAF`, a static
+value, or the class of a node) and the numbers of its children's records. A variable `record` holds the record's number.
+
+A *prefix* is a tree in the shape of the arguments' upper part. Here its entries are True for leaves to be
+differentiated, and False. An entry holds for everything below it.
 
 A `jax.Ref` is a place and not a value, so it has no gradient. Equinox's transforms pass references to the function
 without differentiating them, and their gradient is None. We do the same, and also under JAX's transforms for references
@@ -487,11 +491,11 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
 
 
 def modules_used_twice(outcomes: Outcomes) -> set[int]:
-    """Finds the modules that may be split in two, one differentiated and one not.
+    """Finds the modules that may be split: the function then receives two modules, one differentiated and one not.
 
-    They are at the same paths in one differentiated argument and in one other argument. An example is
-    `td(q, q)` right after a hard update of the target network: both arguments are one model, and what is
-    meant is clear. A module in a third argument, too, or at another path is not among them. It raises an error.
+    They are at the same paths in one differentiated argument and in one other argument. An example is `td(q, q)` right
+    after a hard update of the target network: both arguments are one model, and what is meant is clear. A module in a
+    third argument, too, or at another path is not among them, and is refused by the caller of this function.
 
     Args:
         outcomes: the outcomes of all arguments. The outcome of a leaf is True if it is differentiated. An object has a

@@ -2,9 +2,12 @@
 
 An object has changed if its parts are no longer the received ones. The function's side packs the changed objects and
 the result as one tuple. Objects that the function has taken out of its arguments are packed, too, since the caller may
-still hold them. A *record* is the entry for an object in the packed arguments, numbered from 0. In the
-packed tuple, an unchanged object is a `Given` with the number of its record, and a changed object is an `Update` with
-this number and the new content:
+still hold them.
+
+The packed arguments have one *record* for each object: its operation (`LEAF`, a static value, or a `Node` with its
+class) and the numbers of its children's records. A variable `record` holds the number. In the packed tuple, an
+unchanged object is a `Given` with the number of its record, and a changed object is an `Update` with this number and
+the new content:
 
     counter.n += 1                        packed   ((Update(0, Counter(0)),), result)      with the leaf n
 

@@ -2,9 +2,11 @@
 
     model is sharedtree.jit(lambda model, x: model)(model, x)      True. The program has no output for `model`.
 
-Unchanged means deeply: every leaf, every static value and every child is the very object received. The structure
-of the result refers to the module by the number of its *record*, the entry for it in the packed arguments.
-So it costs neither an output nor a copy.
+Unchanged means deeply: every leaf, every static value and every child is the very object received. The structure of the
+result refers to the module by a number, so the module costs neither an output nor a copy.
+
+The number is that of a *record*. The packed arguments have one record for each object: its operation (`LEAF`, a static
+value, or a `Node` with its class) and the numbers of its children's records. A variable `record` holds the number.
 
 The module must also equal what vanilla `jax.jit` would have returned: each leaf is a `jax.Array`, and is committed to
 its device if an output of the program is. If a leaf is a NumPy array or a Python number, or if another argument is
@@ -161,7 +163,7 @@ class ReceivedObjects:
         # A new object in the place of a leaf or of an object with identity is a change.
         if type(op) is not Node or op.type.carries_identity:
             return False
-        # A tuple. As it is passed twice, nothing in it counts as built anew by a flatten.
+        # A tuple. It is passed twice, so that nothing in it counts as built anew by a flatten.
         return self._has_content(obj, obj, record)
 
     def _is_child_or_rebuilt(self, obj: Any, obj_again: Any, record: int) -> bool:
@@ -227,14 +229,18 @@ def passed_through(
             the unchanged objects is not committed, and some argument is.
     """
     objects, records = call.tree.objects, call.tree.records
-    # The records of all unchanged objects, and of all that is inside them. `canonical` numbers what is below a record,
-    # and the keys of its table are the records below. Nothing else of it is needed.
-    passed_records = {i for record in structure.given for i in canonical(record, lambda i: records[i])[1]}
+    # Find the records of all unchanged objects, and of everything inside them. `canonical` makes new records of one
+    # object, which are not needed here, and a table. The keys of the table are the old records of all parts.
+    passed_records: set[int] = set()
+    for root in structure.given:
+        _, new_numbers = canonical(root, lambda record: records[record])
+        passed_records.update(new_numbers)
     leaves = [record for record in sorted(passed_records) if records[record][0] is LEAF]
     # Nothing was cut, so C can do a later call, and check these leaves itself.
     if call.plan.origins is None:
         _keep_positions(call, structure.given, leaves)
-    # If the program uses a committed argument, vanilla `jax.jit` commits its outputs. Returned leaves count as used.
+    # Find a committed argument that the program uses: vanilla `jax.jit` then commits all outputs. Returned leaves count
+    # as used. An uncommitted leaf would come back committed, so as another array.
     committed_argument = None
     are_all_placed = all(is_committed(objects[record]) or is_tracer(objects[record]) for record in leaves)
     if not are_all_placed and any(map(is_committed, call.leaves)):
