@@ -181,11 +181,11 @@ class FunctionTransform(Wrapper):
         donates = any(is_donated(group_labels) for group_labels in call.plan.labels)
         return CallPattern(
             call.arguments.aux,
-            self.binding(args, kwargs),
-            grouping.key,
-            grouping.asks,
-            donates,
-            new_latest(),
+            bound=self.binding(args, kwargs),
+            key=grouping.key,
+            asks=grouping.asks,
+            donates=donates,
+            latest=new_latest(),
             functions={},
         )
 
@@ -352,11 +352,11 @@ class FunctionTransform(Wrapper):
             CycleError: if an object contains itself.
         """
         arguments = self.arguments(args, kwargs)
-        # The function, not this method.
+        # `enter` of `_caller_side`, which packs and groups.
         call = enter(arguments, self.rules(policy), self.grouping(policy, arguments))
-        return self.executable(call)
+        return self.copy_arrays_donated_twice(call)
 
-    def executable(self, call: Call) -> Call:
+    def copy_arrays_donated_twice(self, call: Call) -> Call:
         """Puts copies into the donated leaf groups, wherever an array of a module would be donated a second time.
 
         Returns the call itself. Under an outer trace JAX takes no buffer, so nothing is copied.

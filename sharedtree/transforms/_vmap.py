@@ -117,7 +117,7 @@ class VmapTransform(FunctionTransform):
         If the options do not fit the arguments, the vanilla transform is called, to raise its own error.
         """
         prefix = self.prefix_of_arguments(arguments)
-        # The distinct labels in the prefix. None if the prefix has another number of parts than the call has arguments.
+        # The distinct labels in the prefix. None if the prefix does not fit the number or kind of arguments.
         labels = None if prefix is None else labels_in(prefix, self.is_label)
         args, kwargs = arguments.args, arguments.kwargs
         # The options do not fit: there is nothing to map, the prefix is wrong, or a static position is too large.
@@ -186,8 +186,7 @@ class VmapTransform(FunctionTransform):
     def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """Returns how results are grouped: by the labels of the user's prefix.
 
-        In place, the prefix has a part for the arguments in front. A changed object is returned along its own
-        axis.
+        In place, the prefix has a part for the arguments in front. A changed object is returned along its own axis.
         """
         prefix = self.options.get(self.out_name, self.default_out)
         if policy.in_place:
@@ -235,8 +234,8 @@ class VmapTransform(FunctionTransform):
     ) -> Any:
         """Applies the transform to the inner function, with one axis for each leaf group of arguments and results."""
         options = {
-            # A group has one label here, or two with donation: the first one is its axis.
             **self.options,
+            # A group has one label, or two labels under a transform that donates. The first label is its axis.
             self.in_name: tuple([group_labels[0] for group_labels in labels]),
             # The result is a `LeafGroups`, so its prefix is one, too: a label in place of each group.
             self.out_name: LeafGroups(result_labels or ()),
