@@ -236,7 +236,7 @@ def passed_through(
         _, new_numbers = canonical(root, lambda record: records[record])
         passed_records.update(new_numbers)
     leaves = [record for record in sorted(passed_records) if records[record][0] is LEAF]
-    # Nothing was cut, so C can do a later call, and check these leaves itself.
+    # No object was split by the labels of the transform, so C can do a later call, and check these leaves itself.
     if call.plan.origins is None:
         _keep_positions(call, structure.given, leaves)
     # Find a committed argument that the program uses: vanilla `jax.jit` then commits all outputs. Returned leaves count
