@@ -196,8 +196,8 @@ class Changes:
     def update(self, record: int, content: Any) -> Any:
         """Adds new content for one of the caller's objects, to be written by `commit`. Returns that object.
 
-        A transform may treat an object in two ways: `grad(f)(q, q)` differentiates `q` in the first place only. Then `q`
-        is *split* into two pieces, two objects inside the function, and is one object for the caller still.
+        A transform may treat an object in two ways: `grad(f)(q, q)` differentiates `q` in the first place only. Then
+        `q` is *split* into two pieces, two objects inside the function, and is one object for the caller still.
 
         Args:
             record: record of the object.

@@ -40,8 +40,8 @@ class _PrintedAsPublic(type):
 class Wrapper(Caller, metaclass=_PrintedAsPublic):
     """A function under a transform. There is a subclass for each family of transforms.
 
-    No object in a wrapper refers back to the wrapper. So a wrapper is freed with the last reference to it, as a function
-    under a vanilla transform is.
+    No object in a wrapper refers back to the wrapper. So a wrapper is freed with the last reference to it, as a
+    function under a vanilla transform is.
 
     Args:
         transform: the vanilla transform.
