@@ -138,7 +138,7 @@ class Program:
         # `enter` packs the arguments and groups their leaves.
         with enter(arguments, jitted.rules(self.policy), jitted.grouping(self.policy, arguments)) as call:
             # Refuses arrays that are donated and kept, and copies those that are donated twice.
-            jitted.executable(call)
+            jitted.copy_arrays_donated_twice(call)
             description = f"`{jitted.names.definition.name}` was compiled"
             require_made_for(self.structure, call, description, "f.lower(*args).compile()")
             result = compiled(*call.groups)

@@ -314,7 +314,7 @@ class RuleTransform(FunctionTransform):
             args: the leaf group of the operands, and static arguments.
             returns_pair: True if only the first of the two values returned reaches the caller.
         """
-        received = self.received(args)
+        received = self.receive_arguments(args)
         trace = FunctionTrace(self.terms(policy), function)
         arguments = received.arguments
         return trace, trace.call_with(received, arguments.args, arguments.kwargs, returns_pair=returns_pair)
@@ -414,7 +414,7 @@ class RuleTransform(FunctionTransform):
         operands = [arg for name, arg in zip(arguments.names, arguments.args, strict=True) if name is not None]
         jax.eval_shape(lambda *args: jax.vjp(vanilla, *args)[1](0.0), *operands)
 
-    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
+    def raise_refusal(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
         """Raises the error. The base calls the vanilla transform first, but that has no rules here."""
         raise error
 
@@ -551,10 +551,10 @@ class CustomJvpTransform(RuleTransform):
         rules = self.rules(Policy())
         return [whole(*pack(value, Tags(), rules)) for value in call.statics]
 
-    def received(self, args: Sequence[Any]) -> Any:
+    def receive_arguments(self, args: Sequence[Any]) -> Any:
         """Builds the arguments of the function, also those in `nondiff_argnums`, which `statics_of` has packed."""
         group, *static = args
-        return super().received([group, *map(tree_of, static)])
+        return super().receive_arguments([group, *map(tree_of, static)])
 
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `jax.custom_jvp` for one call, with its rule on leaf groups."""

@@ -1,15 +1,16 @@
 """The arguments of a transform: one is the function, others are options, and some transforms take operands.
 
 An *operand* is an argument of the function that is passed to the transform itself, as in `jax.lax.scan(f, init, xs)`.
-Such transforms are refused here. They have adapters of their own.
+A transform with operands needs an adapter of its own, and is an error here. (An *adapter* makes a function under a
+transform, with identities preserved. The *vanilla* transform is JAX's or Equinox's own.)
 
     jax.vmap(f, 0)            apply_options(jax.vmap, (f, 0), {})           f, {"in_axes": 0}
     jax.grad(fun=f)           apply_options(jax.grad, (), {"fun": f})       f, {}
     jax.jit(donate_argnums=0) apply_options(jax.jit, (), {…})               None, {"donate_argnums": 0}
 
-A module under one of Equinox's transforms is a module again. The leaves of `equinox.filter_vmap(layer)` are those of
-the layer, so a model that holds it is trained with this layer. `TransformedModule` does the same with identities
-preserved. It holds the layer, the transform and the options, and applies the transform anew in each call.
+A module under one of Equinox's transforms is a module again. The leaves of `equinox.filter_vmap(layer)` are the
+leaves of the layer. So if a model holds it, training the model trains the layer. `TransformedModule` does the same with
+identities preserved. It holds the layer, the transform and the options, and applies the transform anew in each call.
 """
 
 import inspect
@@ -49,35 +50,37 @@ def apply_options(
     try:
         signature = inspect.signature(transform)
     except (ValueError, TypeError):
-        # Nobody knows the parameters. The first argument is the function, and others may be operands.
+        # The parameters are unknown. The first argument is the function, and more positional ones may be operands.
         if len(positional) > 1:
             _refuse_operands(transform)
         return (positional[0] if positional else None), options
-    first, *other_parameters = signature.parameters.values() or (None,)
-    # `transform(*args, **kwargs)` says as little as no signature.
+    first, *later_parameters = signature.parameters.values() or (None,)
+    # A signature `(*args, **kwargs)` says as little as no signature.
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         if len(positional) > 1:
             _refuse_operands(transform)
         return (positional[0] if positional else None), options
-    # The function is passed as a keyword argument.
+    # The function is passed by keyword: take it out of the options.
     if first.name in options and first.kind is first.POSITIONAL_OR_KEYWORD and not positional:
         positional, options = [options[first.name]], {k: v for k, v in options.items() if k != first.name}
+    # There is no function yet, only options.
     if not positional:
         return None, options
-    named = [p for p in other_parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    # Options have defaults. A parameter that has none, and gets no argument by keyword, is an operand.
-    lacks_argument = any(p.default is p.empty and p.name not in options for p in named)
-    if lacks_argument or _takes_any_operands(transform, other_parameters):
+    # Refuse operands. Options have defaults. A parameter without a default that gets no argument by keyword is an
+    # operand, as `init` of `jax.lax.scan(f, init, xs)`.
+    option_parameters = [p for p in later_parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    has_operand = any(p.default is p.empty and p.name not in options for p in option_parameters)
+    if has_operand or _takes_any_operands(transform, later_parameters):
         _refuse_operands(transform)
-    # `bind` is called for its error: too many options by position, or one twice.
+    # Name the options that were passed by position. `bind` raises if there are too many, or one is there twice.
     if len(positional) > 1:
         signature.bind(*positional, **options)
-    options_by_position = {p.name: value for p, value in zip(named, positional[1:], strict=False)}
+    options_by_position = {p.name: value for p, value in zip(option_parameters, positional[1:], strict=False)}
     return positional[0], {**options_by_position, **options}
 
 
 def _takes_any_operands(transform: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> bool:
-    """Returns True if a transform of JAX or Equinox has a parameter `*operands`.
+    """Returns True if a transform of JAX or Equinox has a parameter like `*operands` of `jax.lax.cond`.
 
     Returns False for all other transforms, since a user's transform may pass its `*args` on as options.
     """
@@ -86,7 +89,11 @@ def _takes_any_operands(transform: Callable[..., Any], parameters: Sequence[insp
 
 
 def _refuse_operands(transform: Callable[..., Any]) -> NoReturn:
-    """Raises the error for a transform that takes operands and has no adapter."""
+    """Raises the error for a transform that takes operands and has no adapter.
+
+    Raises:
+        TypeError: with two fixes: to pass a `Dag`, or to register an adapter.
+    """
     raise TypeError(
         f"`{title_of(transform)}` takes operands beside the function, and no adapter says how it treats them. Give it "
         "`Dag`s, which every transform takes as they are, as in\n"
@@ -96,7 +103,7 @@ def _refuse_operands(transform: Callable[..., Any]) -> NoReturn:
 
 
 def in_code(title: str, options: str, function: str = "") -> str:
-    """Returns code that applies a transform with identities preserved, for messages.
+    """Writes code that applies a transform with identities preserved, for messages.
 
         jax.jit             sharedtree.jit(f, in_place=True)
         my_transform        sharedtree.preserve_identities(my_transform, in_place=True)
@@ -105,39 +112,45 @@ def in_code(title: str, options: str, function: str = "") -> str:
     Args:
         title: name of the transform in errors.
         options: options as code. May be empty.
-        function: the function as code. Empty if it is not known.
+        function: the function as code. Empty if it is not known: then the code has `f`, or no function.
     """
     package, _, name = title.rpartition(".")
     # `sharedtree.transforms`. It imports this file, so this file cannot import it.
     public_module = sys.modules[__name__.rpartition(".")[0]]
     ready_made = getattr(public_module, name, None) if package in ("jax", "jax.lax", "equinox") else None
+    # The package offers no such transform by name.
     if ready_made is None:
         options_after_title = f", {options}" if options else ""
+        # The title of a lambda is no code.
         title = title if all(part.isidentifier() for part in title.split(".")) else "transform"
         return f"sharedtree.preserve_identities({title}{options_after_title}){function and f'({function})'}"
-    first, *other_parameters = inspect.signature(ready_made).parameters.values()
-    needs_options = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in other_parameters)
-    # The function may be left out, so code with options alone makes a decorator.
-    if first.default is None and not needs_options:
+    first, *later_parameters = inspect.signature(ready_made).parameters.values()
+    has_required_option = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in later_parameters)
+    # A transform without operands, such as `jit`. Its function has the default None, since `jit(in_place=True)` is a
+    # decorator.
+    if first.default is None and not has_required_option:
         return f"sharedtree.{name}({function or 'f'}{options and f', {options}'})"
+    # A transform with operands, such as `scan`. The operands are not known here.
     return f"functools.partial(sharedtree.{name}{options and f', {options}'})"
 
 
 def transform_named(name: str) -> Any:
-    """Returns the transform that has a public name. The reverse of `public_name`."""
+    """Finds a transform by its public name, such as `jax.lax.scan`. The reverse of `public_name`."""
     module, _, attribute = name.rpartition(".")
+    # The module is imported already: the package imports all modules of which `public_name` returns names.
     return getattr(sys.modules[module], attribute)
 
 
 class How:
     """A transform with its options: how to wrap a function. It is the static part of a `TransformedModule`.
 
-    Two are equal if their adapters, transforms and policies are equal, and their options equal by type and value.
+    Two objects of this class are equal if their adapters, transforms and policies are equal, and their options are
+    equal by type and value.
 
     Args:
-        adapter: (transform, function, policy, options) → the function under the transform.
+        adapter: (transform, function, policy, options) → the function under the transform, with identities preserved.
         transform: the vanilla transform.
-        policy: what carries identity. None for the policy of the thread at each call.
+        policy: what carries identity. None for the policy in force at each call.
         options: options of the transform.
 
     Raises:
@@ -149,14 +162,17 @@ class How:
     def __init__(
         self, adapter: Callable[..., Any], transform: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
     ) -> None:
+        """Makes the key by which two objects of this class are compared."""
         self.adapter = adapter
         self.transform = transform
         self.policy = policy
         self.options = options
-        self._key = Static((adapter, transform, policy, tuple(sorted(options.items(), key=lambda item: item[0]))))
+        # The options are sorted, since their order makes no difference.
+        sorted_options = tuple([(name, options[name]) for name in sorted(options)])
+        self._key = Static((adapter, transform, policy, sorted_options))
 
     def applied_to(self, function: Callable[..., Any]) -> Any:
-        """Returns a function under the transform."""
+        """Returns the function under the transform, with identities preserved. Each call makes a new wrapper."""
         return self.adapter(self.transform, function, self.policy, self.options)
 
     def __eq__(self, other: object) -> bool:
@@ -172,16 +188,16 @@ class How:
 def is_of_equinox(transform: Callable[..., Any]) -> bool:
     """Returns True for Equinox's transforms.
 
-    These transform a module into a module, and two equal functions into two equal ones.
+    These make a module of a module, and two equal functions of two equal ones.
     """
     return str(getattr(transform, "__module__", "")).partition(".")[0] == "equinox"
 
 
 class TransformedModule(eqx.Module):
-    """A module under one of Equinox's transforms, with identities preserved. Its leaves are those of the module.
+    """A module under one of Equinox's transforms, with identities preserved. Its leaves are the leaves of the module.
 
     Attributes:
-        function: the module.
+        function: the module that is transformed.
         how: the transform and its options.
     """
 
@@ -193,16 +209,17 @@ class TransformedModule(eqx.Module):
         return self.function
 
     def wrapper(self) -> Any:
-        """Returns the module under the transform, as a function. Each call makes a new one."""
+        """Returns the module under the transform, as a function. Each call makes a new function."""
         return self.how.applied_to(self.function)
 
+    # `api_boundary` removes the frames of JAX and of this package from the tracebacks of errors.
     @api_boundary
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.wrapper()(*args, **kwargs)
 
     @api_boundary
     def lower(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Lowers a call, as `equinox.filter_jit(f).lower` does.
+        """Traces a call and translates it for the compiler, without running it, as `equinox.filter_jit(f).lower` does.
 
         Raises:
             AttributeError: under other transforms than `equinox.filter_jit`.
@@ -210,4 +227,5 @@ class TransformedModule(eqx.Module):
         return self.wrapper().lower(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # A module in a class body is a method, as in Equinox. `Partial` is a pytree, so its leaves are seen.
         return self if instance is None else jax.tree_util.Partial(self, instance)

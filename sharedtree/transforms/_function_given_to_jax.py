@@ -1,16 +1,19 @@
-"""The inner function: what a transform gets in place of the user's function.
+"""The inner function: the argument of a transform in place of the user's function.
 
-JAX keys its caches of traces on the function that it gets, and drops them when that function dies. So there is one
-inner function for each user's function, policy and set of options, even if the function is wrapped several times:
+An inner function takes *leaf groups*: pytree nodes with the leaves of the arguments, and with the structure of all
+arguments. It builds the arguments from them, and calls the user's function.
+
+JAX keys its caches of traces on the function it gets, and drops them when the function dies. So there is one inner
+function for each user's function, policy and set of options, even if the function is wrapped several times:
 
     st.jit(f)(x)                f, weakly  →  Shared  →  inner function for each policy  →  JAX's traces
     st.jit(f)(x)                the same f, so the same inner function: nothing is traced again, as in vanilla JAX
 
-A function is recognised by identity, never by a user's `==`. The table below refers to it weakly, so that its entry and
-JAX's caches are freed with it. The *wrapper*, `st.jit(f)`, keeps it alive.
+A function is found again by identity, never by a user's `==`. The table in this file refers to it weakly, so that the
+entry and JAX's caches are freed with the function. The *wrapper*, `st.jit(f)`, keeps it alive.
 
-Some inner functions are not shared, and keep the user's function alive: those that outlive the call, such as derivative
-rules, and those of functions without weak references.
+Some inner functions are not shared, and keep the user's function alive: derivative rules, since JAX may call them
+after the wrapper is gone, and the inner functions of functions without weak references.
 """
 
 import functools
@@ -36,19 +39,24 @@ from .checks._retracing import Traces
 from .checks._ties_lost_in_calls import SeenArguments
 
 _MAX_SETS_OF_OPTIONS = 64
-"""Number of sets of options that are kept for one function. With more, the function is traced again under the first."""
+"""Number of sets of options that are kept for one function. With one more, the oldest set is dropped.
+
+If it is used again, the function is traced again.
+"""
 
 
 class Inner:
-    """Calls the user's function inside a transform. Looks like that function: same name, documentation and source.
+    """Calls the user's function inside a transform. Looks like this function: same name, documentation and source.
 
     Args:
         function: the user's function. Its name and documentation are copied, and no reference to it is kept.
-        get_function: returns the function, or None if it is gone. A weak reference if the inner function is shared.
-        call: (function, args, kwargs) → result for the transform.
-        terms: facts shared by all traces of the function, for the adapter.
+        get_function: returns the function, or None if it has been freed. A weak reference if the inner function is
+            shared.
+        call: (function, args, kwargs) → result for the transform. It does the work: it builds the arguments from leaf
+            groups, calls the function, and packs its result.
+        terms: facts shared by all traces of the function. Kept here for the adapters of some transforms.
         names: names of the arguments in JAX's messages. None to name them by the paths in their leaf groups.
-        num_before: number of arguments that come before those in leaf groups.
+        num_before: number of arguments in front of the leaf groups.
     """
 
     def __init__(
@@ -76,7 +84,8 @@ class Inner:
         """The user's function.
 
         Raises:
-            ReferenceError: if the function is gone. Its wrapper keeps it alive, so the wrapper is gone too.
+            ReferenceError: if the function has been freed. Its wrapper keeps it alive, so the wrapper is gone, too. A
+                transform may get here if it keeps the inner function for later calls.
         """
         function = self._get_function()
         if function is None:
@@ -89,8 +98,8 @@ class Inner:
 
     @property
     def __code__(self) -> Any:
-        """The code of the user's function. JAX puts its file and line into messages."""
-        # Below decorators and partials is the function that the user wrote.
+        """The code object of the user's function. JAX reads its file and line from here, for messages."""
+        # The user's own function may be under decorators and partials.
         function = inspect.unwrap(self.function)
         while isinstance(function, functools.partial):
             function = inspect.unwrap(function.func)
@@ -109,17 +118,23 @@ class Inner:
 class Shared:
     """State shared by all wrappers of one function with the same transform and options.
 
+    Args:
+        function: the user's function.
+        get_function: returns the function, or None if it has been freed. It refers to the function weakly. None for
+            state outside the table: it may then keep the function alive.
+
     Attributes:
-        get_function: returns the function, or None if it is gone. In the table, it is a weak reference.
+        get_function: returns the function, or None if it has been freed.
         names: names of the parameters.
         traces: traces of the function, to warn if static values make it retrace on every call.
-        seen: the arguments of earlier traces, to find ties that were lost between two calls.
-        unsaid: changes lost in traces that did not run. A call that runs such a trace later warns of them.
+        seen: the arguments of earlier traces, to find ties lost between two calls.
+        unsaid: changes of arguments lost in traces that did not run (`jit(f).lower(m)`). If a later call runs such a
+            trace, it warns of them.
         inner: policy → inner function.
     """
 
     def __init__(self, function: Callable[..., Any], get_function: Callable[[], Any] | None = None) -> None:
-        # Without a weak reference, this object keeps the function alive.
+        # The lambda keeps the function alive as long as this object lives.
         self.get_function = get_function or (lambda: function)
         self.names = Names(function)
         self.traces = Traces()
@@ -128,7 +143,8 @@ class Shared:
         self.inner: dict[Policy, Inner] = {}
 
 
-# Function → (transform, steps, options) → the state. The function is held weakly. See `_held_weakly` for the steps.
+# Owner → (transform, steps, options) → the state. The owner is the user's function, and is held weakly. If the function
+# is made anew on each access, as a method is, the owner is the object that makes it. See `_Origin`.
 _table: WeakIdentityDict[dict[Any, Shared]] = WeakIdentityDict()
 _lock = Lock()
 
@@ -136,23 +152,25 @@ _lock = Lock()
 def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, Any], *, alike: bool = False) -> Shared:
     """Returns the state shared by all wrappers of one function. Makes new state if there is none yet.
 
-    If the function or the options cannot be recognised again, the new state is not kept.
+    The new state is kept for later calls with the same arguments. It is not kept if the function has no weak references
+    or if the options cannot be compared.
 
     Args:
         function: the user's function.
         transform: key for the transform. It must be hashable.
-        options: the options on which the inner function depends.
-        alike: True to recognise equal methods, and equal wrappers of Equinox's transforms, as one function, although
-            they are made anew on each access. That is for Equinox's transforms, which compare functions by `==`. JAX's
-            transforms compare by identity.
+        options: the options with an influence on the inner function.
+        alike: True to return one state for equal methods, and for equal wrappers of Equinox's transforms, although they
+            are made anew on each access. Equinox's transforms compare functions by `==`, JAX's by identity.
     """
+    # Find the states of all wrappers of this function, or begin with none.
     try:
-        owner, steps, get_function = _held_weakly(function) if alike else (function, None, weakref.ref(function))
+        owner, steps, get_function = _origin_of(function) if alike else (function, None, weakref.ref(function))
         key = transform, steps, Static(options)
         with _lock:
             shared_of_key = _table.get(owner)
             if shared_of_key is None:
                 shared_of_key = _table[owner] = {}
+    # No weak references, or options without a usable `==`.
     except (TypeError, Incomparable):
         return Shared(function)
     # From here on without the lock. Comparing options may run a user's `==`, which may wait for another thread or wrap
@@ -162,51 +180,70 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
         return shared
     # If another thread was faster, both get its state.
     shared = shared_of_key.setdefault(key, Shared(function, get_function))
+    # Drop the oldest state if there are too many.
     if len(shared_of_key) > _MAX_SETS_OF_OPTIONS:
-        # Drops the oldest.
         shared_of_key.pop(next(iter(shared_of_key)), None)
     return shared
 
 
-def _held_weakly(function: Any) -> tuple[Any, Any, Callable[[], Any]]:
-    """Finds the owner of a function: the object from which the function is made anew on each access, or the function.
+class _Origin(NamedTuple):
+    """The source of a function that is made anew on each access, and how the function is made from it.
+
+    Attributes:
+        owner: the source. It is the function itself if the function is not made anew.
+        steps: a hashable key for how the function is made from the owner. None if the two are one object.
+        get_function: returns the function, perhaps made again. Returns None once the owner has been freed, since
+            it refers to the owner weakly.
+    """
+
+    owner: Any
+    steps: Any
+    get_function: Callable[[], Any]
+
+
+def _origin_of(function: Any) -> _Origin:
+    """Finds the source of a function that is made anew on each access, and how it is made.
 
         model.loss               owner `model`      step: the function `loss`
         st.filter_jit(f)         owner `f`          step: the transform with its options
         f                        owner `f`          no step
 
-    Returns:
-        The owner; the steps from it to the function, as a hashable key; and a callable that makes the function again,
-        or returns None once the owner is gone. It refers to the owner weakly.
+    Raises:
+        TypeError: if the owner has no weak references.
     """
     if isinstance(function, types.MethodType):
-        return function.__self__, IdentityKey(function.__func__), weakref.WeakMethod(function)
+        return _Origin(function.__self__, IdentityKey(function.__func__), weakref.WeakMethod(function))
     how = getattr(function, "alike", None)
     if not isinstance(how, How):
-        return function, None, weakref.ref(function)
+        return _Origin(function, None, weakref.ref(function))
     # A wrapper of an Equinox transform. The function in it may be a method or another such wrapper, so this recurses.
-    owner, steps, get_function = _held_weakly(function.function)
+    owner, steps, get_wrapped_function = _origin_of(function.function)
 
+    # It must not refer to the owner, which it would keep alive.
     def make_again() -> Any:
-        function_inside = get_function()
-        return None if function_inside is None else how.applied_to(function_inside)
+        wrapped_function = get_wrapped_function()
+        return None if wrapped_function is None else how.applied_to(wrapped_function)
 
-    return owner, (how, steps), make_again
+    return _Origin(owner, (how, steps), make_again)
 
 
 class Learned:
-    """Findings of the traces of a function, by the structures of the operands. Refers to the structures weakly."""
+    """A cache of findings from the traces of a function: structures of the operands → any value.
+
+    It refers to the structures weakly. When one of them is freed, its entries are dropped.
+    """
 
     def __init__(self) -> None:
-        # Structures → the value, and weak references whose callbacks drop the entry.
+        # Structures → the value, and weak references to the structures, whose callbacks drop the entry.
         self._entries: dict[tuple[weakref.ref[Structure], ...], tuple[Any, Any]] = {}
 
     def get(self, structures: Sequence[Structure]) -> Any:
-        """Returns the value added for these structures. None if there is none."""
+        """Returns the value added for these structures. None if no value was added."""
+        # Weak references to one object are equal. An entry begins with its value.
         return self._entries.get(tuple(map(weakref.ref, structures)), (None,))[0]
 
     def add(self, structures: Sequence[Structure], value: Any) -> None:
-        """Keeps a value until one of the structures dies."""
+        """Keeps a value for these structures, until one of them is freed."""
         key = tuple(map(weakref.ref, structures))
         # The callbacks refer to the dictionary alone, so that they do not keep `self` alive.
         entries = self._entries
@@ -217,27 +254,29 @@ class Learned:
 
 
 class _SignatureOfGroups(inspect.Signature):
-    """A signature from which JAX takes the names of arguments: any number of leaf groups without names.
+    """The signature of an inner function. JAX takes names of arguments from it, for messages.
 
     JAX prints the name of an argument and then the path of a leaf in it. The paths in a leaf group begin with the names
-    of the user's arguments already, so the group itself has a name that prints as nothing.
+    of the user's arguments already, such as `model.weight`. So the name of the group itself prints as nothing.
 
     Args:
-        names: names of the user's arguments, in place of those in the groups. None to keep those.
-        num_before: number of arguments that come before those in leaf groups.
+        names: names of the user's arguments, to begin the paths in the groups. None to keep the names in the paths.
+        num_before: number of arguments in front of the leaf groups.
     """
 
     def __init__(self, names: Sequence[str] | None, num_before: int) -> None:
-        super().__init__([inspect.Parameter(_Nameless("hands"), inspect.Parameter.VAR_POSITIONAL)])
+        # Any number of arguments: `*groups`, with a name that prints as nothing.
+        super().__init__([inspect.Parameter(_Nameless("groups"), inspect.Parameter.VAR_POSITIONAL)])
         self._names = names
         self._num_before = num_before
 
+    # JAX calls `bind`, and reads the names from the keys of `arguments` in what it returns.
     def bind(self, /, *args: Any, **kwargs: Any) -> Any:
         return _Bound(self, args, kwargs, self._names, self._num_before)
 
 
 class _Nameless(str):
-    """The name of a group. It prints as nothing."""
+    """The name of a leaf group among the arguments. It is compared as its text, and prints as nothing."""
 
     __slots__ = ()
 
@@ -251,7 +290,15 @@ class _Nameless(str):
 
 
 class _Bound(NamedTuple):
-    """Bound arguments of a `_SignatureOfGroups`, with those attributes of `inspect.BoundArguments` that JAX reads."""
+    """Bound arguments of a `_SignatureOfGroups`, with the attributes of `inspect.BoundArguments` that JAX reads.
+
+    Attributes:
+        signature: the signature.
+        args: positional arguments of the inner function.
+        kwargs: its keyword arguments.
+        names: see `_SignatureOfGroups`.
+        num_before: see `_SignatureOfGroups`.
+    """
 
     signature: inspect.Signature
     args: tuple[Any, ...]
@@ -261,11 +308,11 @@ class _Bound(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments by their names."""
+        """Name → argument. The name of a positional argument prints as nothing."""
         return {_Nameless(i): self._with_names(i, arg) for i, arg in enumerate(self.args)} | self.kwargs
 
     def _with_names(self, position: int, arg: Any) -> Any:
-        """Returns an argument in which the paths of leaves begin with `names`, for JAX's messages alone.
+        """Returns an argument with other paths: they begin with `names`. JAX only takes paths for messages from it.
 
         Args:
             position: position of the argument.
@@ -274,17 +321,17 @@ class _Bound(NamedTuple):
         names = self.names
         if names is None:
             return arg
-        # An array gets a node around it, whose key is the name.
+        # A bare array has no path, so it gets a node around it, whose key is the name.
         if jtu.all_leaves((arg,)):
             return LeafGroups((arg,), names[position : position + 1])
-        # A group holds arguments after those `num_before`.
+        # The groups hold the arguments after the first `num_before`. `named` changes the paths in a group.
         names_in_groups = names[self.num_before :]
         return jtu.tree_map(
             lambda group: group.named(names_in_groups) if type(group) is LeafGroup else group, arg, is_leaf=_is_group
         )
 
     def apply_defaults(self) -> None:
-        """Does nothing, since no parameter has a default."""
+        """Does nothing, since no parameter has a default. JAX calls it."""
 
 
 def _is_group(obj: Any) -> bool:

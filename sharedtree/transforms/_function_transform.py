@@ -8,11 +8,20 @@
     gather the leaves                from the groups of the result
     build the result
 
-The transform is applied to an *inner function* in place of the user's, and returns the *transformed function*. Both
-take leaf groups. A *label* is what the transform does with a leaf, such as the axis along which it is mapped. *In
-place* means that what the function changes in its arguments is written back into the caller's objects.
+A *label* is what the transform does with a leaf, such as the axis along which it is mapped. All leaves with one label
+form a *leaf group*, one argument of the transform. A *treatment* gives each leaf its label.
 
-The steps are the same for all transforms. A family of transforms overrides what differs.
+The transform is applied to an *inner function* in place of the user's, and returns the *transformed function*. Both
+take leaf groups, then static arguments. To *trace* is to run the inner function: it builds the arguments, calls the
+user's function and packs its result. JAX may keep the trace and run it again without calling the inner function.
+
+*In place* means that what the function changes in its arguments is written back into the caller's objects. An object
+*passes through* if the function returns it unchanged, and the caller gets the very object back.
+
+Packing makes one *record* for each object, even if it is at several paths. A variable `record` holds its number.
+
+The order of the steps is the same for all transforms. A family of transforms overrides the methods in which it differs.
+C does the five steps for a call like an earlier one, and leaves all other calls to Python.
 """
 
 import functools
@@ -44,25 +53,25 @@ from .checks._ties_lost_in_calls import SeenArguments
 
 
 class FunctionTransform(Wrapper):
-    """A function under a transform. Objects that are shared between its arguments stay shared inside the function.
+    """A function under a transform. Objects shared between its arguments stay shared inside the function.
 
-    The transform is applied once for each policy and each grouping of the leaves. It gets an inner function, which
-    builds the arguments, calls the user's function and packs the result.
+    The transform is applied once for each policy and each grouping of the leaves.
 
-    The transform may cache traces, because the inner function learns about a call from the structures of its leaf
-    groups alone. If it does, all wrappers of one function give it the same inner function. See
-    `_function_given_to_jax`.
+    The transform may keep traces, because the inner function learns about a call from the structures of its leaf groups
+    alone. JAX finds a trace again by the inner function. So all wrappers of one function with equal options have the
+    same inner function (see `_function_given_to_jax`).
 
     Attributes:
         passes_through: True if an unchanged module in the result becomes the caller's own object.
         default_out: the label of all results if the option for results is not set, or has no label.
         differentiates: True if the transform differentiates the leaves with the label True.
         writes: True if the transform can write back changes of its arguments.
-        bound_to: name of the called module in the code of warnings. Empty if the function is no traced module.
-        calls_natively: True if C may do later calls like the first one, without `called`. A class that overrides
-            `called` has False, unless it states True: its `called` then only matters in calls that Python does.
-        finishes_natively: True if C may build the result of a call, without `leave`. A class that overrides `leave` has
-            False, unless it states True.
+        bound_to: name of the called module in the code of warnings. Empty unless the user's function is a module whose
+            leaves are arguments of the transform, too.
+        calls_natively: True if C may do later calls like the first one, without `called`. False in a class with a
+            `called` of its own, unless it states True: its `called` then only matters in calls by Python.
+        finishes_natively: True if C may build the result of a call, without `leave`. False in a class with a `leave` of
+            its own, unless it states True.
     """
 
     passes_through = False
@@ -74,70 +83,86 @@ class FunctionTransform(Wrapper):
     finishes_natively = True
 
     def __init_subclass__(cls) -> None:
+        """Clears `calls_natively` or `finishes_natively` in a class that overrides the method skipped by C."""
         super().__init_subclass__()
-        # C does not know the hooks. A call in C would skip one that a class overrides.
-        for hook, attribute in (("called", "calls_natively"), ("leave", "finishes_natively")):
-            # The first class in which the hook or the attribute stands, which may be a mixin.
-            nearest = next(base for base in cls.__mro__ if hook in vars(base) or attribute in vars(base))
+        # C does not call these two methods. If a class overrides one, a call in C would skip the override.
+        for method, attribute in (("called", "calls_natively"), ("leave", "finishes_natively")):
+            # The first class that has the method or the attribute, which may be a mixin. If it has the method alone, it
+            # overrides it without stating that C may skip it.
+            nearest = next(base for base in cls.__mro__ if method in vars(base) or attribute in vars(base))
             if attribute not in vars(nearest):
                 setattr(cls, attribute, False)
 
     # ---- A call ----
 
     def go_on(self, deferred: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Does what C left of a call, and returns the result. If there is an error, adds its cause.
+        """Does the rest of a call after C, and returns the result of the call. C calls this method.
 
-        For the arguments, see the base class.
+        Args:
+            deferred: an empty tuple if C did nothing. If C called the transformed function, a pair of its result and
+                the call (see `call_of`). If C raised an exception, the exception itself.
+            policy: the policy in force.
+            args: positional arguments of the call.
+            kwargs: its keyword arguments.
+
+        Raises:
+            Exception: the deferred one, or one from Python's part of the call. If its cause is known, its text says it.
         """
         is_error = isinstance(deferred, BaseException)
         has_begun = is_error or bool(deferred)
         try:
+            # C called the transformed function, which raised.
             if is_error:
                 raise deferred
-            # C has called the transformed function, but cannot build the result.
+            # C called the transformed function, but cannot build the result.
             if has_begun:
                 return self.leave(deferred[0], call_of(deferred[1]), policy)
+            # C did nothing. The settings are new for each policy, and C learns from them to do later calls.
             if self.settings is None or self.settings.policy is not policy:
                 self.settings = self._new_settings(policy)
             return self.called(args, kwargs, policy)
         except UnfitResultError as error:
-            self.refused(args, kwargs, error.error)
+            self.raise_refusal(args, kwargs, error.error)
         except Exception as error:
             # If Python did the whole call, `called` has explained the error.
             if has_begun:
                 self.explain(error, self._entering_again(args, kwargs, policy))
+            # Removes the frames of JAX and of this package from the traceback.
             hide_frames(error)
             raise
 
     def _new_settings(self, policy: Policy) -> CallSettings:
-        """Makes the settings for calls under a policy, from which C learns to do later calls."""
+        """Makes the settings for calls under a policy. `learn` fills them, and C reads them in later calls."""
+        # Without rules for packing, C leaves all calls to Python.
         rules = self.rules(policy) if self.calls_natively else None
         return CallSettings.under(policy, rules, finishes=self.finishes_natively)
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """Does a call in Python, in five steps, and teaches C to do calls like this one."""
-        # Steps 1 and 2: pack the arguments, and group their leaves. `refused` always raises.
+        """Does a call in Python, in five steps, and teaches C to do calls like this one. Returns the result."""
+        # Steps 1 and 2: pack the arguments, and group their leaves. `raise_refusal` always raises.
         try:
             call = self.enter(args, kwargs, policy)
         except SharingMismatchError as error:
-            self.refused(args, kwargs, error)
+            self.raise_refusal(args, kwargs, error)
         # Step 3: call the transformed function. If it traces, it builds the arguments and packs the result.
         with call:
             transformed = self.transformed_for(policy, call)
             try:
                 result = transformed(*call.groups, *call.statics)
             except UnfitResultError as error:
-                self.refused(args, kwargs, error.error)
+                self.raise_refusal(args, kwargs, error.error)
             except Exception as error:
                 self.explain(error, lambda: call)
                 raise
-            # Warns of changes that were lost in an earlier trace which only this call ran.
+            # JAX can trace without running the program (`jit(f).lower(m)`). If such a trace loses changes of the
+            # arguments, nobody is warned. `say` warns if this call has run a trace of that kind.
             self._shared.unsaid.say(call.tree.structure)
             settings = self.settings
             if self._shared.unsaid:
                 # A later call may have to warn, which C cannot do. So calls stay in Python until nothing is unsaid.
                 self.settings = None
             elif settings is not None and settings.policy is policy:
+                # Teach C to do calls like this one.
                 settings.learn(
                     args, kwargs, self._new_pattern(args, kwargs, call), call, self.for_later_calls(transformed)
                 )
@@ -145,33 +170,48 @@ class FunctionTransform(Wrapper):
             return self.leave(result, call, policy)
 
     def _new_pattern(self, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> CallPattern | None:
-        """Makes the pattern of calls with as many arguments and the same keywords. None to leave them to Python."""
+        """Makes the pattern for C to do calls with the same keywords and as many arguments as this one.
+
+        Returns None if Python has to do these calls, since they may be grouped in another way than this one.
+        """
         grouping = call.grouping
         if grouping is None or grouping.key is None or not grouping.holds_for_like_calls:
             return None
-        # A donated buffer may be in one leaf only. C checks this.
-        donates = any(is_donated(label) for label in call.plan.labels)
+        # A donated buffer may be in one leaf only. C checks this in each call if `donates` is true.
+        donates = any(is_donated(group_labels) for group_labels in call.plan.labels)
         return CallPattern(
-            call.arguments.aux, self.binding(args, kwargs), grouping.key, grouping.asks, donates, new_latest(), {}
+            call.arguments.aux,
+            bound=self.binding(args, kwargs),
+            key=grouping.key,
+            asks=grouping.asks,
+            donates=donates,
+            latest=new_latest(),
+            functions={},
         )
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Returns `CallPattern.bound`: how C binds the arguments before it packs them. None to pack them as written."""
+        """Returns `CallPattern.bound`: how C reorders the arguments of later calls before it packs them.
+
+        None to pack them as they are written in the call.
+        """
         return None
 
     def for_later_calls(self, transformed: Any) -> Any:
-        """Returns the function that C calls in later calls, in place of the transformed one. It may do less."""
+        """Returns the function for C to call in later calls whose leaf groups have the labels of this call.
+
+        It is the transformed function, or one without the work that only a first call needs.
+        """
         return transformed
 
     def _entering_again(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
-        """Returns a function that packs the arguments of a call once more, for a call in C that failed."""
+        """Returns a function that packs the arguments of a call once more. A call that failed in C has no `Call`."""
         return lambda: self.enter(args, kwargs, policy)
 
-    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
+    def raise_refusal(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
         """Raises the error for an option that does not fit the arguments or the result.
 
-        If no module is concerned, the vanilla transform is called with the same arguments, for its own error. If it
-        accepts them, raises the package's error.
+        If no module is concerned, the vanilla transform is called with the same arguments, and its own error is raised.
+        If it accepts them, or if a module is concerned, raises the package's error.
 
         Args:
             args: positional arguments of the call.
@@ -186,30 +226,34 @@ class FunctionTransform(Wrapper):
         raise error
 
     def raise_vanilla_error(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Calls the vanilla transform on the user's function, so that it raises its own error for a call.
+        """Calls the user's function under the vanilla transform, for its own error about a wrong call.
 
-        Returns if it accepts the call.
+        Returns None if the vanilla transform accepts the call.
         """
         self.transform(self.function, **self.options)(*args, **kwargs)
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Adds the cause to an error that JAX raised, or raises an error that names the cause, if JAX cannot know it.
+        """Adds the cause to an error of JAX, or raises a better error, if JAX cannot know the cause.
+
+        Returns None if there is nothing to add, or if the cause was added to the text of `error`. The caller then
+        raises `error`.
 
         Args:
-            error: the error. A cause may be added to it.
+            error: the error. Its text may be changed.
             call: returns the failed call.
         """
-        # Equinox's transforms have no `argnums`, so none is a counterpart of a transform with this option.
+        # JAX refused an argument that Equinox's version of the transform would accept, and the text shall say so. No
+        # transform of Equinox has an option `argnums`, so none corresponds to a transform with it.
         if is_refusal(error) and "argnums" not in self.options:
             name_counterpart(error, call().tree, self.transform_name)
-        # If one object is both a static and a traced argument, that is the cause.
+        # If one object is both a static and a traced argument, that is the cause. `require_separate` raises then.
         if isinstance(error, ValueError) and "Non-hashable static" in str(error):
             failed_call = call()
             require_separate(failed_call.arguments, failed_call.tree, self.names)
 
     @property
     def traces(self) -> Traces:
-        """The traces of the function."""
+        """The traces of the function so far. If static values make it retrace on every call, they give a warning."""
         return self._shared.traces
 
     # ---- For families to override ----
@@ -233,17 +277,26 @@ class FunctionTransform(Wrapper):
         return ()
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Returns the treatments of the arguments, and what they depend on. By default there is only donation."""
+        """Returns the treatments of the arguments: they give each leaf its labels.
+
+        By default leaves are grouped by whether they are donated, or form one group if nothing is donated.
+        """
         donation = self.donation_treatment(arguments)
+        # The second argument makes the treatments from the packed arguments, which are not needed here. The key says
+        # what the treatments depend on besides the structure of the arguments.
         if donation is None:
-            return Grouping(self.transform_name, lambda _: (), ())
-        return Grouping(self.transform_name, lambda _: (donation,), Static(donation.prefix))
+            return Grouping(self.transform_name, lambda _: (), key=())
+        return Grouping(self.transform_name, lambda _: (donation,), key=Static(donation.prefix))
 
     def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
-        """Returns the treatment of the result. None if all of it is treated alike.
+        """Returns the treatment of the result. None if all leaves of it are treated alike, so that they are one group.
 
-        In place, the changed arguments go out, too. Then the prefix is a `Branch` of two: one part for the arguments,
-        and one for the result.
+        In place, the changed arguments are returned from the transform beside the result. Then the prefix is a `Branch`
+        of two: one part for the arguments, and one for the result.
+
+        Args:
+            policy: the policy of the call.
+            arguments: arguments of the call. In place, changed arguments are returned under the same labels.
         """
         return None
 
@@ -252,17 +305,19 @@ class FunctionTransform(Wrapper):
     ) -> Any:
         """Applies the transform to the inner function. Returns the transformed function.
 
+        A family with an option for arguments or results overrides this: the option gets one entry for each group.
+
         Args:
             inner: the inner function. It takes leaf groups, followed by static arguments.
-            labels: for each group of the arguments, its labels.
-            result_labels: labels of the groups of the result. None if the result is one group, and the transform takes
+            labels: for each group of the arguments, its labels, one for each treatment.
+            result_labels: the label of each group of the result. None if the result is one group, and the transform has
                 no option for it.
             num_statics: number of static arguments.
         """
         return self.transform(inner, **self.options)
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Returns a sentence that says why `in_place=True` could not write a change back. Empty if it could.
+        """Returns the reason, as a sentence, why `in_place=True` could not write a change back. Empty if it could.
 
         Args:
             call: the call.
@@ -274,36 +329,46 @@ class FunctionTransform(Wrapper):
     # ---- The caller's side ----
 
     def rules(self, policy: Policy) -> Rules:
-        """Returns the rules for packing arguments and results."""
+        """Returns the rules for packing arguments and results: what carries identity, and which leaves are traced."""
         return rules_of_call(policy, filtered=self.is_filtered, is_exact=self.calls_each_time)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-        """Makes one node of the arguments of a call, the root of the graph. It names them, for errors."""
+        """Makes one node of all arguments of a call: the root of the graph. It has the names of the arguments."""
         names = self.names.of(len(args))
         static = self.static_positions(len(args), kwargs)
         if not static:
             return Arguments(names, args, kwargs)
         # A static argument has no name in `Arguments`, and so no place in the graph.
-        dynamic = tuple([None if i in static else name for i, name in enumerate(names)])
-        return Arguments(dynamic, args, kwargs, tuple([name for name in sorted(kwargs) if name in static]))
+        traced_names = tuple([None if i in static else name for i, name in enumerate(names)])
+        return Arguments(traced_names, args, kwargs, tuple([name for name in sorted(kwargs) if name in static]))
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """Packs the arguments of a call and groups their leaves."""
-        arguments = self.arguments(args, kwargs)
-        call = enter(arguments, self.rules(policy), self.grouping(policy, arguments))
-        return self.executable(call)
-
-    def executable(self, call: Call) -> Call:
-        """Returns the call in a state in which no array of a module is donated twice: repetitions are copied.
+        """Packs the arguments of a call, groups their leaves, and returns the call.
 
         Raises:
-            InconsistentSharingError: if a donated array is also in an argument that is not donated.
+            InconsistentSharingError: if a module would be treated in two ways, or a donated array is also in an
+                argument that is kept.
+            SharingMismatchError: if an option does not fit the arguments.
+            CycleError: if an object contains itself.
+        """
+        arguments = self.arguments(args, kwargs)
+        # `enter` of `_caller_side`, which packs and groups.
+        call = enter(arguments, self.rules(policy), self.grouping(policy, arguments))
+        return self.copy_arrays_donated_twice(call)
+
+    def copy_arrays_donated_twice(self, call: Call) -> Call:
+        """Puts copies into the donated leaf groups, wherever an array of a module would be donated a second time.
+
+        Returns the call itself. Under an outer trace JAX takes no buffer, so nothing is copied.
+
+        Raises:
+            InconsistentSharingError: if a donated array is also in an argument that is kept.
         """
         donation = self.donation_treatment(call.arguments)
         return call if donation is None else take_each_buffer_once(call, donation, self.transform_name)
 
     def donation_treatment(self, arguments: Arguments) -> Treatment | None:
-        """Makes the treatment of donation. None if nothing is donated."""
+        """Makes the treatment of donation: each leaf is labelled as donated or kept. None if no argument is donated."""
         return donation_treatment(arguments, self.donated_positions(len(arguments.args), arguments.kwargs))
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None) -> Any:
@@ -313,25 +378,32 @@ class FunctionTransform(Wrapper):
             result: result of the transformed function: one leaf group, or several.
             call: the call.
             policy: the policy of the call.
-            used: returns the leaves of the arguments on which the computation depends. None for `leaves_used`.
+            used: returns the leaves of the arguments used by the computation. None for `leaves_used`.
         """
         groups = result.parts if type(result) is LeafGroups else (result,)
         if policy.in_place:
-            # The last entry is the result. The ones before are what was changed.
+            # Writes the changes, and returns one tuple for each tree. Here it is one tree: the changed objects come
+            # first, the result last.
             (entries,) = commit_changes(call, self.transform_name, groups)
             return entries[-1]
+        # `given` has the records of the caller's objects that the function returned unchanged.
         structure = groups[0].selection.structure
         if not structure.given:
             return leave(groups)
-        # Some objects of the caller's are in the result, unchanged.
         return leave(groups, passed_through(call, structure, used or (lambda: self.leaves_used(call))))
 
     def leaves_used(self, call: Call) -> Sequence[Any]:
-        """Returns the leaves of the arguments on which the computation depends. By default, all leaves."""
+        """Returns the leaves of the arguments used by the computation. By default, all leaves.
+
+        If one of these is committed to a device, vanilla `jax.jit` commits its results.
+        """
         return call.leaves
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """Returns the transformed function for a call. It is made on first use, and two threads get the same one."""
+        """Returns the transformed function for a call: one for each policy and each set of labels.
+
+        It is made on first use. Two threads get the same one.
+        """
         result_labels = self.labels_of_results(policy, call.arguments)
         key = policy, call.plan.labels, result_labels, len(call.statics)
         transformed = self._made.get(key)
@@ -341,7 +413,7 @@ class FunctionTransform(Wrapper):
         return transformed
 
     def labels_of_results(self, policy: Policy, arguments: Arguments) -> tuple[Any, ...] | None:
-        """Returns the labels of the groups of the result. None if the result is one group."""
+        """Returns the label of each group of the result. None if the result is one group, without a label."""
         treatment = self.treatment_of_results(policy, arguments)
         return None if treatment is None else tuple(self._labels_in_treatment(treatment))
 
@@ -356,14 +428,19 @@ class FunctionTransform(Wrapper):
     # ---- The function's side ----
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
-        """Returns the function that the transform calls in place of the user's. It is made once for each policy."""
+        """Returns the inner function, which the transform gets. It is made once for each policy.
+
+        Raises:
+            TypeError: in place, if the user's function is a mutable module or a method of one. Its changes of
+                itself would not be written back.
+        """
         shared = self._shared
         forbid_bound_module(self.function, policy, self.transform_name)
         inner = shared.inner.get(policy)
         if inner is None:
             call = functools.partial(self._without_function().call_inside, policy)
-            # Called modules share their traces as arguments of one function, whose name the inner function then has. In
-            # all other cases it has the name of the user's function.
+            # The inner function has the name of the user's function. If that is a module, the module is an argument of
+            # one function for all modules, and the inner function has the name of that function.
             function = shared.get_function() if is_module(self.function) else self.function
             inner = shared.inner.setdefault(policy, Inner(function, shared.get_function, call))
         return inner
@@ -374,24 +451,28 @@ class FunctionTransform(Wrapper):
         The copy refers neither to the user's function nor to the inner function. So both are freed with the wrapper.
         """
         cls = type(self)
-        part = cls.__new__(cls)
-        vars(part).update(vars(self))
+        # Not `__init__`, which would apply the transform once more.
+        wrapper_copy = cls.__new__(cls)
+        vars(wrapper_copy).update(vars(self))
         for name in ("function", "__wrapped__", "_shared", "_made"):
-            vars(part).pop(name, None)
+            vars(wrapper_copy).pop(name, None)
         # These two are attributes of the native base class, so `vars` does not have them.
-        part.policy, part.settings = self.policy, None
-        part._records_of_traces = self._shared.traces, self._shared.seen, self._shared.unsaid
-        return part
+        wrapper_copy.policy, wrapper_copy.settings = self.policy, None
+        # Of the state in `_shared`, the parts that refer neither to the user's function nor to the inner one.
+        wrapper_copy._records_of_traces = self._shared.traces, self._shared.seen, self._shared.unsaid
+        return wrapper_copy
 
+    # An attribute of the copy alone. See `Shared` for the three.
     _records_of_traces: tuple[Traces, SeenArguments, Unsaid]
 
     def terms(self, policy: Policy) -> Terms:
-        """Makes the facts that all traces of the function under a policy share."""
+        """Makes the facts common to all traces of the function under a policy. Called on the copy alone."""
         return Terms(
             self.transform_name,
             self.names,
             policy,
             self.rules(policy),
+            # What earlier traces of the function found out.
             *self._records_of_traces,
             caches_traces=self.caches_traces,
             writes=self.writes,
@@ -404,7 +485,7 @@ class FunctionTransform(Wrapper):
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Builds arguments from leaf groups, calls the user's function, and returns its result in leaf groups.
 
-        The inner function calls it.
+        This is the body of the inner function.
 
         Args:
             policy: the policy.
@@ -412,18 +493,21 @@ class FunctionTransform(Wrapper):
             args: leaf groups, then static arguments.
             kwargs: empty.
         """
-        received = self.received(args)
+        received = self.receive_arguments(args)
         trace = FunctionTrace(self.terms(policy), function)
         arguments = received.arguments
         return self.pack_results(trace.call_with(received, arguments.args, arguments.kwargs), trace)
 
-    def is_taken(self, received: Received) -> Callable[[int], bool]:
-        """Returns a predicate on records: True if the object may not pass through, since its buffers are donated."""
+    def make_is_taken(self, received: Received) -> Callable[[int], bool]:
+        """Returns a predicate on records: True if the object is donated, so the transform takes over its buffers.
+
+        The object may not pass through, since the caller's own object has lost its buffers.
+        """
         donation = self.donation_treatment(received.arguments)
         return (lambda _: False) if donation is None else donated_records(received.tree, donation).__contains__
 
-    def received(self, args: Sequence[Any]) -> Received:
-        """Builds the arguments of the function.
+    def receive_arguments(self, args: Sequence[Any]) -> Received:
+        """Builds the arguments for the user's function.
 
         Args:
             args: leaf groups, then static arguments.
@@ -433,36 +517,59 @@ class FunctionTransform(Wrapper):
         )
 
     def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
-        """Packs the result of the function for the transform: one leaf group, or several if the labels differ."""
+        """Packs the result of the function and, in place, the changed arguments, for the transform.
+
+        Warns of ties lost by the function.
+
+        Args:
+            result: the result of the user's function.
+            trace: the trace, with the arguments as received by the function.
+
+        Returns:
+            One leaf group, or `LeafGroups` if the transform has an option for results.
+
+        Raises:
+            StaticTracerError: if a static leaf of the result holds a tracer.
+        """
         policy, received = trace.terms.policy, trace.received
         treatment = self.treatment_of_results(policy, received.arguments)
         if treatment is not None:
             return self._pack_by_label(result, trace, treatment)
-        # The check needs the result and, in place, all arguments.
+        # Warn of lost ties. The check needs the result and, in place, all arguments (`with_state`).
         tree = trace.walked(trace.with_state(result))
         trace.check_walked(tree, is_with_state=bool(policy.in_place))
-        # What goes out is the result and, in place, only the objects that changed. A static leaf with a tracer is an
-        # error (`forbidding_leaks`).
-        taken, rules = self.is_taken(received), trace.terms.rules
+        is_taken, rules = self.make_is_taken(received), trace.terms.rules
         if policy.in_place:
-            tree = with_changes(result, received.tree, trace.forbidding_leaks(rules), taken)
+            # Pack the result and the objects that changed. Under `forbidding_leaks`, a tracer in a static leaf raises.
+            tree = with_changes(result, received.tree, trace.forbidding_leaks(rules), is_taken)
         elif policy.pass_through and self.passes_through:
-            record_of_unchanged = find_unchanged(result, received.tree, taken, containers=policy.containers)
-            tree = trace.walked(result, rules._replace(given=record_of_unchanged)) if record_of_unchanged else tree
+            # Object → record, for what was returned unchanged. Under the rule `given` the object itself is not packed,
+            # but a reference to the caller's object with this record.
+            unchanged = find_unchanged(result, received.tree, is_taken, containers=policy.containers)
+            tree = trace.walked(result, rules._replace(given=unchanged)) if unchanged else tree
         return packed(tree)
 
     def _pack_by_label(self, result: Any, trace: FunctionTrace, treatment: Treatment) -> Any:
         """Packs a result and, in place, the changed arguments into several leaf groups, one for each label.
 
+        Warns of ties lost by the function.
+
+        Args:
+            result: the result of the user's function.
+            trace: the trace, with the arguments as received by the function.
+            treatment: the treatment of the result. In place, its prefix has a part for the arguments in front.
+
         Raises:
             UnfitResultError: if the option for results does not fit the result.
         """
         policy, received = trace.terms.policy, trace.received
+        # The labels as written in the option. None if the groups are those of the leaves' resolved labels.
         labels = None if treatment.groups_by_outcome else self._labels_in_treatment(treatment)
         try:
             if policy.in_place:
-                # Which objects changed. `deeply`: an object that holds a changed one has to go out, too.
-                changes = rules_for_state(trace.terms.rules, received.tree, self.is_taken(received), deeply=True)
+                # Rules that say which objects changed. `deeply`: an object that holds a changed one counts as changed,
+                # since it may be returned under another label.
+                changes = rules_for_state(trace.terms.rules, received.tree, self.make_is_taken(received), deeply=True)
                 grouped = group_result_with_state(result, trace, treatment, labels, changes)
             else:
                 tree = trace.walked(result)
@@ -471,15 +578,19 @@ class FunctionTransform(Wrapper):
         except SharingMismatchError as error:
             raise UnfitResultError(error) from None
         if labels is None:
-            # The labels are the outcomes of the leaves, which only the result tells. The transform reads them from the
-            # call when the trace has ended.
+            # The resolved labels depend on the leaves of the result. The transform reads them from the call when the
+            # trace has ended.
             assert received.call is not None
             received.call.result_labels[:] = grouped.labels
         return LeafGroups(grouped.groups)
 
 
 class UnfitResultError(Exception):
-    """An option does not fit the result of the function. A trace raises it, and the wrapper handles it (`refused`)."""
+    """An option does not fit the result of the function. A trace raises this, and the wrapper raises a better error.
+
+    Attributes:
+        error: the error with the reason. See `FunctionTransform.raise_refusal`.
+    """
 
     def __init__(self, error: SharingMismatchError) -> None:
         super().__init__(str(error))
@@ -493,10 +604,11 @@ def rules_of_call(policy: Policy, *, filtered: bool, is_exact: bool = False) -> 
     Args:
         policy: what carries identity.
         filtered: True if only arrays are traced, as under Equinox's transforms.
-        is_exact: True to pack static values as these very objects, and not up to equality. This is for transforms that
-            call the function each time. A cached trace has the static values of the first call.
+        is_exact: True to pack static values as these very objects, and not as equal copies. This is for transforms
+            that call the function each time. A kept trace has the static values of the first call.
     """
-    # "outside": the convention outside modules, by which arrays and plain containers are values without identity.
+    # "outside" is the convention outside all modules: every leaf is traced, and the transform refuses what it cannot
+    # trace. Arrays and plain containers are values without identity there.
     return Rules(
         arrays=policy.arrays,
         containers=policy.containers,

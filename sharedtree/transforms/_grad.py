@@ -1,13 +1,21 @@
 """`jax.grad`, `jax.value_and_grad`, Jacobians, and their Equinox counterparts.
 
-In a differentiated module, only the inexact traced leaves are differentiated. All others are in a leaf group of their
-own, which goes around the transform. The gradient is a module of the same shape and sharing, with `None` for leaves
-without a gradient. A Jacobian is the function's result, with such a module in place of each leaf.
+In a differentiated module, only the inexact traced leaves (floating point or complex) are differentiated. The leaves of
+a call form two *leaf groups*, the two arguments of the transform: the first group is passed to the function
+undifferentiated, the second is differentiated. A leaf at several paths is in a group once. The gradient is a module of
+the same shape and sharing, with `None` for leaves without a gradient. A Jacobian has the shape of the function's
+result, and a gradient in the place of each of its leaves.
 
     f(Net(w, [w, 3]), x)     groups [x] and [w]      gradient [g]      Net(g, [g, None])
 
+The packed arguments have one *record* for each object, even if it is at several paths: its operation (`LEAF`, a static
+value, or the class of a node) and the numbers of its children's records. A variable `record` holds the record's number.
+
+A *prefix* is a tree in the shape of the arguments' upper part. Here its entries are True for leaves to be
+differentiated, and False. An entry holds for everything below it.
+
 A `jax.Ref` is a place and not a value, so it has no gradient. Equinox's transforms pass references to the function
-around the differentiation, and their gradient is None. We do the same, and also under JAX's transforms for references
+without differentiating them, and their gradient is None. We do the same, and also under JAX's transforms for references
 in Equinox modules. In other modules JAX refuses a reference, or fails when the function reads or writes it.
 
     Net(w, count=Ref)     Equinox's grad: Net(g, count=None)       `jax.grad`: an error
@@ -47,6 +55,7 @@ from ._leaf_labels import Outcomes, Treatment
 from .checks._partial_gradients import Gradient, report_partial_gradients
 
 _TRANSFORMS_REFUSING_REFERENCES = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.hessian")
+"""Names of the transforms of JAX that raise an error for a differentiated `jax.Ref`."""
 
 _NAMES_IN_SHAREDTREE = {
     "jax.grad": "grad",
@@ -54,32 +63,38 @@ _NAMES_IN_SHAREDTREE = {
     "jax.value_and_grad": "value_and_grad",
     "equinox.filter_value_and_grad": "value_and_grad",
 }
-"""Names of transforms under which sharedtree offers them with identities preserved."""
+"""Name of a transform → name of the function in `sharedtree` that is this transform with identities preserved."""
 
 
 class GradTransform(FunctionTransform):
-    """A function under `jax.grad`, with identities preserved."""
+    """A function under `jax.grad` or `equinox.filter_grad`, with identities preserved.
+
+    The option `wrt` is a filter of sharedtree's own: it selects the leaves of the differentiated arguments that are
+    differentiated. Without it, all inexact leaves are.
+    """
 
     calls_each_time = True
     package_options = frozenset({"wrt"})
     differentiates = True
     packs_value = False
-    """True if the transform gets the function's value as a leaf group."""
+    """True if the inner function returns its value as a leaf group. False if it returns the value itself, a scalar."""
     returns_value = False
-    """True if the transform returns the value beside the gradient."""
+    """True if the transform returns the pair (value, gradient), and not the gradient alone."""
 
     def check_options(self) -> None:
-        """Reads the options, and lets the transform refuse wrong ones."""
+        """Reads the options into attributes. Wrong ones raise an error, most of them the vanilla transform's own."""
         options = self.all_options
         argnums = options.get("argnums", 0)
+        # Raises if `argnums` is a library's object for an argument and a filter, such as `nnx.DiffState`.
         require_no_prefix_filter(argnums)
         wrt = options.get("wrt")
         self._filter = None if wrt is None else filter_of(wrt, OF_GRAD)
         self._argnums = tuple(as_sequence(argnums))
+        # `argnums=0` returns one gradient, `argnums=(0,)` a tuple.
         self._has_single_argnum = not np.ndim(argnums)
         self._has_aux = options.get("has_aux", False)
         self._allow_int = options.get("allow_int", False)
-        # Not all releases of JAX take NumPy's integers.
+        # Not all releases of JAX take NumPy's integers. `_argnums` has Python's.
         if "argnums" in options:
             self.options = {**self.options, "argnums": self._argnums[0] if self._has_single_argnum else self._argnums}
         super().check_options()
@@ -87,58 +102,80 @@ class GradTransform(FunctionTransform):
     # ---- Which leaves are differentiated ----
 
     def differentiated_positions(self, num_args: int) -> list[int]:
-        """Positions of the differentiated arguments, in order. Arguments missing in the call are left out."""
+        """Positions of the differentiated arguments in a call, in order, without positions beyond its arguments.
+
+        Args:
+            num_args: number of positional arguments in the call.
+        """
+        # A negative position counts from the last argument.
         positions = {i + num_args if i < 0 else i for i in self._argnums}
         return sorted([i for i in positions if 0 <= i < num_args])
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Groups leaves by whether they are differentiated."""
+        """Returns how leaves are grouped: a group without differentiation, and then the differentiated group."""
         prefix = self._prefix(arguments)
 
         def treatments(tree: FlatDag) -> Sequence[Treatment]:
-            """Makes the treatment of arguments."""
-            # Leaves outside modules are left to JAX, which refuses integers. Equinox and `wrt` skip them.
-            outside = set[int]()
+            """Returns the only treatment. The outcome of a leaf is True if it is differentiated.
+
+            Args:
+                tree: the packed arguments.
+            """
+            # Records of the leaves that only plain containers hold, below the differentiated arguments. They are
+            # differentiated whatever they are, since JAX refuses integers itself. Equinox and `wrt` skip integers.
+            outside_modules = set[int]()
             if not (self.is_filtered or self._filter is not None):
                 children = tree.records[tree.root][1]
-                roots = [child for child, part in zip(children, prefix.parts, strict=True) if part]
-                outside.update(*[tree.below(root).outside for root in roots])
+                # Without `wrt`, each part of the prefix is True or False for a whole argument.
+                roots = [child for child, is_selected in zip(children, prefix.parts, strict=True) if is_selected]
+                outside_modules.update(*[tree.below(root).outside for root in roots])
             undifferentiated = undifferentiated_records(tree, self.rules(policy))
             can_differentiate = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
 
-            def resolve(label: Any, leaf: Any, record: int) -> bool:
-                return label and record not in undifferentiated and (record in outside or can_differentiate(leaf))
+            def resolve(is_selected: bool, leaf: Any, record: int) -> bool:
+                if not is_selected or record in undifferentiated:
+                    return False
+                return record in outside_modules or can_differentiate(leaf)
 
             return (
                 Treatment(
-                    "wrt",
-                    prefix,
-                    lambda part: isinstance(part, bool),
-                    resolve,
-                    lambda is_differentiated: "differentiated" if is_differentiated else "not differentiated",
+                    name="wrt",
+                    prefix=prefix,
+                    is_label=lambda part: isinstance(part, bool),
+                    resolve=resolve,
+                    describe=lambda is_differentiated: "differentiated" if is_differentiated else "not differentiated",
                     groups_by_outcome=True,
                     advice=lambda leaves: self._advice(arguments, leaves),
-                    splittable_modules=used_twice,
+                    splittable_modules=modules_used_twice,
                     has_containers=policy.containers,
                 ),
             )
 
-        key = "wrt", prefix, self._allow_int, self._filter is not None, self.is_filtered
-        asks = functools.partial(_differentiability, allow_int=self._allow_int)
-        groups = (False,), (True,)
-        return Grouping(self.transform_name, treatments, key, asks, groups, holds_for_like_calls=self._filter is None)
+        return Grouping(
+            self.transform_name,
+            treatments,
+            key=("wrt", prefix, self._allow_int, self._filter is not None, self.is_filtered),
+            asks=functools.partial(_differentiability, allow_int=self._allow_int),
+            # Both groups exist in every call, so that the second argument is always the differentiated one.
+            groups=((False,), (True,)),
+            # A filter may answer differently for the next model, so C must not group the leaves by this prefix.
+            holds_for_like_calls=self._filter is None,
+        )
 
     def _prefix(self, arguments: Arguments) -> Branch:
-        """Makes the prefix of all arguments: True if selected by `argnums` and `wrt`, else False."""
+        """Makes the prefix tree of all arguments: True where `argnums` and `wrt` select, otherwise False."""
         differentiated = self.differentiated_positions(len(arguments.args))
+        # For each argument in the graph: its index, or its name if it was passed by keyword.
         positions = positions_of(arguments.parts()[1])
         if self._filter is None:
             return Branch(tuple([position in differentiated for position in positions]))
+        # For each differentiated argument, the part of the prefix for it: True, False or a tree of them.
         selections = {i: selection(arguments.args[i], self._filter, self.names.text(i)) for i in differentiated}
+        # A keyword argument is never differentiated.
         return Branch(tuple([selections.get(i, False) if isinstance(i, int) else False for i in positions]))
 
     def _advice(self, arguments: Arguments, leaves: Sequence[Any]) -> str:
-        """Advice in an error about leaves selected by `wrt` at some of their paths only. Empty without `wrt`."""
+        """Writes the fix for leaves that `wrt` selects at some of their paths only. Empty without `wrt`."""
         if self._filter is None:
             return ""
         return select_everywhere(self._differentiated_arguments(arguments), self._filter, leaves)
@@ -149,12 +186,20 @@ class GradTransform(FunctionTransform):
     # ---- The caller's side ----
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """Enters a call. Warns if the gradient will lack a part, and refuses a selection without any leaf."""
+        """Packs the arguments of a call, groups their leaves, and returns the call.
+
+        Warns if a tie between a differentiated leaf and another one is cut, since the gradient will then lack a part.
+
+        Raises:
+            TypeError: if a `jax.Ref` in a module would be differentiated, and the transform cannot do so.
+            ValueError: if `wrt` selects no leaf, although it could.
+        """
         # If an argument of `argnums` is missing, the transform raises its own error.
         if len(self.differentiated_positions(len(args))) < len(set(self._argnums)):
             self.raise_vanilla_error(args, kwargs)
         call = super().enter(args, kwargs, policy)
         positions = self.differentiated_positions(len(args))
+        # Warn of parts that the gradient will lack.
         if call.plan.cuts:
             gradient = Gradient(
                 positions,
@@ -164,18 +209,24 @@ class GradTransform(FunctionTransform):
             )
             report_partial_gradients(call, gradient, self.names, policy)
         forbid_references(call, self._differentiated_arguments(call.arguments), self.transform_name)
+        # The second group, which is differentiated, is empty: the filter selects nothing.
         if self._filter is not None and not call.groups[1].leaves:
             differentiated = self._differentiated_arguments(call.arguments)
             can_differentiate = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
+            # Raises if there is a leaf that the filter could have selected.
             require_nothing_left(differentiated, can_differentiate, self.all_options["wrt"])
         return call
 
     def _function_as_code(self) -> str:
+        """Name of the user's function in the code of a warning. It is `f` for a lambda or an object without a name."""
         name = getattr(self.function, "__name__", "")
         return name if name.isidentifier() else "f"
 
     def _transform_as_code(self, policy: Policy) -> str:
-        """Writes the code of this transform, with `{}` for the function and for more options."""
+        """Writes the code of this transform, with `{}` for the function and for more options.
+
+        For example, `sharedtree.grad({}, has_aux=True{})`. Then `argnums` is among the options to be filled in.
+        """
         options = "".join(f", {name}={value!r}" for name, value in self.options.items() if name != "argnums")
         options += ", wrt=wrt" if self._filter is not None else ""
         options += ", policy=sharedtree.Policy(containers=True)" if policy.containers else ""
@@ -183,49 +234,76 @@ class GradTransform(FunctionTransform):
         return f"sharedtree.{name}({{}}{options}{{}})"
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """Makes the transformed function, once for each policy. It differentiates the second group."""
+        """Returns the transformed function, made once for each policy. It differentiates its second argument."""
         transformed = self._made.get(policy)
         if transformed is None:
+            # The arguments are the two leaf groups. The second one is differentiated.
             options = {**self.options, "argnums": 1}
-            # In place, changes go out beside the value, as auxiliary data.
+            # In place, what the function changed in its arguments goes out beside the value, as auxiliary data.
             if policy.in_place:
                 options["has_aux"] = True
+            # For a transform of Equinox, the one of JAX that it is made of.
             transform = UNDER_FILTER[self.transform.__name__] if self.is_filtered else self.transform
             transformed = self._made.setdefault(policy, transform(self.inner(policy), **options))
         return transformed
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Builds the gradient as modules, the auxiliary data, and the value if the transform returns it."""
+        """Builds the result for the user: the gradient in modules, and the value and the auxiliary data if asked for.
+
+        In place, also writes the function's changes into the caller's objects.
+
+        Args:
+            result: the result of the transform, with leaf groups.
+            call: the call.
+            policy: the policy of the call.
+            used: not read. Nothing passes through a gradient.
+
+        Returns:
+            The shape of the vanilla transform's result: `gradient`, `(gradient, aux)`, `(value, gradient)` or
+            `((value, aux), gradient)`.
+        """
+        # The inner function returned a pair of its value and a group of auxiliary data.
         has_aux_group = self._has_aux or policy.in_place
         if self.returns_value:
-            first, gradient = result
-            value, aux = first if has_aux_group else (first, None)
+            value_and_aux, gradient = result
+            value, aux = value_and_aux if has_aux_group else (value_and_aux, None)
         else:
             value = None
             gradient, aux = result if has_aux_group else (result, None)
-        aux = self.leave_aux(aux, call, policy)
+        aux = self._build_aux(aux, call, policy)
         gradient = self.build_gradient(gradient, call)
         if self.returns_value:
             return ((value, aux) if self._has_aux else value), gradient
         return (gradient, aux) if self._has_aux else gradient
 
-    def leave_aux(self, aux: Any, call: Call, policy: Policy) -> Any:
-        """Builds the auxiliary data. In place, writes the changes beside them."""
+    def _build_aux(self, aux: LeafGroup | None, call: Call, policy: Policy) -> Any:
+        """Builds the auxiliary data from their group, and returns them. In place, also writes the function's changes.
+
+        Args:
+            aux: the group. In place, it holds the changes, too. None without auxiliary data and changes.
+            call: the call.
+            policy: the policy of the call.
+        """
         if aux is None:
             return None
         if not policy.in_place:
             return leave((aux,))
-        # The changes come first, the auxiliary data last.
+        # Writes the changes, and returns one tuple for each tree. Here it is one tree: the changes come first, the
+        # auxiliary data last.
         (entries,) = commit_changes(call, self.transform_name, (aux,))
         return entries[-1]
 
     def build_gradient(self, gradient: Any, call: Call) -> Any:
-        """Builds a gradient or a Jacobian, with the sharing of the arguments.
+        """Builds a gradient or a Jacobian from leaf groups, with the sharing of the arguments.
 
         Args:
             gradient: the group with the gradient. For a Jacobian, the group of the function's result, with the group of
                 a gradient in place of each leaf. For a Hessian, one level more.
             call: the call.
+
+        Returns:
+            The gradient of one argument, or a tuple of gradients if `argnums` is a tuple. For a Jacobian, the
+            function's result with a gradient in place of each leaf.
         """
 
         def build_nested(leaf: Any) -> Any:
@@ -234,6 +312,7 @@ class GradTransform(FunctionTransform):
         # A Jacobian has the shape of the function's result.
         if gradient.selection.structure is not call.tree.structure:
             return leave((LeafGroup([build_nested(leaf) for leaf in gradient.leaves], gradient.selection),))
+        # The arguments again, with gradients for leaves and None for whatever has no gradient.
         arguments = tree_like_arguments((gradient,), list(call.tree.leaves.values()), build_nested)
         num_args = len(arguments.args)
         gradients = tuple([arguments.args[i + num_args if i < 0 else i] for i in self._argnums])
@@ -242,17 +321,26 @@ class GradTransform(FunctionTransform):
     # ---- The function's side ----
 
     def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
-        """Packs auxiliary data and changes into one group beside the value.
+        """Packs the auxiliary data and, in place, the function's changes, into one leaf group beside the value.
+
+        Also warns of lost ties.
+
+        Args:
+            result: the result of the user's function: the value or, with `has_aux`, a pair of the value and the
+                auxiliary data.
+            trace: the trace of the function.
 
         Returns:
-            The value as the transform gets it, or a pair of this value and the group if there is a group.
+            The result for the transform: the value, or a pair of the value and the group if there are auxiliary data or
+            changes. The value of a Jacobian is in a leaf group, too.
 
         Raises:
-            TypeError: if the result should be a pair and is none, under `in_place` or if it is a module. JAX would
-                raise an error that names a leaf group. For any other result JAX's own error follows.
+            TypeError: if `has_aux` asks for a pair, and the result is none. Raised in place and for a module, where
+                JAX's error would print a leaf group. Otherwise JAX raises its own error later.
         """
         policy = trace.terms.policy
         is_pair = isinstance(result, (tuple, list)) and len(result) == 2
+        # Refuse a result that is no pair, or leave it to JAX.
         if self._has_aux and not is_pair:
             if policy.in_place or is_module(result):
                 raise TypeError(
@@ -260,12 +348,14 @@ class GradTransform(FunctionTransform):
                     f"{type(result)} with value {shown(result)}"
                 )
             return result
-        # This tree is only for the check of lost ties. What is packed follows.
+        # Warn of lost ties. In place, `with_state` adds the arguments to the result. Nothing else uses this tree.
         tree = trace.walked(trace.with_state(result))
         trace.check_walked(tree, is_with_state=bool(policy.in_place))
+        # Make the group of auxiliary data and changes.
         value, aux = result if self._has_aux else (result, None)
         if policy.in_place:
-            is_taken = self.is_taken(trace.received)
+            is_taken = self.make_is_taken(trace.received)
+            # Under these rules, a tracer in a static leaf is an error.
             rules = trace.forbidding_leaks(trace.terms.rules)
             aux_group = packed(with_changes(aux, trace.received.tree, rules, is_taken))
         elif self._has_aux:
@@ -286,8 +376,8 @@ class ValueAndGradTransform(GradTransform):
 class JacobianTransform(GradTransform):
     """A function under `jax.jacfwd`, `jax.jacrev` or `jax.hessian`, with identities preserved.
 
-    Its value may be any tree, and comes back as a Jacobian. An object in both the value and the auxiliary data comes
-    back as two objects.
+    The function's value may be any tree, and the Jacobian has its shape. An object in both the value and the
+    auxiliary data comes back as two objects.
     """
 
     packs_value = True
@@ -297,9 +387,10 @@ class JacobianTransform(GradTransform):
 
 
 def _differentiability(leaves: Sequence[Any], *, allow_int: bool) -> tuple[bool, ...] | None:
-    """For each leaf, True if it can be differentiated. None if a leaf is a reference or a struct.
+    """Returns, for each leaf, True if it can be differentiated. Plans (groupings of leaves) are kept by this answer.
 
-    Their treatment depends on the module around them, so no plan is kept for the call.
+    Returns None if a leaf is a reference or a struct, so that no plan is kept: how these are treated depends on the
+    module around them.
     """
     if any(map(_is_reference_or_struct, leaves)):
         return None
@@ -307,7 +398,11 @@ def _differentiability(leaves: Sequence[Any], *, allow_int: bool) -> tuple[bool,
 
 
 def _can_be_differentiated(leaf: Any, *, allow_int: bool) -> bool:
-    # A leaf of a container may be anything. The transform refuses it.
+    """Returns True if a leaf is inexact. With `allow_int`, also if it is an integer or a boolean.
+
+    Never for PRNG keys and other extended dtypes, nor for an object that is no number or array.
+    """
+    # A leaf of a plain container may be any object. `is_traced` is True for what JAX itself can trace.
     if not is_traced(leaf, "jax"):
         return False
     if is_inexact(leaf):
@@ -317,8 +412,16 @@ def _can_be_differentiated(leaf: Any, *, allow_int: bool) -> bool:
 
 
 def undifferentiated_records(tree: FlatDag, rules: Any) -> set[int]:
-    """Finds the references and structs to be passed to the function around the transform, as in Equinox."""
+    """Finds the references and structs to be passed to the function without differentiation, as in Equinox.
+
+    Under an Equinox transform it finds all of them, under a transform of JAX the ones in Equinox modules.
+
+    Args:
+        tree: the packed arguments.
+        rules: how they were packed.
+    """
     records = [record for record, leaf in tree.leaves.items() if _is_reference_or_struct(leaf)]
+    # For each record, whose convention decides which leaves are traced: that of the library of the module around it.
     convention_of = conventions(tree, rules) if records else {}
     return {record for record in records if rules.filtered or convention_of.get(record) == "equinox"}
 
@@ -329,7 +432,8 @@ def _is_reference_or_struct(leaf: Any) -> bool:
 
 def is_reference(leaf: Any) -> bool:
     """Returns True if a leaf is a `jax.Ref`, or a tracer of one."""
-    # `isinstance(leaf, jax.Ref)` takes as long as everything else that is done with a leaf.
+    # Nearly all leaves are arrays, for which this test suffices. `isinstance(leaf, jax.Ref)` takes as long as
+    # everything else that is done with a leaf.
     if type(leaf) is ConcreteArray:
         return False
     return type(leaf) is jax.Ref or (isinstance(leaf, Tracer) and isinstance(leaf, jax.Ref))
@@ -343,23 +447,25 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
     Args:
         call: the call. Its last group is differentiated.
         arguments: the differentiated arguments.
-        title: name of the transform.
+        title: name of the transform. Nothing is raised if it is not in `_TRANSFORMS_REFUSING_REFERENCES`.
 
     Raises:
-        TypeError: if there is such a reference. JAX raises the same class, without path and fix.
+        TypeError: with the paths of the references and code to leave them out. JAX's own error is a TypeError, too,
+            without paths and code.
     """
     group = call.groups[-1]
     if title not in _TRANSFORMS_REFUSING_REFERENCES or not any(map(is_reference, group.leaves)):
         return
-    outside = call.tree.outside
+    # Find the paths of the differentiated references in modules.
+    outside_modules = call.tree.outside
     records = [call.tree.leaf_numbers[position] for position in group.selection.numbers or ()]
-    texts: list[str] = []
+    paths: list[str] = []
     for record, leaf in zip(records, group.leaves, strict=True):
-        if is_reference(leaf) and record not in outside:
-            texts.append(call.tree.text(record))
-    if not texts:
+        if is_reference(leaf) and record not in outside_modules:
+            paths.append(call.tree.text(record))
+    if not paths:
         return
-    # Classes for the fix: a reference in a variable of NNX is selected by the class of the variable.
+    # Find the classes that the fix excludes. A reference in a variable of NNX is excluded by the class of the variable.
     classes: dict[str, None] = {}
 
     def collect_class(place: Place) -> bool:
@@ -367,12 +473,13 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
             classes.setdefault("jax.Ref" if place.variable is None else type(place.variable).__name__)
         return True
 
+    # A filter is asked about each leaf. This one only collects classes, and what `selection` returns is not used.
     for argument in arguments:
         selection(argument, Filter(collect_class), "")
     class_or_tuple = f"({', '.join(classes)})" if len(classes) > 1 else ", ".join(classes)
-    predicate = "is a `jax.Ref`" if len(texts) == 1 else "are `jax.Ref`s"
+    predicate = "is a `jax.Ref`" if len(paths) == 1 else "are `jax.Ref`s"
     raise TypeError(
-        f"`{title}` cannot differentiate with respect to {listed(texts)}, which {predicate}: a place, not a value. In "
+        f"`{title}` cannot differentiate with respect to {listed(paths)}, which {predicate}: a place, not a value. In "
         "modules of Equinox's it is handed to the function beside what is differentiated. In others this has to be "
         "said:\n"
         f"    sharedtree.{title.removeprefix('jax.')}"
@@ -383,43 +490,60 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
 # ---- One model used twice ----
 
 
-def used_twice(outcomes: Outcomes) -> set[int]:
-    """Finds the modules that one differentiated argument and one other argument hold at the same paths.
+def modules_used_twice(outcomes: Outcomes) -> set[int]:
+    """Finds the modules that may be split: the function then receives two modules, one differentiated and one not.
 
-    `td(q, q)` right after a hard update of the target network: both arguments are one model, and it is clear what is
-    meant. Such modules are split, as arrays are. A module that a third argument holds too, or that is at another path,
-    is not among the result, so that it is refused.
+    They are at the same paths in one differentiated argument and in one other argument. An example is `td(q, q)` right
+    after a hard update of the target network: both arguments are one model, and what is meant is clear. A module in a
+    third argument, too, or at another path is not among them, and is refused by the caller of this function.
+
+    Args:
+        outcomes: the outcomes of all arguments. The outcome of a leaf is True if it is differentiated. An object has a
+            conflict if it is reached with two outcomes.
+
+    Returns:
+        The records of the modules.
     """
     records = outcomes.tree.records
+    # The modules that are in no other module, each with its path and its visit. A visit is a record with the part of
+    # the prefix under which it is reached.
     roots = outermost_modules(outcomes)
     conflicts = outcomes.conflicts()
-    # For each module with a conflict: the arguments that hold it, by position in `roots`, and its outcomes in each.
+    # For each module with a conflict: the roots that hold it, by position in `roots`, and its outcomes below each.
     holders: defaultdict[int, defaultdict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for position, (_, root) in enumerate(roots):
         for visit in outcomes.reachable_from(root):
             op = records[visit.record][0]
             if visit.record in conflicts and type(op) is Node and not op.type.is_plain:
                 holders[visit.record][position].add(outcomes[visit])
-    # Modules that exactly two arguments hold, with one outcome in each.
+    # For each pair of roots, the modules that only these two hold, with one outcome in each.
     modules_of_pair: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for record, outcomes_in in holders.items():
         if len(outcomes_in) == 2 and all(len(numbers) == 1 for numbers in outcomes_in.values()):
             left, right = sorted(outcomes_in)
             modules_of_pair[left, right].add(record)
+    # Keep a pair if one root is not differentiated at all, and both are at the same path in their arguments.
     modules: set[int] = set()
     for (left, right), records_of_pair in modules_of_pair.items():
         (left_path, left_root), (right_path, right_root) = roots[left], roots[right]
         is_left_fixed, is_right_fixed = (outcomes.prefix_at(root) is False for root in (left_root, right_root))
+        # The first key of a path is the name of the argument, so it must differ.
         is_at_same_path = left_path[0] != right_path[0] and left_path[1:] == right_path[1:]
         if is_left_fixed != is_right_fixed and is_at_same_path:
-            modules |= records_of_pair - _at_other_paths(outcomes.tree, left_root.record, right_root.record)
+            modules |= records_of_pair - _records_at_other_paths(outcomes.tree, left_root.record, right_root.record)
     return modules
 
 
-def _at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
-    """Finds the records below two modules, without those that both modules hold at the same path."""
+def _records_at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
+    """Finds the records that one of two modules has at a path where the other module has another object.
+
+    Args:
+        tree: the packed arguments.
+        left: record of the first module.
+        right: record of the second module.
+    """
     # `matching` yields pairs of records at one path, and calls `stop` where it cannot go deeper: the classes differ, or
-    # both are leaves. True lets it go on beside the pair.
+    # both are leaves. If `stop` returns True, the pair is accepted, and `matching` goes on with the next pair.
     ends: set[tuple[int, int]] = set()
 
     def stop(i: int, j: int) -> bool:
@@ -431,6 +555,7 @@ def _at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
         if pair.left == pair.right:
             continue
         differing.update((pair.left, pair.right))
+        # Nothing below these two has a counterpart, so all of it is at other paths.
         if (pair.left, pair.right) in ends:
             differing |= tree.below(pair.left).reached
             differing |= tree.below(pair.right).reached

@@ -1,14 +1,21 @@
-"""`Policy(in_place=True)`: what a function changed in its arguments is written back into the caller's objects.
+"""`Policy(in_place=True)`: a function's changes of its arguments are written back into the caller's objects.
 
-The changed objects go out beside the result: each object that no longer has the parts with which it was received. It
-may be in the arguments still, or the function may have taken it out of them: whoever holds it outside sees the change.
-In the structure that goes out, an unchanged object is a `Given` with the number of its record in the arguments, and a
-changed one is an `Update` with this number and the new content:
+An object has changed if its parts are no longer the received ones. The function's side packs the changed objects and
+the result as one tuple. Objects that the function has taken out of its arguments are packed, too, since the caller may
+still hold them.
 
-    counter.n += 1                        goes out   ((Update(0, Counter(0)),), result)      with the leaf n
+The packed arguments have one *record* for each object: its operation (`LEAF`, a static value, or a `Node` with its
+class) and the numbers of its children's records. A variable `record` holds the number. In the packed tuple, an
+unchanged object is a `Given` with the number of its record, and a changed object is an `Update` with this number and
+the new content:
+
+    counter.n += 1                        packed   ((Update(0, Counter(0)),), result)      with the leaf n
 
 The caller's side first builds all new contents, and then writes them. So the caller's objects change all together or,
 after an error, not at all.
+
+A *static* value is a part of an object, but no array: a string, a config, a function. JAX may run an earlier trace
+for a call. Then the new contents have the static values of the earlier call, and the caller's are put in their place.
 """
 
 import collections
@@ -28,95 +35,108 @@ from ._leaf_labels import raise_inconsistent
 from ._pass_through import ReceivedObjects
 
 IsTaken = Callable[[int], bool]
-"""Returns True for a record whose buffers the caller donated. Such an object is packed even if it is unchanged."""
+"""(record) → True if the caller donated the object's buffers. Then it is packed even if it is unchanged.
+
+A donated buffer is gone after the call, so the caller's object needs the new array.
+"""
 
 IN_PLACE = " in place of "
-"""What JAX's messages print before the path of a changed object."""
+"""The text that begins the path of a changed object in JAX's messages."""
 
 # ---- On the function's side: what was changed ----
 
 
 def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
-    """Returns rules under which unchanged objects become `Given`, and the contents of changed ones `Update`.
+    """Returns rules to pack an unchanged object as a `Given`, and a changed one as an `Update`.
 
-    Which objects changed is in two fields of the rules, `given` and `updated`: received object → its record.
+    The unchanged objects are in the field `given` of the rules, the changed ones in `updated`: object → its record.
 
     Args:
         rules: rules for everything else.
-        received: what the function received, with the objects as they are now.
+        received: the arguments of the function, with the objects as they are now.
         is_taken: see `IsTaken`.
-        deeply: True if an object that holds a changed one counts as changed.
+        deeply: True if a holder of a changed object counts as changed.
     """
     objects = ReceivedObjects(received, containers=rules.containers)
     is_unchanged = objects.is_deeply_unchanged if deeply else objects.is_unchanged
-    given: IdentityDict[int] = IdentityDict()
-    updated: IdentityDict[int] = IdentityDict()
+    unchanged: IdentityDict[int] = IdentityDict()
+    changed: IdentityDict[int] = IdentityDict()
     for record in objects.records:
         obj = received.objects[record]
         if not is_taken(record) and is_unchanged(record):
-            given[obj] = record
+            unchanged[obj] = record
+        # A leaf that is taken has no content to update. It is packed as any leaf.
         elif type(received.records[record][0]) is Node:
-            updated[obj] = record
-    return rules._replace(given=given, updated=updated, received=received.records)
+            changed[obj] = record
+    return rules._replace(given=unchanged, updated=changed, received=received.records)
 
 
 def with_changes(
     result: Any, received: FlatDag, rules: Rules, is_taken: IsTaken, writable: Container[int] | None = None
 ) -> FlatDag:
-    """Flattens the objects that a function changed, and its result, as one tuple. The result is the last entry.
+    """Packs the objects changed by a function, and its result, as one tuple. The result is the last entry.
 
     Args:
-        result: what the function returned.
-        received: what it received, with the objects as they are now.
+        result: the result of the function.
+        received: its arguments, with the objects as they are now.
         rules: how results are packed.
         is_taken: see `IsTaken`.
-        writable: records of the objects that are written back. Other changed objects go out only in the result, as new
-            objects. None to write all of them back.
+        writable: records of the objects to be written back. Other changed objects are packed only if they are in the
+            result, as new objects. None to write all changed objects back.
+
+    Returns:
+        The flat DAG (records and objects) of the tuple.
     """
     rules = rules_for_state(rules, received, is_taken)
     updated = rules.updated or IdentityDict[int]()
     if writable is not None:
-        updated = IdentityDict(item for item in updated.items() if item[1] in writable)
+        updated = IdentityDict((obj, record) for obj, record in updated.items() if record in writable)
         rules = rules._replace(updated=updated)
-    # A convention says which leaves are traced, and is that of the module around an object. Changed objects under one
-    # convention are walked as one tuple.
+    # A convention says which leaves are traced. It is that of the library of the nearest module around an object. One
+    # walk has one convention around its root, so there is a tuple of changed objects for each convention.
     convention_of = conventions(received, rules)
-    changed: dict[Inherited, list[Any]] = {}
+    objects_of: dict[Inherited, list[Any]] = {}
     for record in updated.values():
-        changed.setdefault(convention_of[record], []).append(received.objects[record])
-    trees: list[tuple[Any, Inherited]] = [(tuple(objects), convention) for convention, objects in changed.items()]
-    return walked_together([*trees, (result, rules.convention)], rules, [*[IN_PLACE] * len(changed), ""])
+        objects_of.setdefault(convention_of[record], []).append(received.objects[record])
+    trees: list[tuple[Any, Inherited]] = [(tuple(objects), convention) for convention, objects in objects_of.items()]
+    keys = [*[IN_PLACE] * len(objects_of), ""]
+    return walked_together([*trees, (result, rules.convention)], rules, keys)
 
 
 def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str]) -> FlatDag:
-    """Flattens several trees as one tuple, with the ties between them. Each tree has a convention of its own.
+    """Packs several trees as one tuple, with the ties between them. Each tree has a convention of its own.
 
     Args:
-        trees: the trees, each with the convention around it, which says which leaves are traced.
+        trees: the trees, each with the convention around it.
         rules: how they are packed. Their convention is not read.
         keys: for each tree, the beginning of its paths.
+
+    Returns:
+        The flat DAG (records and objects) of the tuple.
     """
     # `tags` number the objects. All walks share them, so an object in two trees is one record.
     tags, records, roots = Tags(), list[Any](), list[int]()
     for tree, convention in trees:
-        _, records_of_tree, root = walk(tree, tags, rules._replace(convention=convention))
-        records += records_of_tree
+        # `walk` returns the leaves, the records that are new, and the number of the tree's root.
+        _, new_records, root = walk(tree, tags, rules._replace(convention=convention))
+        records += new_records
         roots.append(root)
+    # Last, a record for the tuple itself. There is no such object, so None stands for it.
     tuple_type = node_type_of(())
     assert tuple_type is not None
-    # The tuple itself, which is no object of anybody's: None stands for it.
     records.append((Node(tuple_type, Static(None), tuple(map(LeafPath, keys))), tuple(roots)))
     return FlatDag(records, len(records) - 1, [*tags.objects, None])
 
 
 def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
-    """Returns, for each record, the convention around it on its first path. It says which leaves are traced there.
+    """Returns, for each record, the convention around it on its first path. It says when a leaf is traced there.
 
     Args:
-        received: what the function received.
-        rules: the rules, with the convention around the root.
+        received: the arguments of the function.
+        rules: how they were packed, with the convention around the root.
     """
     convention_of: dict[int, Inherited] = {}
+    # The first child is on top of the stack, so records come up in the order of their first paths.
     stack: list[tuple[int, Inherited]] = [(received.root, rules.convention)]
     while stack:
         record, convention = stack.pop()
@@ -124,6 +144,7 @@ def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
             convention_of[record] = convention
             node = received.node(record)
             if node is not None:
+                # A module sets the convention for its parts. A plain container passes on the one around it.
                 inner: Inherited = node.type.inherits(convention, containers=rules.containers)
                 stack.extend((child, inner) for child in reversed(received.records[record][1]))
     return convention_of
@@ -133,35 +154,37 @@ def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
 
 
 def commit_changes(call: Call, transform: str, *trees: Sequence[LeafGroup]) -> list[Any]:
-    """Builds what a transform returned, and writes the changes in it into the caller's objects, all or nothing.
+    """Builds the results of a transform, and writes the changes in them into the caller's objects, all or nothing.
 
     Args:
         call: the call.
         transform: name of the transform, for errors.
-        trees: for each tree, all of its leaf groups.
+        trees: for each tree, all of its leaf groups. (A leaf group holds leaves treated alike by the transform.)
 
     Returns:
-        The trees. Where they have a changed or unchanged object of the caller's, it is the very object.
+        The trees, as the function packed them. A tree of `with_changes` is a tuple whose last entry is the result. An
+        object of the caller's in a tree, changed or not, is the caller's own.
 
     Raises:
         InconsistentSharingError: if a changed object cannot be written back. See `Changes.update`.
     """
     changes = Changes(call, transform)
+    # `leave` builds a tree. For a `Given` it takes the caller's object, and for an `Update` it calls `changes.update`.
     built = [leave(groups, call.objects.__getitem__, changes.update) for groups in trees]
     changes.commit()
     return built
 
 
 class Changes:
-    """New contents for the caller's objects. They are collected first, and then written all at once.
+    """New contents for the caller's objects. `update` collects them, and `commit` writes them all at once.
 
     Args:
         call: the call.
         title: name of the transform, for errors.
 
     Attributes:
-        pending: what is to be written, flat: target, content, target, content. A target is an object of the caller's,
-            and its content is another object of its class.
+        pending: the contents to be written: target, content, target, content, and so on. A target is an object of the
+            caller's. Its content is a new object of the same class. C takes them in one flat list.
     """
 
     def __init__(self, call: Call, title: str) -> None:
@@ -171,23 +194,24 @@ class Changes:
         self.pending: list[Any] = []
 
     def update(self, record: int, content: Any) -> Any:
-        """Adds new content for the caller's object with this record, to be written later. Returns that object.
+        """Adds new content for one of the caller's objects, to be written by `commit`. Returns that object.
 
-        An object was *split* if a transform treats it in two ways, so that it was two pieces inside the function.
+        A transform may treat an object in two ways: `grad(f)(q, q)` differentiates `q` in the first place only. Then
+        `q` is *split* into two pieces, two objects inside the function, and is one object for the caller still.
 
         Args:
             record: record of the object.
-            content: an object of its class. Its static objects are replaced by the caller's.
+            content: a new object of its class. Its static values are replaced by the caller's.
 
         Raises:
-            InconsistentSharingError: if the object is a container that was split, or a module of which two pieces were
-                changed.
+            InconsistentSharingError: if the object is a split container, or a module with changes in two pieces.
         """
         target = self._call.objects[record]
         # True if another piece of this object was changed. The targets are the entries at even places.
         is_pending = any(obj is target for obj in self.pending[::2])
+        # A cut has the records that one treatment split.
         for cut in self._call.cuts:
-            # A container that was split cannot be written to at all. A module that was split can, with one piece of it.
+            # A container that was split cannot be written to at all. A module can, if only one piece of it was changed.
             for split_record in (*cut.containers, *(cut.modules if is_pending else ())):
                 if cut.outcomes.tree.objects[split_record] is target:
                     reason = (
@@ -195,7 +219,7 @@ class Changes:
                         "written back into both as one.\n"
                     )
                     raise_inconsistent(cut.outcomes, split_record, self._title, reason)
-        # No cut of the call split the object, so a loop did, when its body returned two objects for it.
+        # No treatment split the object. So a loop did, when its body returned two objects for it.
         if is_pending:
             self._raise_split_container(target)
         self._statics.put_into(content, target)
@@ -203,9 +227,12 @@ class Changes:
         return target
 
     def _raise_split_container(self, target: Any) -> NoReturn:
-        """Raises the error for a container that a loop carries as two, and of which both changed.
+        """Raises the error for a container split into two by a loop, if both pieces were changed.
 
-        The body of the loop once returned two objects where it had received one, so the carry was packed again.
+        The body of the loop returned two objects where it had received one. From then on, the loop carried two.
+
+        Args:
+            target: the caller's container.
         """
         tree, kind = self._call.tree, type(target).__name__
         records = [record for record in sorted(tree.first_paths) if tree.objects[record] is target]
@@ -223,21 +250,21 @@ class Changes:
         )
 
     def commit(self) -> None:
-        """Writes everything. If one object refuses, those already written get their content back."""
-        # C writes all or, if it cannot write one of them, nothing.
+        """Writes all pending contents. If one object cannot be written, the others get their old content back."""
+        # `write_natively` returns False if C cannot write one of the objects. Then it has written nothing.
         if not write_natively(self.pending):
             write(self.pending)
 
 
 class CallersStatics:
-    """The static objects in a caller's arguments, which take their places again in what is written back.
+    """The static objects in a caller's arguments. They replace their copies in new contents.
 
-    A trace that serves many calls has copies of static objects, or equal objects of the model in the first call. New
-    content has these, wherever the function put them. Each is replaced by the caller's object with equal content:
+    A trace that serves many calls has copies of static objects, or equal objects of the model in the first call. These
+    are in the new contents, wherever the function put them. Each is replaced by the caller's object with equal content:
 
-        m.config, m.spare = m.spare, m.config           the trace has copies of two objects, and exchanges the copies
+        m.config, m.spare = m.spare, m.config           the trace exchanges two copies, the caller's objects are written
 
-    The first replacement reads the static objects of all arguments. Later ones look up what it read.
+    The first replacement reads the static objects of all arguments. Later replacements look them up.
 
     Args:
         tree: the arguments as packed.
@@ -245,34 +272,39 @@ class CallersStatics:
 
     def __init__(self, tree: FlatDag) -> None:
         self._tree = tree
+        # Key of a content → the first object with this content. None until the first replacement.
         self._object_of_content: dict[Any, Any] | None = None
 
     def put_into(self, content: Any, target: Any) -> None:
-        """Replaces static objects in new content by equal ones of the caller's.
+        """Replaces static objects in new content by the caller's objects with equal content.
 
         Args:
-            content: an object of the class of `target`, built from what the trace has. It is changed.
-            target: the caller's object that will get the content. If its object at one place equals the new one there,
-                it keeps that object.
+            content: an object of the class of `target`, built with static values of the trace. It is changed.
+            target: the caller's object for this content. It is only read. If an attribute of it
+                equals the new one, the caller's value of this attribute is taken.
         """
         # A structure with `objects` was made for this call alone, so the content has the caller's own objects already.
         if self._tree.structure.objects:
             return
+        # Most classes have only static values without identity, such as strings and numbers. Nothing to replace then.
+        # `objects_with_identity` lists the objects in a value for which an equal object is no substitute, such as lists
+        # and configs.
         node_type = node_type_of(content)
         assert node_type is not None
         children, aux = node_type.take_apart(content)
-        # The static leaves among the children.
-        leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
-        if not any(objects_with_identity(value) for value in (aux, *leaves)):
+        static_leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
+        if not any(objects_with_identity(value) for value in (aux, *static_leaves)):
             return
         # An attribute of the content is static if it occurs in the auxiliary data, or is a leaf that is not traced.
-        statics = IdentitySet([*_with_parts(aux), *leaves])
+        statics = IdentitySet([*_with_parts(aux), *static_leaves])
         old, new = _content(target), _content(content)
+        # Places are the indices of a list, the keys of a dict, and the names of attributes.
         places: Iterable[Any] = range(len(new)) if isinstance(new, list) else new.keys()
         for place in places:
             value = new[place]
             if value not in statics or not objects_with_identity(value):
                 continue
+            # Prefer the caller's value at the same place, and then any equal object in the caller's arguments.
             is_in_old = place < len(old) if isinstance(old, list) else place in old
             if is_in_old and (value is old[place] or _has_equal_content(value, old[place])):
                 callers_value = old[place]
@@ -280,6 +312,7 @@ class CallersStatics:
                 callers_value = self._with_callers_objects(value, IdentityDict())
             if callers_value is value:
                 continue
+            # Write it into the content.
             if isinstance(content, (list, dict, collections.deque)):
                 content[place] = callers_value
             else:
@@ -287,37 +320,41 @@ class CallersStatics:
                 object.__setattr__(content, str(place), callers_value)
 
     def _with_callers_objects(self, value: Any, memo: IdentityDict[Any]) -> Any:
-        """Returns a static value in which the caller's objects stand for equal ones.
+        """Returns a static value with its objects replaced by the caller's objects with equal content.
 
         Args:
             value: the static value.
-            memo: part → what stands for it, for parts that were met before. Extended.
+            memo: part → its replacement, for the parts replaced so far. Extended.
         """
         if value not in memo:
-            # A cycle that leads back here ends with the part itself.
+            # If a cycle leads back to this part, the part itself is taken.
             memo[value] = value
             has_identity = any(obj is value for obj in objects_with_identity(value))
-            callers_object = self._find(value) if has_identity else None
+            callers_object = self._find_equal_object(value) if has_identity else None
+            # The caller has no equal object, but may have one for a part of the value.
             if callers_object is None:
                 callers_object = with_new_parts(value, lambda part: self._with_callers_objects(part, memo))
             memo[value] = callers_object
         return memo[value]
 
-    def _find(self, value: Any) -> Any:
-        """Returns the caller's first static object whose content equals that of a value. None if there is none."""
+    def _find_equal_object(self, value: Any) -> Any:
+        """Returns the caller's first static object with content equal to a value's. None if there is none."""
+        # `key_of` returns the key of a content, and two flags.
         try:
-            key = key_of(value)[0]
+            key, _, _ = key_of(value)
         except Incomparable:
             return None
         if self._object_of_content is None:
             self._object_of_content = {}
             for obj in self._objects():
-                self._object_of_content.setdefault(key_of(obj)[0], obj)
+                key_of_obj, _, _ = key_of(obj)
+                self._object_of_content.setdefault(key_of_obj, obj)
         return self._object_of_content.get(key)
 
     def _objects(self) -> Iterable[Any]:
-        """Iterates over the static objects in the arguments for which an equal object is no substitute."""
+        """Iterates over the static objects with identity in the arguments (`objects_with_identity`)."""
         for record, (op, _) in enumerate(self._tree.records):
+            # A static leaf, or a node whose auxiliary data has such objects.
             if type(op) is Static and op.has_objects:
                 yield from objects_with_identity(self._tree.objects[record])
             elif type(op) is Node and op.aux.has_objects:
@@ -326,7 +363,7 @@ class CallersStatics:
 
 
 def _with_parts(value: Any) -> Iterable[Any]:
-    """Iterates over a value and all that it holds in tuples, lists and values of dictionaries, each object once."""
+    """Iterates over a value and all objects in its tuples, lists and values of dictionaries. Each object comes once."""
     stack, visited = [value], IdentitySet()
     while stack:
         part = stack.pop()
@@ -339,13 +376,14 @@ def _with_parts(value: Any) -> Iterable[Any]:
                 stack.extend(part.values())
 
 
-def _has_equal_content(value: Any, other: Any) -> bool:
-    """Returns True if two values are of one class and have equal keys (`key_of`). False if they cannot be compared."""
-    if type(value) is not type(other):
+def _has_equal_content(left: Any, right: Any) -> bool:
+    """Returns True if two static values are of one class and have equal content. False if they cannot be compared."""
+    if type(left) is not type(right):
         return False
     try:
-        # Comparing two `Static`s would copy both values, and this runs on each call.
-        return key_of(value)[0] == key_of(other)[0]
+        # `key_of` returns the key of a content, and two flags. `Static(left) == Static(right)` would say the same, but
+        # copies both values, and this runs on each call.
+        return key_of(left)[0] == key_of(right)[0]
     except Incomparable:
         return False
 
@@ -353,10 +391,13 @@ def _has_equal_content(value: Any, other: Any) -> bool:
 def write(pending: Sequence[Any]) -> None:
     """Writes new contents into objects, all or nothing.
 
-    `write_natively` does the same in C. This function defines what it does, and is called where it cannot.
+    `write_natively` does the same in C. This function is its specification, and writes all that C cannot.
 
     Args:
-        pending: targets and contents in turn, as in `Changes`.
+        pending: target, content, target, content, and so on, as in `Changes`.
+
+    Raises:
+        Exception: raised by a class whose object cannot be written to. All objects have their old content then.
     """
     # Each target that was written to, with its old content.
     written: list[tuple[Any, Any]] = []
@@ -365,22 +406,27 @@ def write(pending: Sequence[Any]) -> None:
             old = _content(target)
             written.append((target, old))
             new = _with_kept_values(_content(source), old)
-            # Attributes that the function received and removed. It never saw others, such as caches. These stay.
+            # The function removed the attributes that it received and that the new content lacks. It never received
+            # attributes that a flatten omits, such as caches. These stay.
             removed = [name for name in _names_in_flatten(target) if name not in new]
             _write(target, new)
             for name in removed:
                 object.__delattr__(target, name)
     except BaseException:
+        # Undo, in reverse order.
         for target, old in reversed(written):
             _write(target, old)
         raise
 
 
 def _with_kept_values(new: Any, old: Any) -> Any:
-    """Puts old values in the place of the mark `KEPT`. Contents may be built in C even if they are written here.
+    """Replaces the mark `KEPT` in a new content by the old values, and returns the new content.
+
+    C builds contents with this mark for an unchanged static value. They are then written by C or, if it cannot,
+    by `write`.
 
     Args:
-        new: the new content, as `_content` returns it. C builds it with the mark for an unchanged static value.
+        new: the new content, as `_content` returns it. It is changed.
         old: the old content.
     """
     if native is not None and isinstance(new, dict):
@@ -390,7 +436,11 @@ def _with_kept_values(new: Any, old: Any) -> Any:
 
 
 def _content(obj: Any) -> Any:
-    """Copies what an object holds: the items of a container, as a list or dict, or else the attributes, as a dict."""
+    """Copies the content of an object.
+
+    Returns:
+        The items of a container, as a list or dict. For other objects a dict of the attributes, including slots.
+    """
     if isinstance(obj, (list, collections.deque)):
         return list(obj)
     if isinstance(obj, dict):
@@ -398,6 +448,7 @@ def _content(obj: Any) -> Any:
     attributes = dict(getattr(obj, "__dict__", {}))
     for cls in type(obj).__mro__:
         slots = cls.__dict__.get("__slots__", ())
+        # `__slots__ = "name"` is one slot.
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(obj, name):
                 attributes[name] = getattr(obj, name)
@@ -405,9 +456,9 @@ def _content(obj: Any) -> Any:
 
 
 def _names_in_flatten(obj: Any) -> Iterable[str]:
-    """Returns the names of an object's attributes that survive a flatten and an unflatten. A function receives these.
+    """Returns the names of the attributes of a copy, made of an object by a flatten and an unflatten.
 
-    Plain containers have no attributes.
+    The function receives a copy like this, so these are the attributes it may have removed. A plain container has none.
     """
     node_type = node_type_of(obj)
     assert node_type is not None
@@ -418,7 +469,12 @@ def _names_in_flatten(obj: Any) -> Iterable[str]:
 
 
 def _write(obj: Any, content: Any) -> None:
-    """Puts content into an object, as `_content` returns it. Attributes that are not in the content stay."""
+    """Puts content into an object. A container then has these items only, other objects keep further attributes.
+
+    Args:
+        obj: the object.
+        content: the content, as `_content` returns it.
+    """
     if isinstance(obj, list):
         obj[:] = content
     elif isinstance(obj, collections.deque):

@@ -2,8 +2,17 @@
 
     f(Net(w, b), x)     in_axes=(Net(0, None), 0)      groups  [w, x]  [b]      JAX gets  in_axes=(0, None)
 
-A partition specification says along which axes of a mesh a leaf is cut. So it is to `shard_map` what an axis is to
-`vmap`. `pmap` has axes itself. A tied leaf is cut once, so each device gets one shard of it.
+The *label* of a leaf is its axis, as the user's prefix tree says it: `Net(0, None)` gives `w` the label 0. All leaves
+with one label form a *leaf group*, one argument of the transform. A tied leaf is in a group once.
+
+Under `shard_map` the labels are partition specifications: along which axes of a mesh a leaf is divided between devices.
+A tied leaf is divided once, so each device gets one shard of it.
+
+The axis of a leaf may be written in two ways: `-1` and `1` are one axis if the leaf has two. To *resolve* a label is to
+write it in one of them, so that equal axes are equal labels.
+
+*In place* means that what the function changes in its arguments is written back into the caller's objects. The changed
+arguments are the *state*. It is returned beside the result, along the axes of the arguments.
 """
 
 import functools
@@ -34,7 +43,10 @@ from ._leaf_labels import SPLIT_WITH_WARNING, Treatment, is_donated, labels_in
 from ._placements import shortest_spec
 
 _UNMAPPED_BUT_BATCHED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None but output was batched .*")
-"""JAX's error for an object that was changed in place, whose new value has an axis although the old one had none."""
+"""JAX's error for an object that was changed in place, whose new value has an axis although the old one had none.
+
+The group is the path of the object.
+"""
 
 
 class VmapTransform(FunctionTransform):
@@ -49,35 +61,47 @@ class VmapTransform(FunctionTransform):
     """Value of the first option if it is left out."""
     default_out: Any = 0
     is_label: Callable[[Any], bool] = staticmethod(lambda obj: obj is None or isinstance(obj, int))
-    """Returns True for an object in a prefix that is a label, and not a part of the tree."""
+    """(object in a prefix) → True if it is a label, False if it is a container or module that holds labels."""
     groups_by_outcome = False
     """True to group leaves by their resolved labels, False to group them by the labels as written."""
     none_is_result = False
-    """True if None in the prefix of results stands for a result `None`, so that it is no label there."""
+    """True if None in the prefix of results is the tree of a result `None`, so that it is no label there."""
     has_functions_as_labels = False
     """True if a label may be a function: leaf → axis."""
     can_compare_elements = True
-    """True if a new value tells whether it differs between the elements."""
+    """True if a tracer of a new value tells whether the value differs between the mapped elements."""
 
     def check_options(self) -> None:
-        """Copies a list of axes, and lets the transform refuse wrong options. All else is read again on each call."""
+        """Copies a list of axes, and lets the transform raise its own errors for wrong options.
+
+        The options are read again on each call, so the wrapper sees later changes of other lists in them.
+        """
         # `jax.vmap` turns a list into a tuple when it wraps a function, so later changes of the list do nothing.
         if self.transform is jax.vmap and isinstance(self.options.get(self.in_name), list):
             self.options = {**self.options, self.in_name: tuple(self.options[self.in_name])}
         super().check_options()
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Rewrites two errors: sizes of keyword arguments, and changes in place of an object without an axis."""
+        """Rewrites the text of two errors of JAX.
+
+        One is about different sizes of the mapped axes: keyword arguments get the names of vanilla JAX. The
+        other is about an object without an axis that was changed in place: the new text says how to avoid the error.
+
+        Args:
+            error: the error. Its text may be changed.
+            call: returns the failed call.
+        """
         super().explain(error, call)
         if isinstance(error, ValueError) and "inconsistent sizes" in str(error):
-            # Vanilla JAX writes keyword arguments so.
+            # Vanilla JAX writes `kwargs['rate']` where this error has `argument rate`.
             for name in call().arguments.kwargs:
                 error.args = (re.sub(rf"argument {name}\b", f"kwargs['{name}']", str(error)),)
-        unmapped = _UNMAPPED_BUT_BATCHED.fullmatch(str(error))
-        if unmapped is not None and isinstance(error, ValueError):
+        match = _UNMAPPED_BUT_BATCHED.fullmatch(str(error))
+        if match is not None and isinstance(error, ValueError):
+            path = match[1]
             options = f'{self.in_name}={self.in_name}, axis_name="batch", in_place=True'
             error.args = (
-                f"`{unmapped[1]}` has the {self.in_name} None, so it is one for all elements, but it was given another "
+                f"`{path}` has the {self.in_name} None, so it is one for all elements, but it was given another "
                 "value for each of them. In place, what was changed goes out along the axes along which it came in.\n"
                 'Let the function assign what all have in common, such as `jax.lax.pmean(value, "batch")`, and name '
                 "the axis:\n"
@@ -88,14 +112,15 @@ class VmapTransform(FunctionTransform):
             )
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Groups leaves by two treatments: their axes, and whether they are donated.
+        """Returns how leaves are grouped: by their axes and, if the transform donates, by whether they are donated.
 
-        If the options do not fit the arguments, the transform raises its own error.
+        If the options do not fit the arguments, the vanilla transform is called, to raise its own error.
         """
         prefix = self.prefix_of_arguments(arguments)
+        # The distinct labels in the prefix. None if the prefix does not fit the number or kind of arguments.
         labels = None if prefix is None else labels_in(prefix, self.is_label)
         args, kwargs = arguments.args, arguments.kwargs
-        # Fitting options have as many parts as there are arguments, labels only, and no static position too many.
+        # The options do not fit: there is nothing to map, the prefix is wrong, or a static position is too large.
         if (
             not (args or kwargs)
             or labels is None
@@ -103,32 +128,35 @@ class VmapTransform(FunctionTransform):
             or any(isinstance(i, int) and i >= len(args) for i in self.static_positions(len(args), kwargs))
         ):
             self.raise_vanilla_error(args, kwargs)
+        # The vanilla transform accepts the call all the same.
         if labels is None:
             return super().grouping(policy, arguments)
         mapping = Treatment(
-            self.in_name,
-            prefix,
-            self.is_label,
-            lambda label, leaf, _: self._label_of_argument(label, leaf),
-            functools.partial("{} {}".format, self.in_name),
-            self.groups_by_outcome,
+            name=self.in_name,
+            prefix=prefix,
+            is_label=self.is_label,
+            resolve=lambda label, leaf, _: self._label_of_argument(label, leaf),
+            # Words for errors, such as "in_axes 0".
+            describe=functools.partial("{} {}".format, self.in_name),
+            groups_by_outcome=self.groups_by_outcome,
             within_module=SPLIT_WITH_WARNING,
             has_containers=policy.containers,
         )
         donation = self.donation_treatment(arguments)
         treatments = [mapping] if donation is None else [mapping, donation]
         if self.groups_by_outcome:
-            # Labels may be functions. Their answers for the leaves of another call are not known, so no plan is kept.
+            # Labels may be functions. Their answers for the leaves of another call are not known, so without a key no
+            # plan (the groups of a structure) is kept.
             return Grouping(self.transform_name, lambda _: treatments)
         key = Static((policy.containers, *[treatment.prefix for treatment in treatments]))
-        # A label without leaves gets a group, too, so that JAX sees all axes of the prefix.
-        groups = [(label,) for label in labels] if donation is None else ()
         return Grouping(
             self.transform_name,
             lambda _: treatments,
-            key,
-            _ndims if len(labels) > 1 else None,
-            groups,
+            key=key,
+            # Labels `1` and `-1` are one axis for some ranks. With a single label there is nothing to compare.
+            asks=_ndims if len(labels) > 1 else None,
+            # A label without leaves gets a group, too, so that JAX sees all axes of the prefix.
+            groups=[(label,) for label in labels] if donation is None else (),
             # JAX reads the options anew on each call. Where the user can change them, a call in C would miss that.
             holds_for_like_calls=not (key.is_mutable or _can_change(self.options.get(self.out_name))),
         )
@@ -137,10 +165,12 @@ class VmapTransform(FunctionTransform):
         """Makes the prefix of all arguments: the user's for positional ones, and the axis 0 for keywords, as in JAX.
 
         Returns:
-            A prefix with one part for each argument. None if the user's has another number of parts.
+            A prefix with one part for each argument. None if the user's prefix has another number of parts.
         """
+        # For each argument in the graph: its index, or its name if it was passed by keyword.
         positions = positions_of(arguments.parts()[1])
         prefix = self.options.get(self.in_name, self.default_in)
+        # One label holds for all positional arguments.
         if self.is_label(prefix):
             parts = dict.fromkeys(range(len(arguments.args)), prefix)
         elif isinstance(prefix, (tuple, list)) and len(prefix) == len(arguments.args):
@@ -150,28 +180,41 @@ class VmapTransform(FunctionTransform):
         return Branch(tuple([parts[i] if isinstance(i, int) else 0 for i in positions]))
 
     def _is_label_of_results(self, obj: Any) -> bool:
+        """Returns True for an object in the option for results that is a label, and not a part of the tree."""
         return self.is_label(obj) and not (obj is None and self.none_is_result)
 
     def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
-        """Makes the treatment of results. Objects changed in place go out along the axes along which they came in."""
+        """Returns how results are grouped: by the labels of the user's prefix.
+
+        In place, the prefix has a part for the arguments in front. A changed object is returned along its own axis.
+        """
         prefix = self.options.get(self.out_name, self.default_out)
         if policy.in_place:
             prefix_of_arguments = self.prefix_of_arguments(arguments)
-            prefix_of_state = Branch(tuple(map(self.state_prefix, prefix_of_arguments.parts)))
+            prefix_of_state = Branch(tuple(map(self.prefix_of_state, prefix_of_arguments.parts)))
             prefix = Branch((prefix_of_state, prefix))
         return Treatment(
-            self.out_name,
-            prefix,
-            self._is_label_of_results,
-            lambda label, leaf, _: self._label_of_result(label, leaf),
-            lambda label: f"{self.out_name} {label}",
-            self.groups_by_outcome,
+            name=self.out_name,
+            prefix=prefix,
+            is_label=self._is_label_of_results,
+            resolve=lambda label, leaf, _: self._label_of_result(label, leaf),
+            describe=lambda label: f"{self.out_name} {label}",
+            groups_by_outcome=self.groups_by_outcome,
             within_module=SPLIT_WITH_WARNING,
             has_containers=policy.containers,
         )
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Returns the reason why a leaf with the axis None cannot be written: it is one leaf for all elements."""
+        """Returns the reason, as a sentence, why `in_place=True` cannot write a changed leaf back. Empty if it can.
+
+        A leaf with the axis None is one leaf for all elements. No value that differs between them can be written to it.
+
+        Args:
+            call: the call.
+            number: record of the changed leaf. None for a new leaf.
+            value: the leaf after the change. None if it is not known.
+        """
+        # A leaf with an axis can be written, and so can a new leaf whose value is the same for all elements.
         if number not in call.leaves_labelled(None) and not (number is None and self.may_differ(value)):
             return ""
         text = f"Where `{self.in_name}` is None there is one object for all elements, "
@@ -180,17 +223,19 @@ class VmapTransform(FunctionTransform):
         return text + "and `in_place=True` writes what is one for all of them, as a single mask of a dropout is."
 
     def may_differ(self, value: Any) -> bool:
-        """Returns True if a new value may differ between the elements. None stands for an unknown value."""
+        """Returns True if a new value may differ between the mapped elements. None stands for an unknown value."""
         if value is None or not self.can_compare_elements:
             return True
+        # `is_batched` is True for a tracer of this `vmap` that has the mapped axis.
         return any(map(is_batched, walked(value).leaves.values()))
 
     def apply_transform(
         self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """Applies the transform to the inner function, with one axis for each leaf group."""
+        """Applies the transform to the inner function, with one axis for each leaf group of arguments and results."""
         options = {
             **self.options,
+            # A group has one label, or two labels under a transform that donates. The first label is its axis.
             self.in_name: tuple([group_labels[0] for group_labels in labels]),
             # The result is a `LeafGroups`, so its prefix is one, too: a label in place of each group.
             self.out_name: LeafGroups(result_labels or ()),
@@ -200,7 +245,12 @@ class VmapTransform(FunctionTransform):
     # ---- Labels of single leaves ----
 
     def _label_of_argument(self, label: Any, leaf: Any) -> Any:
-        """Resolves the label of a leaf of the arguments: axes are positive, specifications as short as possible."""
+        """Resolves the label of a leaf of the arguments, so that equal labels mean equal treatment.
+
+        Returns:
+            For an axis, the positive number. For a specification, the shortest way to write it. A function as label is
+            asked about the leaf. A wrong axis is returned as it is, since JAX raises the error.
+        """
         if self.has_functions_as_labels and callable(label):
             label = label(leaf)
         if isinstance(label, PartitionSpec):
@@ -209,24 +259,27 @@ class VmapTransform(FunctionTransform):
         return label + num_axes if isinstance(label, int) and -num_axes <= label < 0 else label
 
     def _label_of_result(self, label: Any, leaf: Any) -> Any:
-        """Resolves the label of a leaf of the result. The leaf has one axis more in the result than in the trace."""
+        """Resolves the label of a leaf of the result, as `_label_of_argument` does for arguments.
+
+        The transform adds the mapped axis after the trace: `-1` is axis 2 for a leaf with two axes in the trace.
+        """
         if self.has_functions_as_labels and callable(label):
             label = label(leaf)
         if isinstance(label, PartitionSpec):
             return shortest_spec(label)
         return label + _ndim(leaf) + 1 if isinstance(label, int) and label < 0 else label
 
-    def state_prefix(self, prefix: Any) -> Any:
-        """The prefix under which a changed argument goes out.
+    def prefix_of_state(self, prefix: Any) -> Any:
+        """Returns the prefix of a changed argument in the option for results.
 
         Args:
-            prefix: the prefix under which it came in.
+            prefix: the prefix of the argument in the option for arguments.
         """
         return prefix
 
 
 def _can_change(prefix: Any) -> bool:
-    """Returns True if an option holds a list, a dictionary or an unknown object, which the user may change."""
+    """Returns True if the user may change an option: it holds a list, a dict or an object without a usable `==`."""
     try:
         return Static(prefix).is_mutable
     except Incomparable:
@@ -234,11 +287,12 @@ def _can_change(prefix: Any) -> bool:
 
 
 def _ndim(leaf: Any) -> int:
-    """Number of axes of a leaf, 0 if it is not an array. JAX itself raises the error then."""
+    """Number of axes of a leaf. It is 0 for a leaf that is no array: JAX raises the error when it maps the leaf."""
     return getattr(leaf, "ndim", 0)
 
 
 def _ndims(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """Number of axes of each leaf. A plan (the groups of a structure) holds for calls with equal ones."""
     return tuple(map(_ndim, leaves))
 
 
@@ -250,7 +304,10 @@ class PmapTransform(VmapTransform):
     can_compare_elements = False
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Refuses leaves with the axis None. JAX would take the value of the first device, without comparing."""
+        """Returns the reason why a leaf cannot be written back. Every leaf with the axis None has one.
+
+        For that leaf JAX would return the value of the first device, without comparing it with the other devices'.
+        """
         if number not in call.leaves_labelled(None):
             return super().unwritable(call, number, value)
         return (
@@ -259,19 +316,22 @@ class PmapTransform(VmapTransform):
         )
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Positions chosen by `static_broadcasted_argnums`."""
         return as_sequence(self.options.get("static_broadcasted_argnums", ()))
 
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Positions chosen by `donate_argnums`."""
+        # A negative position counts from the last argument.
         return {i + num_args if i < 0 else i for i in as_sequence(self.options.get("donate_argnums", ()))}
 
     def apply_transform(
         self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
     ) -> Any:
-        """Applies `jax.pmap` to the inner function, with all options translated to leaf groups."""
+        """Applies `jax.pmap` to the inner function, with all options translated to leaf groups.
+
+        The arguments of the inner function are the leaf groups, and then the static arguments.
+        """
         options = {name: value for name, value in self.options.items() if name != "static_broadcasted_argnums"}
         options |= {
+            # The first label of a group is its axis. The second says whether it is donated.
             "in_axes": (*[group_labels[0] for group_labels in labels], *[None] * num_statics),
             "out_axes": LeafGroups(result_labels or ()),
             "donate_argnums": tuple([i for i, group_labels in enumerate(labels) if is_donated(group_labels)]),
@@ -281,11 +341,11 @@ class PmapTransform(VmapTransform):
 
 
 _INFERRED = "inferred"
-"""Stands for `in_specs` if the option is left out. JAX then takes the sharding of each argument."""
+"""The label of all arguments if the option `in_specs` is left out. JAX then takes the sharding of each argument."""
 
 
 class ShardMapTransform(VmapTransform):
-    """A function under `jax.shard_map`, with identities preserved."""
+    """A function under `jax.shard_map`, with identities preserved. Labels are partition specifications."""
 
     in_name = "in_specs"
     out_name = "out_specs"
@@ -295,15 +355,17 @@ class ShardMapTransform(VmapTransform):
     none_is_result = True
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Returns the reason why a leaf cannot be written.
+        """Returns the reason why a leaf cannot be written back. Empty if it can be.
 
-        Either there are no `in_specs`, or the new value differs along an axis of the mesh that the leaf's specification
-        lacks.
+        Either there are no `in_specs`, or the new value differs along an axis of the mesh, and the leaf's specification
+        lacks this axis.
         """
         if number in call.leaves_labelled(_INFERRED):
             return f"Without `{self.in_name}` nobody knows how to put together what would be written back."
+        # The axes of the mesh along which the new value may differ between devices.
         leaves = () if value is None else walked(value).leaves.values()
         axes = {axis for leaf in leaves for axis in varying_axes(leaf)}
+        # Without those along which the leaf is divided. An entry of a specification is one axis or a tuple of axes.
         for spec, *_ in call.plan.labels:
             if isinstance(spec, PartitionSpec) and number in call.leaves_labelled(spec):
                 axes -= {name for part in spec for name in (part if isinstance(part, tuple) else (part,))}
@@ -312,11 +374,16 @@ class ShardMapTransform(VmapTransform):
         return f"Every device has a value of its own there, while `{self.in_name}` says that they have one."
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Replaces the text of an error about `in_specs` by vanilla JAX's, which names argument and specification."""
+        """Replaces the text of an error about `in_specs` by vanilla JAX's, with argument and specification.
+
+        Args:
+            error: the error. Its text may be changed.
+            call: returns the failed call.
+        """
         super().explain(error, call)
-        # JAX compares specifications before it calls the function, so calling it again repeats nothing.
         if isinstance(error, ValueError) and self.in_name in str(error):
             arguments = call().arguments
+            # JAX compares specifications before it calls the user's function, so this does not run that function.
             try:
                 self.raise_vanilla_error(arguments.args, arguments.kwargs)
             except ValueError as vanilla_error:
@@ -325,7 +392,10 @@ class ShardMapTransform(VmapTransform):
                 return
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
-        """Makes the prefix of all arguments. None also for keyword arguments and lists, which JAX refuses."""
+        """Makes the prefix of all arguments. None if JAX will refuse the call.
+
+        JAX refuses keyword arguments, and a list of specifications.
+        """
         prefix = self.options.get(self.in_name, self.default_in)
         if arguments.kwargs or not (self.is_label(prefix) or isinstance(prefix, tuple)):
             return None
@@ -336,12 +406,15 @@ class ShardMapTransform(VmapTransform):
     ) -> Any:
         """Applies `jax.shard_map` to the inner function, without `in_specs` if JAX has to infer them."""
         options = {**self.options, self.out_name: LeafGroups(result_labels or ())}
+        # Without `in_specs` there is one group, whose only label is `_INFERRED`.
         if labels != ((_INFERRED,),):
             options[self.in_name] = tuple([group_labels[0] for group_labels in labels])
         return self.transform(inner, **options)
 
-    def state_prefix(self, prefix: Any) -> Any:
-        """The prefix under which a changed argument goes out: as it came in. None becomes `PartitionSpec()`.
+    def prefix_of_state(self, prefix: Any) -> Any:
+        """Returns the prefix of a changed argument in `out_specs`: its prefix in `in_specs`.
+
+        None becomes `PartitionSpec()`, since None is no label among `out_specs`.
 
         Raises:
             ValueError: if there are no `in_specs`.
@@ -356,7 +429,10 @@ class ShardMapTransform(VmapTransform):
 
 
 class FilterVmapTransform(VmapTransform):
-    """A function under `equinox.filter_vmap`, with identities preserved. A label may be a function: leaf → axis."""
+    """A function under `equinox.filter_vmap`, with identities preserved.
+
+    A label may be a function: leaf → axis. By default all arrays have axis 0, and other leaves have None.
+    """
 
     default_in = eqx.if_array(0)
     default_out = eqx.if_array(0)
@@ -365,13 +441,18 @@ class FilterVmapTransform(VmapTransform):
     has_functions_as_labels = True
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
-        """Makes the prefix of all arguments. `in_axes` may be a dict from parameter to axis, as Equinox allows."""
+        """Makes the prefix of all arguments. None if Equinox will refuse the call.
+
+        `in_axes` may be a dict from the name of a parameter to its axis, as Equinox allows.
+        """
         axes = self.options.get(self.in_name, self.default_in)
+        # Equinox refuses keyword arguments.
         if arguments.kwargs:
             return None
         if not isinstance(axes, dict):
             return super().prefix_of_arguments(arguments)
         parameters = self.names.positional[: len(arguments.args)]
+        # The dict names a parameter that the call has no argument for.
         if set(axes) - set(parameters):
             return None
         return Branch(tuple([axes.get(name, self.default_in) for name in parameters]))
@@ -379,48 +460,70 @@ class FilterVmapTransform(VmapTransform):
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """Makes the transformed function anew for each call.
 
-        The axes of results are only known when the function has returned. Then the base puts them into the list
+        The axes of results are only known when the function has returned. Then the base class puts them into the list
         `call.result_labels`, and JAX reads `out_axes` after that.
         """
         labels = [group_labels[0] for group_labels in call.plan.labels]
+        # `jax.vmap` refuses a call without any axis. `filter_vmap` then calls the function once.
         if all(label is None for label in labels) and self.options.get("axis_size") is None:
             return self.inner(policy)
         options = {name: value for name, value in self.options.items() if name not in ("in_axes", "out_axes")}
         return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=LeafGroups(call.result_labels), **options)
 
     def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
-        """Groups the results. First, Python numbers with an axis outside modules become arrays, as in Equinox."""
+        """Packs the result of the function into leaf groups, one for each axis.
+
+        First, Python numbers outside modules become arrays if they have an axis, as in Equinox.
+        """
         prefix = self.options.get(self.out_name, self.default_out)
         return super().pack_results(self._with_arrays(prefix, result), trace)
 
     def _with_arrays(self, prefix: Any, result: Any) -> Any:
-        """Replaces Python numbers by arrays, outside modules and wherever the prefix has an axis for them."""
+        """Returns a result whose Python numbers outside modules are arrays, wherever the prefix has an axis.
+
+        Args:
+            prefix: the part of `out_axes` for this result.
+            result: the result of the function, or a part of it.
+        """
+        # Each part of a tuple or list has a part of the prefix.
         if type(prefix) in (tuple, list) and type(result) is type(prefix) and len(result) == len(prefix):
             return type(prefix)(map(self._with_arrays, prefix, result))
+        # Another tree in the prefix, such as a module. A prefix that does not fit raises an error later.
         if not self.is_label(prefix):
             return result
 
         def has_axis(leaf: Any) -> bool:
             return isinstance(leaf, complex | float | int) and self._label_of_result(prefix, leaf) is not None
 
-        # `tree_map` would make new containers, so a result without such numbers is left alone.
+        # `tree_map` would make new containers, which may carry identity. So a result without such numbers is returned
+        # as it is.
         if not any(map(has_axis, jtu.tree_leaves(result, is_leaf=is_module))):
             return result
         return jtu.tree_map(lambda leaf: jnp.asarray(leaf) if has_axis(leaf) else leaf, result, is_leaf=is_module)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Builds the result, after the two steps of Equinox's that `jax.vmap` lacks."""
+        """Builds the result of a call, after two steps of `filter_vmap` beyond `jax.vmap`.
+
+        Args:
+            result: the leaf groups of the result.
+            call: the call. Its `result_labels` are the axes of these groups.
+            policy: the policy of the call.
+            used: see the base class.
+
+        Raises:
+            ValueError: if nothing was mapped, and the option for results has an axis.
+        """
         has_axes = any(group_labels[0] is not None for group_labels in call.plan.labels)
         is_mapped = has_axes or self.options.get("axis_size") is not None
-        # Equinox refuses axes of results if nothing was mapped.
+        # First step: Equinox refuses axes of results if nothing was mapped.
         if not is_mapped and any(label is not None for label in call.result_labels):
             raise ValueError(
                 "Cannot resolve batch dimension. Non-`None` `out_axes` requires either `in_axes` or `axis_size` to be "
                 "not `None`."
             )
-        # Equinox moves the axes of mapped results, and so makes arrays of all of them.
+        # Second step: Equinox makes arrays of all mapped results, since it moves their axes.
         groups: list[LeafGroup] = []
         for group, label in zip(result.parts, call.result_labels, strict=True):
-            is_moved = label is not None
-            groups.append(LeafGroup(list(map(jnp.asarray, group.leaves)), group.selection) if is_moved else group)
+            has_axis = label is not None
+            groups.append(LeafGroup(list(map(jnp.asarray, group.leaves)), group.selection) if has_axis else group)
         return super().leave(LeafGroups(groups), call, policy, used)

@@ -1,4 +1,4 @@
-"""A function under a transform, as an object: its name, what it is equal to, and how it is copied and pickled.
+"""A *wrapper*: a function under a transform, as an object. Its name, equality, copies and pickles.
 
     st.jit(f)               name, documentation and signature of `f`
     repr                    <jax.jit(f), identities preserved>
@@ -6,7 +6,7 @@
     copy.deepcopy           the same object; if a callable object is wrapped, a wrapper of its copy
     pickle.dumps            the name, if it leads to the object (`@st.jit` at the top of a module); otherwise the parts
 
-Functions under the vanilla transforms behave in the same way.
+The *vanilla* transform is JAX's or Equinox's own. Functions under it behave in the same way.
 """
 
 import copy
@@ -27,7 +27,10 @@ from .checks._refused_arguments import forbid_bound_module
 
 
 class _PrintedAsPublic(type):
-    """The class of `Wrapper` and its subclasses. They print as `preserve_identities`, since JAX's errors print them."""
+    """The class of `Wrapper` and its subclasses. They print as `preserve_identities`, since JAX's errors print them.
+
+    A user's subclass prints under its own name.
+    """
 
     def __repr__(cls) -> str:
         is_of_package = cls.__module__.startswith(f"{__package__}.")
@@ -37,8 +40,8 @@ class _PrintedAsPublic(type):
 class Wrapper(Caller, metaclass=_PrintedAsPublic):
     """A function under a transform. There is a subclass for each family of transforms.
 
-    Nothing that a wrapper refers to refers back to it. So it is freed with the last reference to it, as a vanilla one
-    is.
+    No object in a wrapper refers back to the wrapper. So a wrapper is freed with the last reference to it, as a
+    function under a vanilla transform is.
 
     Args:
         transform: the vanilla transform.
@@ -47,15 +50,22 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         options: options of the transform, and the `package_options`.
 
     Attributes:
-        alike: the transform and its options, by which wrappers are compared. None if a wrapper equals only itself.
+        all_options: the options as they were passed.
+        options: the options for the vanilla transform, without `package_options`.
+        is_filtered: True for Equinox's transforms: only arrays are traced.
+        alike: the transform and its options, to compare wrappers. None if a wrapper equals only itself.
+        names: names of the function's parameters, for errors.
+        settings: facts for C about calls under one policy. None to leave the next call to Python.
         caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
         calls_each_time: True if each call of the transform calls the function. Then the function gets the static
             objects of this very call, and not equal ones of an earlier call.
-        only_for_transform: names of options on which a trace of the function does not depend.
-        shares_alike: True to recognise equal methods, and equal wrappers, as one function. See `shared_by`.
-        package_options: names of options that the package adds. The transform does not take them.
-        takes_rules: True if the wrapper has methods of its own (`defvjp`). Then a module under the transform becomes a
-            wrapper, too, and no module.
+        only_for_transform: names of options without influence on a trace of the function.
+        shares_alike: True to let equal methods, and equal wrappers of one function, share their traces, although they
+            are different objects. See `shared_by`.
+        package_options: names of options added by the package. The transform does not take them.
+        takes_rules: True if the wrapper has methods to register rules, such as `defvjp`. A module under an Equinox
+            transform becomes a module. If `takes_rules` is true, it becomes a wrapper, since a module has no
+            `defvjp`.
     """
 
     caches_traces = False
@@ -66,6 +76,8 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
     takes_rules = False
 
     def __init_subclass__(cls) -> None:
+        # Equinox warns if a wrapper of a layer becomes a field of a module, since the layer would then be a static
+        # value and not trained.
         warn_of_layers_in(cls)
 
     def __init__(
@@ -75,7 +87,12 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         policy: PolicyOption,
         options: dict[str, Any],
     ) -> None:
-        """Takes the name and documentation of the function, and checks the options."""
+        """Copies the name and documentation of the function, and checks the options and the function.
+
+        Raises:
+            TypeError: if the policy says `in_place=True`, and the function is a mutable module or a method of one. The
+                vanilla transform may raise other errors. See `check_options`.
+        """
         self.transform = transform
         self.function = function
         self.policy = policy
@@ -85,6 +102,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.alike = self._made_alike()
         self._shared = self._shared_by(function)
         self.names = self._shared.names
+        # The transformed functions made so far. The key is what a subclass makes them for, such as policy and labels.
         self._made: dict[Any, Any] = {}
         self.settings: CallSettings | None = None
         # Does not copy the function's `__dict__`, which may be that of another wrapper.
@@ -94,7 +112,10 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.check_options()
 
     def _made_alike(self) -> How | None:
-        """Makes `alike`, the key by which wrappers are compared. None if a wrapper equals only itself."""
+        """Makes `alike`, the key to compare wrappers. None if a wrapper equals only itself.
+
+        It equals only itself under a transform of JAX, and if an option has no usable `==`.
+        """
         # JAX's transforms return functions. Equinox's return modules, which compare by their parts.
         if not self.is_filtered:
             return None
@@ -104,15 +125,16 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
             return None
 
     def __eq__(self, other: object) -> bool:
-        """Returns True for the same object and, under Equinox's transforms, for an equal one."""
+        """Returns True for the same object and, under Equinox's transforms, for an equal one.
+
+        Two wrappers are equal if they wrap one function with equal transforms and options.
+        """
         if self is other or type(other) is not type(self) or self.alike is None:
             return self is other
-        function, other_function = self.function, other.function
-        # The functions must be one object. But a method under an Equinox transform is wrapped anew on each access, so
-        # wrappers may also be equal.
-        return self.alike == other.alike and (
-            function is other_function or (isinstance(function, Wrapper) and function == other_function)
-        )
+        left, right = self.function, other.function
+        # The functions must be one object, or equal wrappers: two results of `filter_grad(filter_jit(f))` are equal,
+        # although each holds a wrapper of its own.
+        return self.alike == other.alike and (left is right or (isinstance(left, Wrapper) and left == right))
 
     def __hash__(self) -> int:
         if self.alike is None:
@@ -122,7 +144,10 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         return hash((self.alike, function if isinstance(function, Wrapper) else id(function)))
 
     def _shared_by(self, function: Callable[..., Any]) -> Shared:
-        """Returns the state that wrappers of one function share: its inner functions and its traces."""
+        """Returns the state shared by all wrappers of one function with this transform and these options.
+
+        The state holds the inner functions, for JAX in place of the user's function, and records of earlier traces.
+        """
         # Without cached traces there is nothing to share.
         if not self.caches_traces:
             return Shared(function)
@@ -130,28 +155,33 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         return shared_by(function, (type(self), self.transform), options, alike=self.shares_alike)
 
     def __reduce__(self) -> Any:
-        """Returns the name by which the wrapper can be found, as for a function, or its parts."""
-        # A decorated function of a module has the name of the function that it replaces.
+        """Returns what pickle stores: the name by which the wrapper can be imported, as for a function.
+
+        If it cannot be imported, returns `_remade` and its arguments: the parts of the wrapper.
+        """
+        # `@st.jit` at the top of a module: the wrapper has the qualified name of the function that it replaces. Follow
+        # this name, and see whether it leads to the wrapper.
         qualname = getattr(self, "__qualname__", "")
         obj: Any = sys.modules.get(self.__module__)
         for part in qualname.split("."):
             obj = getattr(obj, part, None)
         if obj is self:
             return qualname
-        # Pickle stores a transform by its `__qualname__`. Some of JAX's cannot be found under theirs, so the public
-        # name is stored.
+        # Pickle would store the transform by its `__qualname__`. Some of JAX's transforms cannot be found under theirs,
+        # so the public name is stored, such as "jax.vmap".
         transform = public_name(self.transform) or self.transform
         return _remade, (type(self), transform, self.function, self.policy, self.all_options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # The copy of a function is the function itself, so the copy of its wrapper is the wrapper itself. A callable
-        # object has a copy, which is wrapped.
+        # Python copies a function as the function itself. Then the copy of its wrapper is the wrapper itself. A
+        # callable object has a real copy, which gets a wrapper of its own.
         function = copy.deepcopy(self.function, memo)
         if function is self.function:
             return self
         return type(self)(self.transform, function, self.policy, self.all_options)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # A wrapper in a class body is a method, as a function is.
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
@@ -159,11 +189,14 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
 
     @functools.cached_property
     def transform_name(self) -> str:
-        """Name of the transform in errors."""
+        """Name of the transform in errors, such as `jax.jit`."""
         return title_of(self.transform)
 
     def check_options(self) -> None:
-        """Applies the vanilla transform, so that it raises its own errors for the options and the function at once."""
+        """Raises the vanilla transform's own errors for wrong options or a wrong function.
+
+        The transform is applied for its errors alone, when the function is wrapped. The result is dropped.
+        """
         function = self.function
         # An Equinox module may have a field `__name__` that is no text. Some transforms fail with such a name.
         if callable(function) and not isinstance(getattr(function, "__name__", ""), str):
@@ -172,16 +205,22 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
 
 
 def _with_text_as_name(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls another one, and has the name of its class."""
+    """Returns a function that calls a callable object, with the name of the object's class as its `__name__`."""
 
-    def named(*args: Any, **kwargs: Any) -> Any:
+    def forwarding_function(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    update_wrapper(named, function)
-    named.__name__ = type(function).__name__
-    return named
+    update_wrapper(forwarding_function, function)
+    forwarding_function.__name__ = type(function).__name__
+    return forwarding_function
 
 
 def _remade(cls: Any, transform: Any, *args: Any) -> Wrapper:
-    """Rebuilds a wrapper from its pickle. A public transform is stored by its name."""
+    """Rebuilds a wrapper from its pickle. Pickles store this function by its name, so the name must stay.
+
+    Args:
+        cls: class of the wrapper.
+        transform: the vanilla transform, or its public name.
+        args: the other arguments of the class.
+    """
     return cls(transform_named(transform) if isinstance(transform, str) else transform, *args)
