@@ -214,6 +214,7 @@ class FunctionBeingTraced:
         unsaid: Unsaid | None,
         as_code: Callable[[], str] = lambda: "",
     ) -> None:
+        """Stores the terms of the call. The trace begins with `__enter__`."""
         self._in_place = policy.in_place
         self._loss = loss
         self._unwritable = unwritable

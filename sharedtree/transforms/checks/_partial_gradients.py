@@ -167,10 +167,8 @@ def _lost_arrays(cut: Cut) -> list[_LostPart]:
                 del lost_paths[record]
             # For the others, name a path that this module lacks.
             lost_paths |= {record: path_below for record, path_below in unmatched.items() if record in lost_paths}
-        lost += [
-            _LostPart(tree.objects[record], differentiated_path[record], (*path, *path_below))
-            for record, path_below in lost_paths.items()
-        ]
+        for record, path_below in lost_paths.items():
+            lost.append(_LostPart(tree.objects[record], differentiated_path[record], (*path, *path_below)))
     return lost
 
 
@@ -187,11 +185,11 @@ def _arrays_lost_by_filter(cut: Cut) -> list[_LostPart]:
                 if visit.record in leaves:
                     is_differentiated = bool(outcomes.leaf_outcomes[outcomes[visit]])
                     paths_of[visit.record].setdefault(is_differentiated, leaf_path)
-    return [
-        _LostPart(tree.objects[record], paths[True], paths[False])
-        for record, paths in paths_of.items()
-        if len(paths) == 2
-    ]
+    lost: list[_LostPart] = []
+    for record, paths in paths_of.items():
+        if len(paths) == 2:
+            lost.append(_LostPart(tree.objects[record], paths[True], paths[False]))
+    return lost
 
 
 def _lost_modules(cut: Cut) -> list[_LostPart]:
