@@ -115,12 +115,12 @@ class _Frame(NamedTuple):
     """A function being traced, in the stack of all functions being traced.
 
     Attributes:
-        is_in_place: the `in_place` of the innermost transform around the function that has an explicit one. False if
-            there is none.
-        ignores_losses: True if that transform has `in_place=False`, so that changes are meant to be lost.
+        is_in_place: the explicit `in_place` of the function's transform or, without one, of the nearest transform
+            around it. False if there is none.
+        ignores_losses: True for an explicit `in_place=False`: changes are meant to be lost.
         runs: False if the program being traced will not run.
-        losses: a list that all functions without an explicit `in_place` append to, from the outermost of them inwards.
-            None if there is no such function.
+        losses: the list of losses. The outermost function without an explicit `in_place` makes it, and the functions
+            inside append to it, too. None if there is no such function.
     """
 
     is_in_place: bool = False
@@ -140,9 +140,9 @@ _active = _Active()
 
 
 class Unsaid:
-    """Losses in traces that did not run, for which there was no warning yet.
+    """Losses without a warning so far, because their traces did not run.
 
-    JAX keeps such a trace, so a later call may run it without a new trace. Then that call warns.
+    JAX keeps the traces, so a later call may run one of them without a new trace. Then this call warns.
     """
 
     def __init__(self) -> None:
@@ -395,7 +395,7 @@ def _paths(changes: Sequence[Change], kind: str) -> tuple[str, ...]:
 
 
 def _paths_at_self(changes: Sequence[Change], kind: str) -> tuple[str, ...]:
-    """Returns the paths of the changes of one kind in the module to which a function is bound, which is `self`."""
+    """Returns the paths of the changes of one kind as text, in the module `self` to which a function is bound."""
     return tuple([f"self{path}" for path in _paths(changes, kind)])
 
 
@@ -541,7 +541,7 @@ def _is_written_back(part: Any) -> bool:
 def _remaining_children(
     op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]
 ) -> list[tuple[int, Any, Any]]:
-    """Returns the children at keys that the object had when it was received and still has.
+    """Pairs the received children of an object with its children now, at all keys of both.
 
     Args:
         op: the object's node when it was received.
@@ -550,7 +550,7 @@ def _remaining_children(
         parts: its children now.
 
     Returns:
-        For each such key: the record of the received child, the child now, and the key.
+        For each key: the record of the received child, the child now, and the key.
     """
     part_at = dict(zip(op.type.keys_of(obj), parts, strict=True))
     return [(child, part_at[key], key) for key, child in zip(op.keys, children, strict=True) if key in part_at]

@@ -52,7 +52,7 @@ class Gradient(NamedTuple):
 
 
 class _LostPart(NamedTuple):
-    """A part that a gradient lacks: the one through a second path of an array or module.
+    """A part missing in a gradient: the part through a second path of an array or module.
 
     Attributes:
         obj: the array or module.
@@ -124,7 +124,7 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
 
 
 def _lost_arrays(cut: Cut) -> list[_LostPart]:
-    """Finds the arrays that are in a differentiated module and also in a module that is not differentiated at all.
+    """Finds the arrays in a differentiated module and also in a module without any differentiated leaf.
 
     Leaves out an array that is at the same path in both, if the modules are of one class.
     """
@@ -217,7 +217,7 @@ def _inexact_leaves(cut: Cut) -> set[int]:
 
 
 def _without_state(tree: FlatDag) -> FlatDag:
-    """Returns a copy of a tree in which each `equinox.nn.State` is a static leaf, so that nothing is below it."""
+    """Returns a copy of a tree with a static leaf in place of each `equinox.nn.State`. So nothing is below it."""
     records = [(Static(None), ()) if makes_state(op) else (op, children) for op, children in tree.records]
     return FlatDag(records, tree.root)
 

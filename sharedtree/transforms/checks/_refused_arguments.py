@@ -94,7 +94,7 @@ def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
 
 
 def bound_module(function: Any) -> tuple[Any, str]:
-    """Finds the object to which a function is bound. The object of a partial is that of its function.
+    """Finds the object to which a function, or the function of a partial, is bound.
 
     Returns:
         The object, and code that calls the function on it: `model.step`. If the function is no bound method, the

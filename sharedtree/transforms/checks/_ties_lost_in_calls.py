@@ -621,11 +621,11 @@ _MAX_NAMED_TIES = 3
 def report_lost_ties(
     between_calls: Sequence[LostTie], in_trace: Sequence[LostTie], policy: Policy, names: Names
 ) -> None:
-    """Reports all lost ties that were found at one trace in one warning. Does nothing if there are none.
+    """Gives one warning for all ties lost in a trace or since an earlier call. Does nothing if there are none.
 
     Args:
-        between_calls: ties that were lost since an earlier call.
-        in_trace: ties that the function has lost.
+        between_calls: ties lost since an earlier call.
+        in_trace: ties lost by the function.
         policy: its `on_untie` makes the warning an error, or suppresses it.
         names: names of the function and its arguments.
 

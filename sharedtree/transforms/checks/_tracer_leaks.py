@@ -60,11 +60,11 @@ def forbid_tracers(outer: Sequence[Any]) -> Callable[[Any, Callable[[], str]], N
 
 
 class _Reached(NamedTuple):
-    """An object that the search for tracers has reached, in a list of all of them.
+    """An object in the list of all objects reached by the search for tracers.
 
     Attributes:
         obj: the object.
-        holder: index in the list of the object that holds it. -1 for the value with which the search begins.
+        holder: index of its holder in the list. -1 for the static value itself, where the search begins.
         step: where the holder has it, in words, such as ", in a partial".
     """
 
@@ -125,9 +125,9 @@ def _route(reached: Sequence[_Reached], index: int) -> str:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """Returns the objects that a value holds, each after a few words about its place in the value.
+    """Returns the objects in a value, each after a few words about its place: ("in a partial", part).
 
-    Empty for a value whose class says nothing about its parts, such as one written in C.
+    Empty if the parts of the value are unknown, as with most classes written in C.
     """
     items = value.items() if isinstance(value, dict) else value if _is_items(value) else None
     if items is not None:
