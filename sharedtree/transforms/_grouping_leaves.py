@@ -1,9 +1,10 @@
 """Groups the leaves of a tree by what a transform does with them, and splits objects that have conflicts.
 
-Arrays alias by accident: a target network starts as the model's arrays, a filtered model is passed beside the whole
-one. So the identity of an array or of a mutable container is (object, treatment). A tie within one treatment holds. A
-tie between two treatments is cut, and each side is what vanilla JAX makes of it. Modules and references in arguments
-are never split; that is an error. Results are new objects, so everything in them may be split.
+Arrays alias by accident: a target network starts with the model's arrays, or a filtered model is passed beside the
+whole model. So the identity of an array or of a mutable container is (object, treatment). A tie within one treatment
+holds. A tie between two treatments is cut: the object is *split* into one object for each treatment, as in vanilla JAX.
+A module or a reference in the arguments is split only if its treatment allows that. Otherwise it is an error. Results
+are new objects, so every object in a result may be split.
 
 The *outcome* of an object is what the labels of its leaves come to. An object with two outcomes has a *conflict*. Then
 the records are renumbered, one for each *piece* (a record and one of its outcomes). A *visit* is a way to reach a
@@ -38,7 +39,7 @@ from ._leaf_labels import (
 
 
 class Cut(NamedTuple):
-    """Ties of a call's arguments that one treatment cut. A plan keeps it, so it holds no object of a call.
+    """Ties in a call's arguments that one treatment cut. Later calls use it, too, so it holds no object of a call.
 
     All records are numbered as before the cut.
 
@@ -91,7 +92,8 @@ def label_arguments(
     Args:
         tree: the arguments, with their objects.
         structure: their structure.
-        treatments: what the transform does with them. Each treatment sees the tree as the one before it left it.
+        treatments: what the transform does with the arguments. Each treatment is applied to the tree that the treatment
+            before it has split.
         transform: name of the transform, for errors.
 
     Raises:
@@ -110,7 +112,7 @@ def label_arguments(
             visit_of: dict[int, Visit] = {}
             for visit in outcomes.visits():
                 visit_of.setdefault(visit.record, visit)
-            # The records stay as they are. Each leaf gets one more label: that of its first visit.
+            # Nothing is split: all visits of a leaf have one outcome. The leaf gets the label of its first visit.
             for record in labels:
                 labels[record] = (*labels[record], outcomes.group_label(visit_of[record]))
             continue
@@ -133,13 +135,13 @@ def label_arguments(
 def _cut(
     outcomes: Outcomes, conflicts: Collection[int], modules: Collection[int], origins: Sequence[int] | None
 ) -> Cut:
-    """Makes the record of a cut: sorts the split records into leaves, modules and containers.
+    """Makes a `Cut` of the records that are split: sorts them into leaves, modules and containers.
 
     Args:
         outcomes: outcomes of every record.
         conflicts: the records that are split.
-        modules: the modules that are split.
-        origins: see `Cut`.
+        modules: the modules that may be split.
+        origins: for each record, its record before all cuts. None if this is the first cut.
     """
     tree = outcomes.tree
     leaves: list[int] = []
@@ -155,7 +157,7 @@ def _cut(
 
 
 def _refuse_conflicts(outcomes: Outcomes, conflicts: Mapping[int, Sequence[Visit]], transform: str) -> Collection[int]:
-    """Refuses conflicts of objects that must not be split. Returns the modules that are split.
+    """Raises for conflicts of objects that must not be split. Returns the records of the modules that may be split.
 
     Args:
         outcomes: outcomes of every record.
@@ -214,8 +216,8 @@ def group_result(
 
     Args:
         tree: the result, with its objects.
-        treatment: what the transform will do with it.
-        labels: labels of the groups, in order; a group may be empty. None for one group for each label that occurs.
+        treatment: what the transform will do with the result.
+        labels: labels of the groups, in order; a group may be empty. None to make one group for each label that occurs.
         transform: name of the transform, for errors.
         new_op_of: (outcomes of the result) → the argument `op_of` of `split_records`. None to replace nothing.
 
@@ -230,11 +232,13 @@ def group_result(
         refused = conflicts_within(outcomes, objects, modules_by_argument(outcomes))
         if refused:
             raise_inconsistent_result(outcomes, min(refused), transform)
+    # Split the objects with conflicts. A `lambda` that returns None replaces no operation.
     structure, pieces = split_records(outcomes, new_op_of(outcomes) if new_op_of else lambda _: None)
     first_visits = outcomes.first_visits()
     leaf_pieces = [piece for (op, _), piece in zip(structure.records, pieces, strict=True) if op is LEAF]
     leaves = [tree.objects[piece.record] for piece in leaf_pieces]
     leaf_labels = [outcomes.group_label(first_visits[piece]) for piece in leaf_pieces]
+    # A result without leaves has one group, without a label.
     if labels is None:
         labels = distinct_labels(leaf_labels) or [None]
     structure = with_leaf_notes(structure, leaves)
@@ -246,9 +250,10 @@ def group_result(
 
 
 def with_leaf_notes(structure: Structure, leaves: Sequence[Any]) -> Structure:
-    """Returns the structure with the notes of its leaves (`ties/_leaf_notes`), or the same one if no leaf has a note.
+    """Returns the structure with the notes of its leaves, or the very structure if no leaf has a note.
 
-    JAX calls a cached program without a trace. The caller's side then notes the new leaves by their structure.
+    A note says, for example, that a tie of the leaf was undone on purpose (`ties/_leaf_notes`). JAX runs a cached
+    program without a trace. The caller's side then notes the leaves of the result as the structure says.
     """
     noted, tied = which_are_noted(leaves), which_are_tied_values(leaves)
     # 0 and None: the structure belongs to no `Context`.
@@ -256,6 +261,7 @@ def with_leaf_notes(structure: Structure, leaves: Sequence[Any]) -> Structure:
 
 
 def _is_object(op: Op) -> bool:
+    """Returns True for a traced leaf, and for a node that carries identity."""
     return op is LEAF or (type(op) is Node and op.type.carries_identity)
 
 
@@ -269,13 +275,14 @@ def split_records(
 
     Args:
         outcomes: outcomes of every record.
-        op_of: (piece) → the op that replaces the packed one, or None to keep the packed one. `Given` replaces all of
-            the piece, children included.
+        op_of: (piece) → a new operation for the piece, or None to keep its operation. The operation `Given` stands for
+            an object of the caller, and replaces the children, too.
     """
     records = outcomes.tree.records
     first_visits = outcomes.first_visits()
 
     def expand(piece: Piece) -> tuple[Op, Sequence[Piece]]:
+        """Returns the operation of a piece, and the pieces of its children."""
         op, children = records[piece.record]
         replacement = op_of(piece)
         # `Given` stands for an object that the caller has already, so nothing below it is a part of the result.
@@ -291,15 +298,16 @@ def split_records(
 
 
 def conflicts_within(outcomes: Outcomes, records: Collection[int], groups: Sequence[Sequence[Visit]]) -> set[int]:
-    """Finds the records that are reached with two outcomes from one and the same group of modules.
+    """Finds the records that are reached with two outcomes from the modules of one group.
 
     Args:
         outcomes: outcomes of every record.
-        records: the records among which to look.
-        groups: groups of visits of modules. That two groups reach one record with different outcomes does not count.
+        records: the records in question.
+        groups: groups of visits of modules. If two groups reach a record with different outcomes, that does not count.
     """
     conflicts: set[int] = set()
     for group in groups if records else ():
+        # Record → the first outcome with which this group reaches it.
         first_outcome: dict[int, int] = {}
         for root in group:
             for visit in outcomes.reachable_from(root):
@@ -339,8 +347,10 @@ def outermost_modules(outcomes: Outcomes, *, has_containers: bool = False) -> li
     while stack:
         path, visit = stack.pop()
         node = outcomes.tree.node(visit.record)
+        # A leaf outside modules.
         if node is None:
             continue
+        # Go on below plain containers. Children are pushed in reverse, to come off the stack in flatten order.
         if node.type.is_plain and not (has_containers and node.type.is_mutable):
             children = list(zip(node.keys, outcomes.children(visit), strict=True))
             stack.extend([((*path, key), child) for key, child in reversed(children)])

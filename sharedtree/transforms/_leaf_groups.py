@@ -1,18 +1,20 @@
-"""Leaf groups: what a transform sees of a tree. Each traced leaf once, grouped by what the transform does with it.
+"""Leaf groups: the traced leaves of a tree, each once, grouped by what a transform does with them.
 
     f(Net(w, b), x)     in_axes=(Net(0, None), 0)      groups  [w, x] and [b]      under   in_axes=(0, None)
 
-A leaf group is a node of a vanilla pytree. Its children are the leaves. Its aux data, which JAX compares, is a
-`LeafSelection`: the structure of the whole tree, and which of its leaves are in this group. All groups of a tree
-together are enough to build the tree.
+A transform of JAX gets the leaf groups as its arguments, in place of the user's tree. For JAX, a leaf group is a node
+whose children are the leaves. Its auxiliary data, which JAX compares, is a `LeafSelection`: the structure of the whole
+tree, and the positions of the leaves that are in this group. The whole tree can be built from all of its groups.
 
-A transform that differentiates returns the group that it differentiated, with other leaves in it. That becomes a tree
-of the arguments' shape, with None for leaves of other groups and for static values:
+A transform that differentiates returns the group that it differentiated, with gradients as leaves. From this group a
+tree of the arguments' shape is built, with None for leaves of other groups and for static values:
 
     f(Net(w, [w, 3]), x)     groups [x] and [w]      gradient [g]      Net(g, [g, None])
 
-A Jacobian nests them: where the function's result has a leaf, the Jacobian has such a group. A Hessian nests them
-twice: each leaf of these groups is a group again.
+A Jacobian nests groups: at each leaf of the function's result it has such a group. A Hessian nests groups twice: each
+leaf of these groups is a group again.
+
+A *record* is the number of an object in a flat DAG or a structure.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +34,7 @@ from ..ties._policy_and_context import DEFAULT, Policy, current_policy
 
 
 class _PythonSelection:
-    """The fields of a selection. The C extension has a class of its own in the place of this one."""
+    """The base class of `LeafSelection` without the C extension. With it, a class written in C has these fields."""
 
     __slots__ = ("call", "numbers", "structure")
 
@@ -49,7 +51,7 @@ class _PythonSelection:
 
 
 class LeafSelection(_PythonSelection if TYPE_CHECKING or native is None else native.LeafSelection):
-    """The leaves of a structure that form one group. Aux data of the group, which JAX compares on every call.
+    """The leaves of a structure that form one group. It is the auxiliary data of the group, compared on every call.
 
     Two selections are equal if they select the same leaves of the same structure.
 
@@ -74,7 +76,7 @@ class LeafSelection(_PythonSelection if TYPE_CHECKING or native is None else nat
 
 
 class _PythonGroup:
-    """The fields of a group. The C extension has a class of its own in the place of this one."""
+    """The base class of `LeafGroup` without the C extension. With it, a class written in C has these fields."""
 
     __slots__ = ("leaves", "selection")
     leaves: Sequence[Any]
@@ -86,7 +88,7 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
 
     Args:
         leaves: the leaves. Their number is not checked.
-        selection: which leaves of which structure they are.
+        selection: the structure of the whole tree, and the positions of the leaves in it.
     """
 
     __slots__ = ()
@@ -107,9 +109,9 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
 
     @property
     def operand(self) -> int:
-        """Position of the operand, a child of the root, to which the leaves belong. They must all be of one operand.
+        """Position of the operand with these leaves. The operands are the children of the root.
 
-        A group without leaves or with all leaves counts as the first operand's.
+        All leaves must be of one operand. For a group without leaves, or with all leaves of the tree, it is 0.
         """
         tree, numbers = FlatDag.of(self.structure), self.selection.numbers
         if not numbers:
@@ -119,10 +121,11 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
         return next(position for position in range(num_operands) if first_leaf in tree.child(position).reached)
 
     def named(self, names: Sequence[str]) -> "LeafGroups":
-        """Returns the leaves in a node that has other paths, for JAX's messages. Other names begin the paths.
+        """Returns a node with the same leaves, for which JAX's messages print paths with other names.
 
         Args:
-            names: names of the first children of the root. Further children keep their own names.
+            names: new names of the first children of the root, such as the arguments of a function. Further children
+                keep their names.
         """
         tree = FlatDag.of(self.structure)
         root = tree.node(tree.root)
@@ -134,31 +137,33 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
         return LeafGroups(self.leaves, self._select(texts))
 
     def _select(self, all_paths: list[str]) -> list[str]:
+        """Returns the paths of the leaves in this group, from the paths of all leaves of the tree."""
         numbers = self.selection.numbers
         return all_paths if numbers is None else [all_paths[number] for number in numbers]
 
     @property
     def is_tree(self) -> bool:
-        """True if the group has all leaves of its tree, and the tree can be built without the caller's objects."""
+        """True if the group alone is enough to build its tree: it has all leaves, and no object is the caller's."""
+        # `Given` and `Update` stand for objects of the caller.
         records = self.selection.structure.records
         return self.selection.numbers is None and all(type(op) not in (Given, Update) for op, _ in records)
 
     def tree(self) -> Any:
-        """Builds the whole tree, of new nodes. `is_tree` must be true."""
+        """Builds the whole tree with new nodes. Requires `is_tree`."""
         return unpack(self.selection.structure, self.leaves)
 
     def __repr__(self) -> str:
-        # JAX quotes what a function returned in its own errors, so a group prints as the user's tree.
+        # JAX prints the result of a function in its errors. There a group looks like the user's tree.
         return repr(self.tree()) if self.is_tree else f"…({', '.join(map(str, self.leaves))})"
 
 
 class LeafGroups:
-    """A pytree node that holds the leaf groups of one result. In an option such as `out_axes`, it holds their labels.
+    """A pytree node with the leaf groups of one result or, in an option such as `out_axes`, with their labels.
 
         out_axes = LeafGroups((0, None))        fits the result        LeafGroups((group_0, group_1))
 
     Args:
-        parts: the groups, or one label for each.
+        parts: the groups, or one label for each group.
         names: names of the parts in JAX's messages. Without names, paths do not show this node.
     """
 
@@ -166,9 +171,12 @@ class LeafGroups:
 
     def __init__(self, parts: Sequence[Any], names: Sequence[str] = ()) -> None:
         self.parts = parts
+        # An empty name prints nothing.
         self.names = names or [""] * len(parts)
 
 
+# The functions for JAX: one that also returns a key for each child, one that builds the node, and one without keys,
+# which is faster.
 jtu.register_pytree_with_keys(
     LeafGroups,
     lambda groups: (with_paths(groups.parts, groups.names), None),
@@ -183,29 +191,31 @@ def whole(leaves: Sequence[Any], structure: Structure) -> LeafGroup:
 
 
 def gather_leaves(groups: Sequence[LeafGroup], ungrouped: Sequence[Any] = ()) -> list[Any]:
-    """Merges the groups of one tree into a list of its leaves, in flatten order.
+    """Returns the leaves of a tree in flatten order, from its groups.
 
     Args:
         groups: groups of one tree, at least one.
-        ungrouped: leaves that are in none of the groups, in flatten order. If there are fewer than missing places, the
-            last of these places are None.
+        ungrouped: leaves in no group, in flatten order. They fill the remaining places. If there are too few of them,
+            the last of these places are None.
     """
     selection = groups[0].selection
-    # The first group has all leaves.
+    # The usual case: the first group has all leaves.
     if selection.numbers is None:
         return list(groups[0].leaves)
     leaves: list[Any] = [None] * selection.structure.num_leaves
+    # Positions of the leaves that are in no group.
     missing = set(range(len(leaves)))
     for group in groups:
         for number, leaf in zip(group.selection.numbers or (), group.leaves, strict=True):
             leaves[number] = leaf
             missing.discard(number)
+    # Not strict: there may be fewer ungrouped leaves than places.
     for number, leaf in zip(sorted(missing), ungrouped, strict=False):
         leaves[number] = leaf
     return leaves
 
 
-# The classes and functions that C uses for calls, in the order in which it expects them.
+# The C extension gets the classes and functions that it uses for calls, in the order in which it expects them.
 if native is not None:
     native.take_over(
         "calls",
@@ -220,6 +230,7 @@ if native is not None:
         DEFAULT,
         current_policy,
     )
+# The functions for JAX, as above. Those in C do the same as the lambdas.
 jtu.register_pytree_with_keys(
     LeafGroup,
     lambda group: (with_paths(group.leaves, group.paths), group.selection),
@@ -229,10 +240,11 @@ jtu.register_pytree_with_keys(
 
 
 _NONE = Static(None)
+"""The static leaf None."""
 
 
 def without_statics(records: Sequence[Record]) -> list[Record]:
-    """Replaces each static leaf by None, as in a gradient."""
+    """Returns a table of records with None in place of each static leaf, as in a gradient."""
     return [(_NONE, ()) if type(op) is Static else (op, children) for op, children in records]
 
 
@@ -243,40 +255,47 @@ def tree_like_arguments(
     *,
     is_gradient: bool = True,
 ) -> Any:
-    """Builds a tree of the arguments' shape and sharing from groups in which a transform put other leaves.
+    """Builds a tree of the arguments' shape and sharing from groups with new leaves, such as gradients.
 
     Args:
         groups: the groups. Where the arguments have a static value or a leaf of no group, the tree has None.
         originals: the leaves of the arguments, in order. Their notes (such as that a tie was undone on purpose) are
-            copied to the new leaves. Empty to copy none.
-        nested: (leaf) → subtree that stands in its place, for Jacobians.
-        is_gradient: True if each leaf is the sum over its paths. A derivative rule may then return the leaf at two
-            paths, and it counts once.
+            copied to the new leaves. Empty to copy no notes.
+        nested: (leaf of a group) → the subtree in its place. For Jacobians, whose leaves are groups.
+        is_gradient: True if each leaf is the sum over all of its paths. The leaves are noted as such. A derivative rule
+            may return such a leaf at two paths, and it counts once.
     """
     structure = groups[0].selection.structure
     records = without_statics(structure.records)
-    # Under `jax.jit` JAX returns one tracer for all cotangents that are equal. That is no tie, so copies are made.
+    # Under `jax.jit` JAX returns one tracer for all cotangents that are equal. Such leaves are not tied in the
+    # arguments, so `distinct` copies all but the first one.
     new_leaves = iter(distinct([nested(leaf) for group in groups for leaf in group.leaves]))
     groups = [LeafGroup([next(new_leaves) for _ in group.leaves], group.selection) for group in groups]
     tree = FlatDag(records, structure.root)
+    # A tied leaf must carry identity. `with_identity` makes an array of a NumPy number at such a place.
     leaves = with_identity(gather_leaves(groups), tree)
     if originals:
         hand_on(originals, leaves)
     if is_gradient:
         note_tied(tree, leaves)
         note_gradient(leaves)
+    # `build` fills the table with the object of each record.
     table: list[Any] = []
     build(records, leaves, table)
     return table[structure.root]
 
 
 def tangents_of(group: LeafGroup, *, is_gradient: bool = True) -> Any:
-    """Builds the tree of tangents that a derivative rule gets for a group with all leaves of a tree.
+    """Builds the tree of tangents that a derivative rule receives.
 
-    In modules, leaves without a tangent are None, as Equinox has it. Outside modules they are float0, as JAX has it.
+    In modules, a leaf without a tangent is None, as in Equinox. Outside modules it is float0, as in JAX.
+
+    Args:
+        group: the tangents, for all leaves of the tree.
+        is_gradient: see `tree_like_arguments`.
     """
     structure = group.structure
-    # Records to which a path leads through plain containers alone.
+    # The records outside modules: a path leads to them through plain containers alone.
     outside = FlatDag.of(structure).outside
     tangents: list[Any] = []
     for record, leaf in zip(structure.leaf_numbers, group.leaves, strict=True):

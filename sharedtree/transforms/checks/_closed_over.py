@@ -5,13 +5,16 @@
 
     st.grad(loss)(net, x)
 
-What a function closes over is no argument, so inside there are two objects. JAX takes the second for a constant. Often
-that is meant (a frozen copy to stay close to) and often not, so we warn. Only a module that the function holds directly
-counts: in a closure, a global variable, a default, a partial, or as the object of a method. An object that contains the
-module may be anything, such as a trainer.
+A transform calls the function with copies of its arguments. `net` in the closure is no argument, so it is not copied,
+and the traced function sees two models: the copy, and `net`, which JAX takes for a constant. Some users mean that (a
+frozen copy to stay close to) and some do not, so we warn. A module counts only if the function holds it directly: in
+its closure, a global variable, a default, a partial, or as the object of a method. Modules inside other objects, such
+as a trainer, do not count.
 
-Under `st.jit(st.grad(loss))(net, x)` the argument of the gradient is not `net`, but what `jit` has made of it. So while
-functions are traced, we keep their arguments beside those of their callers.
+Under `st.jit(st.grad(loss))(net, x)`, `st.grad` receives the copy of `net` that `jit` has made. So while functions are
+traced, we keep the objects of each traced function beside those of its caller.
+
+A *record* is the number of an object in a flat DAG: the flattened arguments of a call, or a part of them.
 """
 
 import contextlib
@@ -36,7 +39,12 @@ from .._caller_side import Call
 
 
 class _TracedCall(NamedTuple):
-    """Arguments of one call, outside the function and inside it. Their records have the same numbers."""
+    """Arguments of one call of a transform.
+
+    Attributes:
+        outside: the arguments with the caller's objects.
+        inside: the same arguments with the copies that the function receives. A record has the same number in both.
+    """
 
     outside: FlatDag
     inside: FlatDag
@@ -48,11 +56,11 @@ _traced_calls: ContextVar[tuple[_TracedCall, ...]] = ContextVar("traced_calls", 
 
 @contextlib.contextmanager
 def relating_arguments(outside: FlatDag, inside: FlatDag) -> Iterator[None]:
-    """While a function is traced, keeps its arguments beside those of its caller.
+    """Surrounds the trace of a function. Meanwhile `_copies_of` finds the copies of the caller's objects.
 
     Args:
-        outside: the arguments, with the caller's objects.
-        inside: the same arguments, with the objects inside the function.
+        outside: the arguments with the caller's objects.
+        inside: the same arguments with the copies that the function receives.
     """
     token = _traced_calls.set((*_traced_calls.get(), _TracedCall(outside, inside)))
     try:
@@ -62,8 +70,9 @@ def relating_arguments(outside: FlatDag, inside: FlatDag) -> Iterator[None]:
 
 
 def _copies_of(module: Any) -> list[Any]:
-    """Returns a module, and its copy inside each function that is being traced and has it as an argument."""
+    """Returns a module, followed by its copies in the functions that are being traced with it as an argument."""
     copies = [module]
+    # From the outermost call inwards: an inner call copies the copy that the outer call has made.
     for call in _traced_calls.get():
         objects = zip(call.outside.objects, call.inside.objects, strict=True)
         copies += [inside for outside, inside in objects if any(outside is copy for copy in copies)]
@@ -78,9 +87,9 @@ class _HeldModule(NamedTuple):
 
     Attributes:
         module: the module.
-        place: where the function holds it, in words.
-        code: code that makes the function hold a copy, with a `{}` for the name of the argument. Empty if the argument
-            must be copied instead.
+        place: where the function holds the module, in words, such as "as `net` in its closure".
+        code: code that makes the function hold a copy, with a `{}` for the name of the argument. Empty for a global
+            variable: then the warning advises a copy of the argument.
     """
 
     module: Any
@@ -91,27 +100,29 @@ class _HeldModule(NamedTuple):
 def report_closed_over(
     function: Callable[..., Any], call: Call, differentiated: Collection[int], names: Names, policy: Policy
 ) -> None:
-    """Warns if the function holds a module and differentiates it as an argument, too.
+    """Warns of each module that a function holds and is differentiated with respect to, as an argument.
 
     Args:
         function: the user's function.
         call: the call of the transform.
         differentiated: records of the differentiated leaves.
         names: names of the function and its arguments.
-        policy: what a cut tie does.
+        policy: its `on_untie` makes the warning an error, or suppresses it.
 
     Raises:
         UntiedError: under `Policy(on_untie="error")`.
 
-    Cost: a look at each cell, default and global variable. Only if one of them is a module, a look at each object of
-        this call and of those around it.
+    Cost: one look at each closure variable, default and global variable. If one of them is a module, also one look at
+        each object in the arguments of this call and of the calls around it.
     """
     if policy.on_untie == "ignore":
         return
     tree = call.tree
     for held in _modules_held_by(function, call.arguments):
+        # Where the arguments have the module.
         copies = _copies_of(held.module)
         records = [record for record, obj in enumerate(tree.objects) if any(obj is copy for copy in copies)]
+        # `reached` is the set of all records below. The module counts if one of its leaves is differentiated.
         if not any(not tree.below(record).reached.isdisjoint(differentiated) for record in records):
             continue
         path = tree.text(records[0])
@@ -120,6 +131,7 @@ def report_closed_over(
             f"{held.place}. That is no argument, so inside they are two, and the gradient lacks what flows through the "
             "second."
         )
+        # The code replaces the module at `path`, or copies the whole argument, whose name ends at the first `.` or `[`.
         owner, name = ("the function", path) if held.code else ("the argument", re.split(r"[.[]", path)[0])
         fix = (
             f"Use `{path}` in its place, so that the gradient is whole. If it is a constant, give {owner} objects of "
@@ -132,20 +144,21 @@ def report_closed_over(
 
 
 def _modules_held_by(function: Any, arguments: Arguments) -> Iterator[_HeldModule]:
-    """Finds the modules in a function, looking through partials, methods and wrappers.
-
-    Each round unwraps one layer. The loop ends at a function met before. Where nothing is left to unwrap, `function`
-    stays the same, which ends it as well.
+    """Yields the modules that a function holds, also those in its partials, methods and wrappers.
 
     Args:
         function: the function.
-        arguments: the arguments of the call. They replace defaults.
+        arguments: the arguments of the call. A default is left out if an argument replaces it.
     """
+    # The arguments with which the current layer of the function is called.
     num_args, keywords = len(arguments.args), set(arguments.kwargs)
+    # Each round looks at one layer and goes on to the function that this layer wraps. If it wraps none, `function`
+    # stays the same. Then it has been visited, and the loop ends. Wrappers that wrap each other end it, too.
     visited: list[Any] = []
     while not any(function is earlier for earlier in visited):
         visited.append(function)
         if isinstance(function, functools.partial):
+            # The fix makes a partial with the same arguments, except for a copy in place of the module.
             for i, value in enumerate(function.args):
                 if is_module(value):
                     parts = [f"f.args[{position}]" for position in range(len(function.args))]
@@ -153,6 +166,7 @@ def _modules_held_by(function: Any, arguments: Arguments) -> Iterator[_HeldModul
                     parts += ["**f.keywords"] if function.keywords else []
                     code = f"f = functools.partial(f.func, {', '.join(parts)})"
                     yield _HeldModule(value, f"as argument {i} of a partial", code)
+            # A keyword argument of the call replaces the one in the partial.
             for name, value in function.keywords.items():
                 if is_module(value) and name not in keywords:
                     code = f"f = functools.partial(f, {name}=sharedtree.untie({{}}))"
@@ -164,32 +178,35 @@ def _modules_held_by(function: Any, arguments: Arguments) -> Iterator[_HeldModul
             if is_module(function.__self__):
                 code = f"f = sharedtree.untie({{}}).{function.__func__.__name__}"
                 yield _HeldModule(function.__self__, "as the object of the method", code)
+            # The object of the method is its first argument.
             num_args += 1
             function = function.__func__
         elif isinstance(function, types.FunctionType):
             yield from _modules_in_closure_and_defaults(function, num_args, keywords)
             yield from _modules_in_globals(function)
+            # `functools.wraps` stores the wrapped function.
             function = function.__dict__.get("__wrapped__", function)
         elif is_module(function) and not hasattr(type(function), "__wrapped__"):
-            # A callable module.
+            # A callable module. The next layer is the `__call__` of its class, with the module as first argument.
             yield _HeldModule(function, "as what is called", "f = sharedtree.untie({})")
             function = inspect.getattr_static(type(function), "__call__", function)
             num_args += 1
         else:
-            # A wrapper of another class, such as a function returned by `preserve_identities`.
+            # A wrapper of another class, such as a function returned by `preserve_identities`. Some classes compute
+            # attributes that they lack (`__getattr__`), so a static look-up tells whether `__wrapped__` exists.
             wrapped = inspect.getattr_static(function, "__wrapped__", None)
             function = function if wrapped is None else getattr(function, "__wrapped__", function)
 
 
 def _is_equinox_method(function: Any) -> bool:
-    """Returns True for a bound method of an Equinox module. Equinox makes a module of it."""
+    """Returns True for a bound method of an Equinox module. Equinox wraps such a method in a module of its own."""
     return is_module(function) and {"__self__", "__func__"} <= getattr(function, "__dict__", {}).keys()
 
 
 def _modules_in_closure_and_defaults(
     function: types.FunctionType, num_args: int, keywords: Collection[str]
 ) -> Iterator[_HeldModule]:
-    """Finds the modules in the closure of a function, and in the defaults used by a call.
+    """Yields the modules in the closure of a function, and in the defaults of parameters that a call leaves out.
 
     Args:
         function: the function.
@@ -197,6 +214,7 @@ def _modules_in_closure_and_defaults(
         keywords: names of the keyword arguments in the call.
     """
     code = function.__code__
+    # The closure.
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             value = cell.cell_contents
@@ -205,7 +223,8 @@ def _modules_in_closure_and_defaults(
             continue
         if is_module(value):
             yield _HeldModule(value, f"as `{name}` in its closure", f"{name} = sharedtree.untie({{}})")
-    # Defaults belong to the last positional parameters.
+    # The defaults. Those of positional parameters belong to the last parameters, and are used if the call has fewer
+    # arguments.
     defaults = function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount]
     default_of = dict(zip(positional[len(positional) - len(defaults) :], defaults, strict=True))
@@ -218,12 +237,13 @@ def _modules_in_closure_and_defaults(
 
 
 def _modules_in_globals(function: types.FunctionType) -> Iterator[_HeldModule]:
-    """Finds the modules in the global variables read by a function, or by functions defined in it."""
+    """Yields the modules in the global variables read by a function, or by functions defined in its body."""
     codes = [function.__code__]
-    # Grows while it is iterated over.
+    # The list grows during the loop: the code of a function defined inside is a constant of the code around it.
     for code in codes:
         codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-        # `co_names` also has names of attributes. Disassembling takes longer than a look at all of them.
+        # `co_names` has the names of global variables and of attributes. Only the instructions tell which name is
+        # which, and reading these is slow. So it is done only if a global variable of such a name is a module.
         modules = {name: function.__globals__.get(name) for name in code.co_names}
         modules = {name: value for name, value in modules.items() if value is not None and is_module(value)}
         if modules:

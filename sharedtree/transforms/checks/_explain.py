@@ -5,6 +5,9 @@ net.embed  traced  float32[2]             donated
 net.head   traced  float32[2]  net.embed  donated
 net.scale  static  2.0
 traced 0 times
+
+A *record* is the number of an object in a flat DAG: the flattened arguments of a call. A *view* is a node for a value
+that is computed from other leaves of the tree, such as a transposed weight.
 """
 
 import dataclasses
@@ -31,13 +34,14 @@ class LeafReport:
 
     Attributes:
         path: the path, beginning with the name of the argument.
-        kind: `"traced"` or `"static"` for a leaf, `"module"` or `"container"` for what is tied, `"view"` for a view.
-            Leaves of a tied module have rows at its first path only; arrays below a view, if they have no other path.
-        value: dtype and shape of an array, class of a module or container. Of a view, its function and the paths of
+        kind: `"traced"` or `"static"` for a leaf, `"module"` or `"container"` for a tied node, `"view"` for a view.
+            Leaves of a tied module have rows at its first path only. An array below a view has a row there only if it
+            has no other path.
+        value: dtype and shape of an array, class of a module or container. For a view, its function and the paths of
             the arrays. Otherwise the value itself.
-        tied_to: the first path of the object. Empty if this is the first one.
-        treatment: the transform's treatment of a leaf (`"donated"`, `"differentiated"`, `"in_axes 0"`). Empty if there
-            is nothing to say.
+        tied_to: the first path of the object. Empty if this row is at the first path.
+        treatment: the transform's treatment of a leaf (`"donated"`, `"differentiated"`, `"in_axes 0"`). Empty if the
+            transform treats the leaf in no special way.
     """
 
     path: str
@@ -49,13 +53,13 @@ class LeafReport:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The answer of `explain`. Prints as a table.
+    """The answer of `explain`. `str` makes a table of it.
 
     Attributes:
-        leaves: one row for each path of each leaf, without repeating the leaves of tied modules. One row for each
-            further path of a tied module or container.
+        leaves: the rows: one for each path of each leaf, and one for each further path of a tied module or container.
+            The leaves of a tied module have rows at its first path only.
         num_traces: how often the function was traced.
-        retraced: differences of the last trace from the one before. Empty if there were not two.
+        retraced: sentences about the differences between the last two traces. Empty if there were fewer than two.
     """
 
     leaves: tuple[LeafReport, ...]
@@ -66,6 +70,7 @@ class Explanation:
         """Formats the table, with the number of traces and the reasons for the last one below it."""
         header = ("path", "", "value", "tied to", "treatment")
         rows = [header, *((row.path, row.kind, row.value, row.tied_to, row.treatment) for row in self.leaves)]
+        # Each column is as wide as its widest cell.
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
         lines: list[str] = []
         for row in rows:
@@ -87,7 +92,7 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         kwargs: keyword arguments of the function.
 
     Raises:
-        TypeError: if `f` is another function.
+        TypeError: if `f` is no such function.
         InconsistentSharingError: if a call with these arguments would raise it.
 
     Cost: a walk over the arguments.
@@ -115,26 +120,33 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
             "    sharedtree.explain(sharedtree.jit(f), model)"
         )
     policy = current_policy(f.policy)
+    # Flattens the arguments as a call of `f` would, and groups their leaves by label.
     with f.enter(args, kwargs, policy) as call:
         tree = call.tree
-        # Only calls made by C have no grouping.
+        # Only calls made by the C extension have no grouping.
         assert call.grouping is not None
         treatments = _treatments(tree, call.grouping.treatments(tree))
+    # Record → its first path, as text.
     first_texts: dict[int, str] = {}
     rows: list[LeafReport] = []
+    # Paths of the views.
     view_texts: set[str] = set()
     is_below_view = False
+    # Yields one path for each edge of the DAG. The children of a record are visited once, at its first path, so the
+    # leaves of a tied module come once.
     for record, path in tree.edges():
         text, node, obj = jtu.keystr(path), tree.node(record), tree.objects[record]
-        # What is below views comes last.
+        # The edges below views come last. So all edges after the first of them are below views.
         is_below_view = is_below_view or (bool(view_texts) and jtu.keystr(path[:-1]) in view_texts)
         if is_below_view and record in first_texts:
-            continue  # the row of the view names it
+            # The row of the view names this path already.
+            continue
         first_text = first_texts.setdefault(record, text)
         if node is not None and node.type.is_view:
             view_texts.add(text)
             rows.append(LeafReport(text, "view", text_of_view(tree, record), "", ""))
             continue
+        # A leaf has a row for each path. A node has a row only at the further paths of a tie.
         tied_to = first_text if first_text != text else ""
         if node is None:
             kind = "traced" if tree.records[record][0] is LEAF else "static"
@@ -147,33 +159,46 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
 
 
 def _treatments(tree: FlatDag, treatments: Sequence[Treatment]) -> dict[int, str]:
-    """Describes the treatments of each traced leaf, without negative ones such as "not donated"."""
+    """Returns, for each traced leaf, its treatments in words, without negative ones such as "not donated".
+
+    Args:
+        tree: the arguments.
+        treatments: the treatments of a transform, such as one for the donated arguments and one for the axes.
+    """
     descriptions: dict[int, list[str]] = {}
     for treatment in treatments:
         outcomes = Outcomes(tree, treatment)
+        # A visit is a record with the labels that lead to it. A record with two labels has two visits.
         for visit in outcomes.visits() if treatment.is_known else ():
             if tree.records[visit.record][0] is LEAF:
-                words = outcomes.description(visit)
-                if not words.startswith("not ") and words not in descriptions.setdefault(visit.record, []):
-                    descriptions[visit.record].append(words)
+                description = outcomes.description(visit)
+                if not description.startswith("not ") and description not in descriptions.setdefault(visit.record, []):
+                    descriptions[visit.record].append(description)
     return {record: ", ".join(words) for record, words in descriptions.items()}
 
 
 def _differences(old: Trace | None, new: Trace | None) -> list[str]:
-    """Describes the differences between the arguments of two traces. Empty if there are not two."""
+    """Returns a sentence for each difference between the arguments of two traces.
+
+    Args:
+        old: the trace before the last one. None if there is none, and then the list is empty.
+        new: the last trace. None if there is none.
+    """
     if old is None or new is None:
         return []
 
     def agree(i: int, j: int) -> bool:
+        """Returns True for two traced leaves and for two static leaves. `pairs` asks if they are not alike nodes."""
         old_op, new_op = old.arguments.records[i][0], new.arguments.records[j][0]
         return type(old_op) is type(new_op) and type(old_op) is not Node
 
-    # Arguments that came or went.
+    # Arguments that only one of the calls has.
     old_names, new_names = old.names, new.names
     all_old, all_new = {*old_names, *old.static}, {*new_names, *new.static}
     reasons = [f"`{name}` was given and is missing" for name in old_names if name not in all_new]
     reasons += [f"`{name}` was missing and is given" for name in new_names if name not in all_old]
-    # Nodes, types of leaves, static leaves and auxiliary data.
+    # Nodes, types of leaves, static leaves and auxiliary data. `pairs` walks both DAGs at once. It yields the two
+    # records at each path, or a `Mismatch` with a description of each side if no walk below them is possible.
     for pair in pairs(old.arguments, new.arguments, agree) if old_names == new_names else ():
         text = jtu.keystr(pair.path)
         if isinstance(pair, Mismatch):
@@ -187,11 +212,14 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
             was, is_now = (op.peek() if type(op) is Static else op for op in (old_op, new_op))
             reasons.append(f"`{text}` was {shown_beside(was, is_now)} and is {shown_beside(is_now, was)}")
         elif old_op != new_op and pair.path:
+            # Two nodes of one class with different auxiliary data. The root is no object of the user's: it has no path.
             was, is_now = (op.aux.peek() if type(op) is Node else op for op in (old_op, new_op))
             old_data, new_data = shown_beside(was, is_now), shown_beside(is_now, was)
             reasons.append(f"static data of `{text}` was {old_data} and is {new_data}")
-    # Ties.
+    # Ties: those that the old arguments have and the new ones lack, and the reverse. `lost_ties` returns a `Mismatch`
+    # if the nodes of the two trees differ, which is reported above.
     for left, right, are_now in ((old, new, "two objects now"), (new, old, "one object now")):
+        # Any two leaves match. Only the sharing counts here.
         lost = lost_ties(left.arguments, right.arguments, lambda *_: True)
         for tie in () if isinstance(lost, Mismatch) else lost:
             if can_be_tied(left.arguments.records[tie.record][0]):
@@ -205,6 +233,6 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
     return reasons or ["the placement of arguments or the configuration of JAX changed, or its caches were cleared"]
 
 
-# The name under which they are printed, pickled and documented.
+# Both classes are printed, pickled and documented under the name of the module `transforms`.
 for _type in (Explanation, LeafReport):
     _type.__module__ = __name__.partition(".checks")[0]

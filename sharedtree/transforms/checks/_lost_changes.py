@@ -1,20 +1,25 @@
-"""What a function changes in its arguments, where nothing writes it back and the function does not return it.
+"""Warns of changes that a function makes in its arguments, if nothing writes them back and it does not return them.
 
     @st.jit
     def step(model, optimizer, batch):
-        gradient = st.grad(loss)(model, batch)      # `loss` updates running averages in the model
-        optimizer.update(model, gradient)           # lost, as the averages are: both are copies
+        gradient = st.grad(loss)(model, batch)      # `loss` changes running averages in the model: lost
+        optimizer.update(model, gradient)           # changes the model and the optimizer: lost, too
 
-A transform calls a function with copies of its arguments. NNX's own transforms, treex and `Module` are used as if these
-were the caller's objects. So we warn of a change that nothing writes back when the function is traced, unless the
-transform has an explicit `in_place=True` or `in_place=False`. Objects of other classes, such as a batch that is scaled
-in place, are ordinary scratch. Changes in these are worth a warning only where a transform further out writes changes
-back, so that it looks as if this one did.
+A transform calls a function with copies of its arguments. So what the function changes in them does not reach the
+caller. Users of some libraries (NNX, treex, `sharedtree.Module`) expect that it does, since the transforms of these
+libraries write changes back. Objects of such classes are called *state*. When a function is traced and changes in state
+are lost, we warn, unless the transform has an explicit `in_place=True` or `in_place=False`.
 
-One loss is one warning. Transforms nest, and the first function that needs an `in_place` is the outermost one without
-it. So it gets the warning, which lists the functions inside. A function that is only traced (`jax.eval_shape`, `lower`)
-computes nothing that could be lost. But JAX keeps its trace for later calls, which do not trace again. So the loss is
-stored with the trace, and the first of these calls warns.
+Objects of other classes, such as a batch that is scaled in place, are called *scratch*. Changes in scratch are worth a
+warning only if a transform further out writes changes back, because a reader then expects that this one does, too.
+
+Transforms nest, and each lost change causes one warning. It names the outermost function without an explicit
+`in_place`, because that is the first one that needs it, and lists the functions inside. A function that is only traced
+(`jax.eval_shape`, `lower`) does not run, so nothing is lost. But JAX keeps its trace, and a later call may run it
+without a new trace. So the losses are stored, and the first call that runs the trace warns.
+
+A *record* is the number of an object in a flat DAG, here of the flattened arguments. The DAG has the objects as they
+are now, after the changes, and for each record the children that the object had when it was received.
 """
 
 import functools
@@ -49,15 +54,16 @@ class Loss(NamedTuple):
         definition: where the function is defined.
         title: name of the transform.
         options: options of the transform, by name.
-        paths: paths of leaves that are other objects now.
-        added: paths of new variables and modules.
-        removed: paths of variables and modules that are gone.
-        is_state: True if all changes are in *state*: objects whose library writes changes back.
+        paths: paths of the leaves that the function replaced.
+        added: paths of the variables and modules that the function added.
+        removed: paths of the variables and modules that the function removed.
+        is_state: True if all changes are in state, False if some are in scratch.
         obstacle: why the transform cannot write the changes back, as a sentence. Empty if it can.
-        obstacle_to_adding: why it cannot add anything to an object, or remove it. Empty if it can.
-        scratch: paths of further changes. `in_place=True` would write these back as well.
-        bound_to: how to call the function on the module to which it is bound, as code. Empty if there is none.
-        applied_to: the function as code, if its name is not enough: a partial, a method of a class.
+        obstacle_to_adding: why the transform cannot add anything to an object, or remove anything. Empty if it can.
+        scratch: paths of changes in scratch, which `in_place=True` would write back as well.
+        bound_to: how to call the function on the module to which it is bound, as code. Empty if it is not bound to a
+            module, or if that module was not changed.
+        applied_to: the function as code, if its name is not enough: a partial, a method of a class. Otherwise empty.
         is_condition: True for the condition of a loop, which keeps nothing.
         keeps_tracers: True if the function changed the module to which it is bound, and this is no argument.
     """
@@ -83,13 +89,13 @@ class Loss(NamedTuple):
         return (*self.paths, *self.added, *self.removed)
 
     def description(self, *, inside: bool = False) -> str:
-        """Says what the function changed, as a part of a sentence, such as "changes `a`, adds `b` and removes `c`".
+        """Returns a part of a sentence about the changes, such as "changes `a`, adds `b` and removes `c`".
 
         There must be at least one path.
 
         Args:
-            inside: True for a line about a function inside the outermost one. The sentence about the outermost function
-                goes on after the paths, so it says "changes in `a`".
+            inside: True for a line about a function inside the outermost one. It says "changes `a`". The sentence about
+                the outermost function is "What f changes in `a` is lost", so it says "changes in `a`".
         """
         changes = "changes" if inside else "changes in"
         verbs = ((changes, self.paths), ("adds", self.added), ("removes", self.removed))
@@ -98,7 +104,7 @@ class Loss(NamedTuple):
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Name, file and line of the function's definition."""
+        """Name, file and line of the function's definition. They stand for the function itself."""
         return self.definition[:3]
 
 
@@ -106,14 +112,15 @@ class Loss(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """A function being traced.
+    """A function being traced, in the stack of all functions being traced.
 
     Attributes:
-        is_in_place: True if the innermost transform with an explicit `in_place` writes changes back.
-        ignores_losses: True if this transform has `in_place=False`, so that changes are meant to be lost.
+        is_in_place: the explicit `in_place` of the function's transform or, without one, of the nearest transform
+            around it. False if there is none.
+        ignores_losses: True for an explicit `in_place=False`: changes are meant to be lost.
         runs: False if the program being traced will not run.
-        losses: losses of the outermost function without an explicit `in_place`, and of the functions inside it. None
-            if there is no such function.
+        losses: the list of losses. The outermost function without an explicit `in_place` makes it, and the functions
+            inside append to it, too. None if there is no such function.
     """
 
     is_in_place: bool = False
@@ -123,6 +130,8 @@ class _Frame(NamedTuple):
 
 
 class _Active(threading.local):
+    """The functions being traced in one thread, the innermost last. The first frame stands for code outside of them."""
+
     def __init__(self) -> None:
         self.frames = [_Frame()]
 
@@ -131,44 +140,50 @@ _active = _Active()
 
 
 class Unsaid:
-    """Losses in traces that did not run. JAX keeps such a trace, so it may run without being traced again."""
+    """Losses without a warning so far, because their traces did not run.
+
+    JAX keeps the traces, so a later call may run one of them without a new trace. Then this call warns.
+    """
 
     def __init__(self) -> None:
+        # Structure of the arguments → the losses in their trace. JAX's caches keep the structure alive.
         self._losses: weakref.WeakKeyDictionary[Structure, list[Loss]] = weakref.WeakKeyDictionary()
         self._lock = Lock()
 
     def note(self, structure: Structure, losses: list[Loss]) -> None:
-        """Keeps losses until a call has arguments of this structure."""
+        """Stores losses until a call with arguments of this structure runs."""
         with self._lock:
             self._losses[structure] = losses
 
     def forget(self, structure: Structure) -> None:
-        """Drops the losses of a structure, because a trace has reported them."""
+        """Drops the losses of a structure, because a trace that runs has reported them."""
         if self._losses:
             with self._lock:
                 self._losses.pop(structure, None)
 
     def __bool__(self) -> bool:
-        """Returns True if some later call may have to warn."""
+        """Returns True if losses are stored, so that a later call may have to warn."""
         return bool(self._losses)
 
     def say(self, structure: Structure) -> None:
-        """Warns of the losses in an earlier trace, now that a call runs it."""
+        """Reports the losses in an earlier trace, now that a call with arguments of this structure runs it."""
         if not self._losses:
             return
+        # The function that makes the call, if one is being traced.
         frame = _active.frames[-1]
         if frame.ignores_losses or not frame.runs:
             return
         with self._lock:
             losses = self._losses.pop(structure, None)
         if losses is not None and frame.losses is not None:
+            # The outermost function warns of them, with all others.
             frame.losses.extend(losses)
         elif losses is not None:
             _warn(losses, is_in_place=frame.is_in_place)
 
 
 class only_traced:  # noqa: N801 -- a context manager
-    """Surrounds the tracing of a program that does not run. Its losses are stored, and nothing warns of them."""
+    """Surrounds the tracing of a program that does not run. Losses in it are stored in `Unsaid`, without a warning."""
 
     def __enter__(self) -> None:
         _active.frames.append(_active.frames[-1]._replace(runs=False, losses=None))
@@ -178,14 +193,16 @@ class only_traced:  # noqa: N801 -- a context manager
 
 
 class FunctionBeingTraced:
-    """A context manager around the call of a user's function.
+    """A context manager around the call of a user's function. At its exit it warns of the lost changes.
+
+    Between entry and exit, `check_result` and `check_bound_module` look for the changes.
 
     Args:
-        policy: the transform's policy. Its `in_place` is None if the user did not say.
-        loss: describes the transform and the function, without paths.
+        policy: the transform's policy. Its `in_place` is None if the user did not set it.
+        loss: describes the transform and the function, without paths. Each loss is a copy of it with paths.
         unwritable: (record of a leaf, present value) → why the transform cannot write it back, as a sentence. Empty if
             it can. The record is None for a new leaf, the value is None if it is not known.
-        unsaid: where the function's losses are stored for later calls. None if its traces are not kept.
+        unsaid: where the losses are stored if the program does not run. None if JAX does not keep its trace.
         as_code: returns `Loss.applied_to`. It is called only if something is lost.
     """
 
@@ -197,19 +214,24 @@ class FunctionBeingTraced:
         unsaid: Unsaid | None,
         as_code: Callable[[], str] = lambda: "",
     ) -> None:
+        """Stores the terms of the call. The trace begins with `__enter__`."""
         self._in_place = policy.in_place
         self._loss = loss
         self._unwritable = unwritable
         self._unsaid = unsaid
         self._as_code = as_code
+        # Structure of the arguments, once the result has been checked.
         self._structure: Structure | None = None
-        # Records of state here, if a function inside has lost something. With `in_place=True` it would write into them.
+        # All records in state, if a function inside this one has lost something. If that function gets `in_place=True`,
+        # it may write into these objects.
         self._state_records: set[int] = set()
+        # True if this function has lost something itself.
         self._has_lost = False
+        # Gradients made during the trace are noted. A gradient looks like a new model, and is not taken for one.
         self._noting = noting_gradients()
 
     def __enter__(self) -> Self:
-        """Begins the trace: notes which functions around it keep a list of losses."""
+        """Begins the trace: puts the function on the stack, with its own list of losses or with the outer one."""
         outer_frame = _active.frames[-1]
         if self._in_place is None:
             # The outermost function without an explicit `in_place` starts a list. Functions inside add to it.
@@ -227,18 +249,23 @@ class FunctionBeingTraced:
         return self
 
     def __exit__(self, error: object, *_: object) -> None:
-        """Warns of the losses if this is the outermost function and the program runs. Otherwise keeps them."""
+        """Ends the trace. If something was lost, warns, or leaves the losses to the outer function or to `Unsaid`.
+
+        Warns if this is the outermost function and the program runs. After an error in the function, does nothing.
+        """
         self._noting.__exit__(None, None, None)
         _active.frames.pop()
         losses = self._frame.losses
+        # Nothing to do if neither this function nor one inside it has lost anything.
         if error is not None or self._in_place is not None or losses is None or len(losses) == self._num_before:
             return
         if not self._has_lost:
-            # Only functions inside lost something. This one needs an `in_place` too, or what they write back is lost
-            # here.
+            # Only functions inside lost something. The fix gives them `in_place=True`. They then write into the copies
+            # that this function has received, so this one needs `in_place=True`, too.
             reasons = [self._unwritable(record, None) for record in sorted(self._state_records)]
             obstacle = self._loss.obstacle or next(filter(None, reasons), "")
             losses.append(self._loss._replace(applied_to=self._as_code(), obstacle=obstacle))
+        # A trace that runs has reported the losses. Of one that does not run, a later call has to warn.
         runs = self._frame.runs and not self._frame.ignores_losses
         if self._unsaid is not None and self._structure is not None:
             if runs:
@@ -249,69 +276,73 @@ class FunctionBeingTraced:
             _warn(losses, is_in_place=self._frame.is_in_place)
 
     def check_result(self, received: FlatDag, result: Any, rules: Rules) -> None:
-        """Looks for changes that the function made and did not return.
+        """Looks for changes in the arguments that the function did not return, and adds a `Loss` if there are any.
+
+        Does nothing if the transform has an explicit `in_place`.
 
         Args:
             received: the arguments, with the objects as they are now.
             result: the function's result.
             rules: how the transform packs results.
 
-        Cost: nothing if no object is watched. One walk in C if nothing has changed. Otherwise one look at each child of
-        each watched object.
+        Cost: little if the arguments have no state and no outer transform writes back. One walk in C if nothing has
+        changed. Otherwise one look at each child of each object in question.
         """
         if self._in_place is not None:
             return
         self._structure = received.structure
-        state_objects = _watched_records(received.structure)
+        state_objects = _find_state(received.structure)
         has_loss_inside = len(self._frame.losses or ()) > self._num_before
         if has_loss_inside:
+            # `reached` is the set of the record and of all records below it.
             self._state_records.update(*[received.below(record).reached for record in state_objects])
         if not (state_objects or self._frame.is_in_place) or _is_as_received(received, rules):
             return
-        # Changes in state, and in scratch where an outer transform writes back.
-        other_objects = sorted(set(range(len(received.records))).difference(state_objects))
+        # The changes in state and, if an outer transform writes changes back, in scratch.
+        scratch_objects = sorted(set(range(len(received.records))).difference(state_objects))
         state_changes = list(_changes(received, state_objects))
-        other_changes = list(_changes(received, other_objects)) if self._frame.is_in_place else []
-        if not state_changes and not other_changes:
+        scratch_changes = list(_changes(received, scratch_objects)) if self._frame.is_in_place else []
+        if not state_changes and not scratch_changes:
             return
-        # Those among them that are lost.
-        lost_state, lost_others = (
-            lost_changes(changes, received, result, rules) for changes in (state_changes, other_changes)
+        # The changes that are lost. `lost_changes` drops a change that the result holds, or an object made from it.
+        lost_state, lost_scratch = (
+            lost_changes(changes, received, result, rules) for changes in (state_changes, scratch_changes)
         )
-        if not lost_state and not lost_others:
+        if not lost_state and not lost_scratch:
             return
-        # What `in_place=True` would write back besides, and what it cannot write back.
+        # The fix offers `in_place=True`. The warning says what else that would write back, and what it cannot.
         if not self._frame.is_in_place:
-            other_changes = list(_changes(received, other_objects))
-        scratch = [] if self._frame.is_in_place else lost_changes(other_changes, received, result, rules)
+            scratch_changes = list(_changes(received, scratch_objects))
+        scratch = [] if self._frame.is_in_place else lost_changes(scratch_changes, received, result, rules)
         reasons = [self._unwritable(change.leaf, change.value) for change in lost_state if change.kind != "removes"]
         if any(change.kind != "changes" for change in lost_state):
             reasons.append(self._loss.obstacle_to_adding)
         self._add_loss(
             self._loss._replace(
-                paths=_paths([*lost_state, *lost_others], "changes"),
-                added=_paths([*lost_state, *lost_others], "adds"),
-                removed=_paths([*lost_state, *lost_others], "removes"),
-                is_state=not lost_others,
+                paths=_paths([*lost_state, *lost_scratch], "changes"),
+                added=_paths([*lost_state, *lost_scratch], "adds"),
+                removed=_paths([*lost_state, *lost_scratch], "removes"),
+                is_state=not lost_scratch,
                 obstacle=self._loss.obstacle or next(filter(None, reasons), ""),
                 scratch=_paths(scratch, "changes"),
             )
         )
 
     def _add_loss(self, loss: Loss) -> None:
+        """Adds a loss of this function to the list, with the function as code."""
         assert self._frame.losses is not None
         self._frame.losses.append(loss._replace(applied_to=self._as_code()))
         self._has_lost = True
 
-    def check_bound_module(self, before: FlatDag | None, called: str) -> None:
-        """Looks for changes in the module to which the function is bound. A callable module counts as its own.
+    def check_bound_module(self, module: FlatDag | None, called: str) -> None:
+        """Looks for changes in the module to which the function is bound, and adds a `Loss` if there are any.
 
         Args:
-            before: the module as it was before the call. None if there is none.
-            called: how to call the function on it, as code.
+            module: the module as flattened before the call. None if the function is not bound to one.
+            called: how to call the function on it, as code. See `walked_bound_module`.
         """
-        if self._in_place is None and before is not None:
-            changes = list(_changes(before, _watched_records(before.structure)))
+        if self._in_place is None and module is not None:
+            changes = list(_changes(module, _find_state(module.structure)))
             if changes:
                 self._add_loss(
                     self._loss._replace(
@@ -327,10 +358,13 @@ class FunctionBeingTraced:
 def walked_bound_module(function: Any, policy: Policy) -> tuple[FlatDag | None, str]:
     """Flattens the module to which a function is bound, before the function is called.
 
+    A function is bound to a module if it is a method of the module, or the callable module itself.
+
     Returns:
         The module, and how to call the function on it, as code. (None, "") if there is no module, if its library does
         not write changes back, or if the policy has an explicit `in_place`.
     """
+    # `bound_module` returns the object and the code, such as `model.step`.
     module, called = (None, "") if policy.in_place is not None else bound_module(function)
     node_type = node_type_of(module)
     if node_type is None or not node_type.writes_back:
@@ -342,7 +376,10 @@ def walked_bound_module(function: Any, policy: Policy) -> tuple[FlatDag | None, 
 
 
 def _is_as_received(received: FlatDag, rules: Rules) -> bool:
-    """Returns True if one walk shows the same leaves in the same places as were received. False if it cannot tell."""
+    """Returns True if the arguments have the same leaves in the same places as when they were received.
+
+    Returns False if that is unknown, since the arguments cannot be packed any more.
+    """
     try:
         leaves, structure = pack(received.objects[received.root], Tags(), rules)
     except SharedTreeError:
@@ -353,22 +390,24 @@ def _is_as_received(received: FlatDag, rules: Rules) -> bool:
 
 
 def _paths(changes: Sequence[Change], kind: str) -> tuple[str, ...]:
+    """Returns the paths of the changes of one kind as text, each once."""
     return tuple(dict.fromkeys(jtu.keystr(change.path) for change in changes if change.kind == kind))
 
 
 def _paths_at_self(changes: Sequence[Change], kind: str) -> tuple[str, ...]:
+    """Returns the paths of the changes of one kind as text, in the module `self` to which a function is bound."""
     return tuple([f"self{path}" for path in _paths(changes, kind)])
 
 
-def _watched_records(structure: Structure) -> list[int]:
-    """Records of the objects whose library writes changes back, and of the lists and dicts in them.
+def _find_state(structure: Structure) -> list[int]:
+    """Returns the records of state: objects whose library writes changes back, and the lists and dicts in them.
 
-    Computed once for a structure.
+    Computed once for a structure, and kept with it.
     """
-    watched = structure.plans.get(_WATCHED)
-    if watched is None:
+    state_records = structure.plans.get(_STATE)
+    if state_records is None:
         records: set[int] = set()
-        # A container may be reached both inside and outside such an object.
+        # The second part is True for a path through state. One dict may be in such an object and in another one, too.
         visited: set[tuple[int, bool]] = set()
         stack = [(structure.root, False)]
         while stack:
@@ -377,37 +416,41 @@ def _watched_records(structure: Structure) -> list[int]:
             if type(op) is not Node or (record, is_inside) in visited:
                 continue
             visited.add((record, is_inside))
+            # A plain container is state if it is in state. For a module, its own library decides.
             is_state = is_inside if op.type.is_plain else op.type.writes_back is True
             if is_state and op.type.carries_identity:
                 records.add(record)
             stack += [(child, is_state) for child in children]
-        watched = structure.plans.setdefault(_WATCHED, sorted(records))
-    return watched
+        state_records = structure.plans.setdefault(_STATE, sorted(records))
+    return state_records
 
 
-_WATCHED = "what is watched for changes"
+_STATE = "what is watched for changes"
+"""The key under which a structure keeps its records of state."""
 
 
 def _changes(tree: FlatDag, records: Sequence[int]) -> Iterator[Change]:
-    """Finds the replaced leaves of some objects, and everything new or gone, since the objects were received.
+    """Yields the changes in some objects: replaced leaves, and modules and variables that were added or removed.
 
-    Only modules and variables count as new or gone, and only if their library writes them back. Arrays in new
-    attributes are scratch.
+    Added and removed objects count only if their library writes changes back. An array in a new attribute is scratch.
 
     Args:
-        tree: what was received, with the objects as they are now.
-        records: records of the objects. Each is compared by itself, without the objects in it.
+        tree: the arguments as received, with the objects as they are now.
+        records: records of the objects. The objects inside an object are not compared, unless they took new places.
     """
     for record in records:
         op, children = tree.records[record]
         obj = tree.objects[record]
-        # Outside modules a list is a value, and the caller never sees it again.
+        # `outside` has the records with a path through plain containers alone. A list there is a value: the function
+        # has a copy, which the caller never sees.
         is_value = type(op) is Node and op.type.is_plain and record in tree.outside
         if type(op) is not Node or not op.type.carries_identity or op.type.cls is Arguments or is_value:
             continue
-        # True: the library of the class writes changes back. None: no library says. False: nobody would miss a change.
+        # `writes_back` is True if the library of the class writes changes back, None if the library is unknown, and
+        # False if changes are meant to be lost. The second test: the function may have changed the object's class.
         if op.type.writes_back is False or node_type_of(obj) is None:
             continue
+        # The usual case: the children are the very objects that were received.
         parts, _ = op.type.take_apart(obj)
         if len(parts) == len(children) and all(
             part is tree.objects[child] for part, child in zip(parts, children, strict=True)
@@ -417,7 +460,7 @@ def _changes(tree: FlatDag, records: Sequence[int]) -> Iterator[Change]:
             holder_path = tree.first_paths[record]
             yield Change(kind, (*holder_path, *place), None, value, record, place, obj)
         for child, part, key in _remaining_children(op, children, obj, parts):
-            # The path of a variable stands for the value in it.
+            # The user sees a variable as one thing, so the value in it has the path of the variable.
             path = (*tree.first_paths[record], *(() if op.type.convention == "variable" else (key,)))
             holder_path = tree.first_paths[record]
             for leaf, value, path_below in _replaced_leaves(tree, child, part):
@@ -426,21 +469,21 @@ def _changes(tree: FlatDag, records: Sequence[int]) -> Iterator[Change]:
 
 
 def _replaced_leaves(tree: FlatDag, record: int, part: Any) -> Iterator[tuple[int, Any, Path]]:
-    """Compares a received record with the object in its place now, and finds the leaves that differ.
+    """Compares a received object with the object in its place now, and yields the leaves that were replaced.
 
     Args:
-        tree: what was received, with the objects as they are now.
-        record: the record.
-        part: the object in its place.
+        tree: the arguments as received, with the objects as they are now.
+        record: record of the received object.
+        part: the object in its place now.
 
-    Returns:
-        For each leaf its record, the object in its place, and the path from `part`.
+    Yields:
+        For each replaced leaf: its record, the object in its place now, and the path from `part` to this object.
     """
     stack: list[tuple[int, Any, Path]] = [(record, part, ())]
     while stack:
         record, part, path = stack.pop()
         op, children = tree.records[record]
-        # An object that is still in its place is compared by itself.
+        # An object that is still in its place has an entry of its own in `_changes`.
         if part is tree.objects[record] or not tree.holds_leaf[record]:
             continue
         if type(op) is not Node:
@@ -450,7 +493,7 @@ def _replaced_leaves(tree: FlatDag, record: int, part: Any) -> Iterator[tuple[in
         if op.type.writes_back is False:
             continue
         if node_type is None or node_type.cls is not op.type.cls:
-            # Something else stands there. One leaf is enough to report it.
+            # An object of another class took the place. Its leaves do not correspond, so the first one stands for all.
             yield next(n for n in sorted(tree.below(record).reached) if tree.records[n][0] is LEAF), part, path
             continue
         parts, _ = node_type.take_apart(part)
@@ -461,17 +504,21 @@ def _replaced_leaves(tree: FlatDag, record: int, part: Any) -> Iterator[tuple[in
 def _added_and_removed(
     tree: FlatDag, op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]
 ) -> Iterator[tuple[Literal["adds", "removes"], Path, Any]]:
-    """Finds the modules and variables added to an object, or removed from it, with their keys.
+    """Yields the modules and variables that were added to an object, or removed from it.
 
     Args:
-        tree: what was received.
+        tree: the arguments as received.
         op: the object's node when it was received.
-        children: records of its children then.
+        children: records of the children that the object had when it was received.
         obj: the object.
         parts: its children now.
+
+    Yields:
+        "adds" or "removes", the key in the object as a path, and the module or variable.
     """
     old_children = dict(zip(op.keys, children, strict=True))
     new_parts = dict(zip(op.type.keys_of(obj), parts, strict=True))
+    # A key is new, too, if there was nothing below it with a leaf, such as a `None`.
     for key, part in new_parts.items():
         is_new = key not in old_children or not tree.holds_leaf[old_children[key]]
         if is_new and _is_written_back(part) and walked(part).leaves:
@@ -482,7 +529,7 @@ def _added_and_removed(
 
 
 def _is_written_back(part: Any) -> bool:
-    """Returns True for an object whose library writes changes back, and for a container of such objects."""
+    """Returns True for an object whose library writes changes back, and for a plain container with such an object."""
     node_type = node_type_of(part)
     if node_type is None:
         return False
@@ -494,7 +541,17 @@ def _is_written_back(part: Any) -> bool:
 def _remaining_children(
     op: Node, children: Sequence[int], obj: Any, parts: Sequence[Any]
 ) -> list[tuple[int, Any, Any]]:
-    """Children of an object whose keys remain: the record, the present object, and the key."""
+    """Pairs the received children of an object with its children now, at all keys of both.
+
+    Args:
+        op: the object's node when it was received.
+        children: records of the children that the object had when it was received.
+        obj: the object.
+        parts: its children now.
+
+    Returns:
+        For each key: the record of the received child, the child now, and the key.
+    """
     part_at = dict(zip(op.type.keys_of(obj), parts, strict=True))
     return [(child, part_at[key], key) for key, child in zip(op.keys, children, strict=True) if key in part_at]
 
@@ -502,19 +559,21 @@ def _remaining_children(
 # ---- The warning ----
 
 _MAX_NAMED_PATHS = 6
+"""The number of paths that one part of a sentence lists."""
 
 
 def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
-    """Warns of losses.
+    """Gives one `LostChangeWarning` for several losses, at the definition of the outermost function.
 
     Args:
-        losses: the losses. The last one is that of the outermost function.
+        losses: losses of the functions, the outermost last.
         is_in_place: True if a transform around that function writes changes back.
     """
     losses = _merge(losses)
     outermost = losses[-1]
     definition, title = outermost.definition, outermost.title
     inside = [loss for loss in losses[:-1] if loss.all_paths]
+    # The first line is about the outermost function. If it lost nothing itself, it is about the functions inside.
     if not outermost.all_paths:
         lines = [
             f"Changes are lost in {definition}: under `{title}` nothing is written back. Inside it these are changed:"
@@ -535,27 +594,29 @@ def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
 
 
 def _merge(losses: Sequence[Loss]) -> list[Loss]:
-    """Merges the losses of one function under one transform. A function that is a branch or a rule may be traced often.
+    """Returns the losses with those of one function under one transform merged into one.
 
-    A merged loss stands where the last of its parts stood, so the outermost one stays last.
+    A branch of a `cond` or a rule of a `custom_vjp`, for example, may be traced several times, with a loss each time.
     """
     merged: dict[tuple[Any, ...], Loss] = {}
     for loss in losses:
-        earlier = merged.pop((loss.place, loss.title), None)
-        if earlier is not None:
+        earlier_loss = merged.pop((loss.place, loss.title), None)
+        if earlier_loss is not None:
             loss = loss._replace(
-                paths=tuple(dict.fromkeys((*earlier.paths, *loss.paths))),
-                added=tuple(dict.fromkeys((*earlier.added, *loss.added))),
-                removed=tuple(dict.fromkeys((*earlier.removed, *loss.removed))),
-                is_state=earlier.is_state and loss.is_state,
-                obstacle=earlier.obstacle or loss.obstacle,
-                scratch=tuple(dict.fromkeys((*earlier.scratch, *loss.scratch))),
+                paths=tuple(dict.fromkeys((*earlier_loss.paths, *loss.paths))),
+                added=tuple(dict.fromkeys((*earlier_loss.added, *loss.added))),
+                removed=tuple(dict.fromkeys((*earlier_loss.removed, *loss.removed))),
+                is_state=earlier_loss.is_state and loss.is_state,
+                obstacle=earlier_loss.obstacle or loss.obstacle,
+                scratch=tuple(dict.fromkeys((*earlier_loss.scratch, *loss.scratch))),
             )
+        # A merged loss takes the later place in the dict, so that of the outermost function stays last.
         merged[loss.place, loss.title] = loss
     return list(merged.values())
 
 
 def _first_few(paths: Sequence[str]) -> str:
+    """Lists the first paths in words, and says how many more there are."""
     num_more = len(paths) - _MAX_NAMED_PATHS
     if num_more <= 0:
         return listed(paths)
@@ -563,13 +624,14 @@ def _first_few(paths: Sequence[str]) -> str:
 
 
 def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
-    """Returns the lines of a warning that say what to do: lines of text and of code.
+    """Returns the last lines of a warning, with the fixes as text and code.
 
     Args:
         losses: losses of the functions without an explicit `in_place`, the outermost last.
         is_in_place: True if a transform around them writes changes back.
     """
     outermost = losses[-1]
+    # The condition of a loop: no option helps.
     if outermost.is_condition:
         name = outermost.definition.name.rpartition(".")[2]
         name = name if name.isidentifier() else "condition"
@@ -578,25 +640,30 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
             "or let the condition work on a copy:",
             f"    f = lambda value: {name}(sharedtree.copy(value))",
         ]
+    # Changes in scratch: `in_place=True` is not the first choice, since classes of values are rarely used that way.
     if not all(loss.is_state for loss in losses):
+        # The name of the first argument with a change: the path up to the first `.` or `[`.
         argument = outermost.all_paths[0].partition(".")[0].partition("[")[0] if outermost.all_paths else "model"
         return [
             "Return what was changed, if the caller is to have it:",
             f"    return result, {argument}",
             "or say that it is meant to be lost (`in_place=True` would write it into the caller's object):",
+            # The code has `in_place=False`.
             *_code([outermost], is_in_place, lambda _: False),
         ]
+    # Changes in state: write them back if that is possible, or say that they are meant to be lost.
     lines = list(dict.fromkeys(loss.obstacle for loss in losses if loss.obstacle))
     can_be_written = not outermost.obstacle and any(loss.all_paths and not loss.obstacle for loss in losses)
     if can_be_written:
         lines.append(f"Have {'the rest' if lines else 'it'} written back into the caller's objects:")
+        # The code has `in_place=True` for each transform that can write back, and `in_place=False` for the others.
         lines += _code(losses, is_in_place, lambda loss: not loss.obstacle)
         scratch = [path for loss in losses for path in loss.scratch]
         if scratch:
             lines.append(f"That writes {_first_few(scratch)} back, too, unless the function changes a copy of it.")
     if not outermost.keeps_tracers:
-        # The functions inside need no `in_place` then. But they are part of the code if the outermost transform is
-        # applied to one of them, as in `jit(grad(loss))`.
+        # With `in_place=False` at the outermost transform, the functions inside need no `in_place`. But the code also
+        # has the inner transforms of the same function, as in `jit(grad(loss))`.
         chain = [loss for loss in losses if loss.place == outermost.place]
         lines.append("or say that it is meant to be lost:" if can_be_written else "Say that it is meant to be lost:")
         # Only the outermost transform gets an `in_place`.
@@ -605,27 +672,27 @@ def _fixes(losses: Sequence[Loss], *, is_in_place: bool) -> list[str]:
 
 
 def _code(losses: Sequence[Loss], is_in_place: bool, in_place_of: Callable[[Loss], bool | None]) -> list[str]:
-    """Lines of code, one for each function, with its transform and an explicit `in_place`.
+    """Returns lines of code that apply the transforms again: one line for each loss, with its function and `in_place`.
 
     Args:
         losses: losses of the functions, the outermost last.
         is_in_place: True if a transform around them writes changes back.
-        in_place_of: returns the `in_place` for a function's transform. None for none.
+        in_place_of: loss → the `in_place` that the code has for its transform. None to leave the option out.
     """
     lines: list[str] = []
     written_places: set[tuple[Any, ...]] = set()
     for loss in losses:
-        # How to name the function in code.
+        # The function's name, if that is a name in the user's scope. A lambda or a function of an inner scope is `f`.
         function = loss.definition.name.rpartition(".")[2]
         if is_in_place or loss.bound_to or not function.isidentifier():
             function = "f"
         if loss.applied_to and not loss.bound_to:
             function = loss.applied_to
         if loss.place in written_places:
-            # One function under two transforms, as in `jit(grad(loss))`.
+            # One function under two transforms, as in `jit(grad(loss))`. `inner` is the result of the line before.
             function = "inner"
         written_places.add(loss.place)
-        # The line.
+        # A bound module has to become an argument before a transform can write to it.
         if loss.bound_to and in_place_of(loss):
             lines.append(f"    {function} = lambda model, *args, **kwargs: {loss.bound_to}(*args, **kwargs)")
         options = [_keyword_code(key, value) for key, value in loss.options.items()]
@@ -636,7 +703,7 @@ def _code(losses: Sequence[Loss], is_in_place: bool, in_place_of: Callable[[Loss
 
 
 def applied_to(function: Any, args: Sequence[Any]) -> str:
-    """Writes a partial, or a method of a class, as code. Empty for other functions.
+    """Returns code for a partial, or for a method of a class. Returns "" for functions whose name is enough.
 
     Args:
         function: the function.
@@ -649,23 +716,24 @@ def applied_to(function: Any, args: Sequence[Any]) -> str:
         return f"functools.partial({', '.join([name if name.isidentifier() else 'f', *positional, *named])})"
     if not isinstance(function, types.FunctionType) or not args:
         return ""
+    # `Net.step`, if the class of the first argument has an attribute `step`.
     cls, _, name = function.__qualname__.rpartition("<locals>.")[2].rpartition(".")
     attribute = inspect.getattr_static(type(args[0]), name, None)
     if not cls or attribute is None:
         return ""
     if attribute is function:
         return f"{cls}.{name}"
-    # A transform has wrapped the method.
+    # The class has a wrapper in place of the method: a transform was applied to it as a decorator.
     return f"{cls}.{name}.__wrapped__"
 
 
 def _keyword_code(name: str, value: Any) -> str:
-    """Writes a keyword argument as code. A value without code is called as its parameter is."""
+    """Writes a keyword argument as code: `axis=0`. For a value that is no literal, writes `f=f`."""
     return f"{name}={value!r}" if _is_code(value) else f"{name}={name}"
 
 
 def _is_code(value: Any) -> bool:
-    """Returns True if the `repr` of an option is code."""
+    """Returns True if the `repr` of a value is code for it: a simple value, or a tuple or list of these."""
     if type(value) in (tuple, list):
         return all(map(_is_code, value))
     return value is None or type(value) in (bool, int, str)

@@ -1,14 +1,19 @@
-"""A gradient that lacks a part, because an array that is differentiated is also in an argument that is not.
+"""Warns of a gradient that lacks a part, because a differentiated array is also in an argument that is not.
 
     st.grad(loss)(encoder, decoder)         # both hold the array `w`; only the first argument is differentiated
 
-The tie is cut between the two, and what flows through the second is lost to the gradient, as in vanilla JAX. Often that
-is meant: a target network starts as the model's arrays, a filtered model is passed beside the whole one. Then both are
-of one class, and the array sits at the same path in both. Elsewhere we warn: an encoder and a decoder with one
-embedding, a mask that puts a tied weight on both sides. We always warn of a module, for it may be a model used twice.
+The tie between the two arguments is cut: inside the function `w` is two arrays, as in vanilla JAX. The gradient is that
+of the first one, and lacks the part of the second. Often that is meant: a target network starts with the model's
+arrays, or a filtered model is passed beside the whole model. In these cases both arguments are of one class, and the
+array is at the same path in both, so we do not warn. We warn of all other arrays, such as an embedding in an encoder
+and a decoder, or a tied weight that a filter selects at one path only. We always warn of a whole module in both
+arguments, since it may be a model used twice.
 
-An `equinox.nn.State` is an exception. It begins as the initial state that the model keeps, and nobody misses a gradient
-of that.
+An `equinox.nn.State` is an exception. It begins with the same arrays as the model, its initial values, and has no
+gradient.
+
+A *record* is the number of an object in a flat DAG, here of the flattened arguments. A *visit* is a record together
+with the labels under which a path reaches it: a cut array has a differentiated visit and one that is not.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,13 +36,13 @@ from .._leaf_labels import MAX_PATHS, Outcomes, Visit
 
 
 class Gradient(NamedTuple):
-    """A differentiating transform in the words of messages.
+    """A differentiating transform, as messages describe it.
 
     Attributes:
         argnums: positions of the differentiated arguments.
         function: name of the differentiated function.
-        transform_code: code of the transform, with a `{}` for its function and one for more options.
-        advise_filter: leaves selected by a filter at some of their paths only → advice about the other paths.
+        transform_code: code of the transform, with a `{}` for its function and another `{}` for more options.
+        advise_filter: (leaves that a filter selects at some of their paths only) → advice about the other paths.
     """
 
     argnums: Sequence[int]
@@ -47,12 +52,12 @@ class Gradient(NamedTuple):
 
 
 class _LostPart(NamedTuple):
-    """A lost part of a gradient.
+    """A part missing in a gradient: the part through a second path of an array or module.
 
     Attributes:
-        obj: the cut array or module.
-        differentiated_path: its path on the differentiated side.
-        lost_path: its path on the other side.
+        obj: the array or module.
+        differentiated_path: a path at which it is differentiated.
+        lost_path: a path at which it is not.
         kind: "array" or "module".
     """
 
@@ -63,18 +68,21 @@ class _LostPart(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        """Names of the arguments with the object in them: one or two."""
+        """Names of the arguments with the object in them: one, or the differentiated one and the other one."""
         return list(dict.fromkeys((str(self.differentiated_path[0]), str(self.lost_path[0]))))
 
 
 def report_partial_gradients(call: Call, gradient: Gradient, names: Names, policy: Policy) -> None:
-    """Warns if a gradient lacks what flows through an argument that is not differentiated.
+    """Warns if a gradient lacks the part of an array or a module at a path where it is not differentiated.
+
+    Gives at most three warnings, each with fixes of its own: for arrays within one argument, for arrays in two
+    arguments, and for modules in two arguments.
 
     Args:
-        call: the call. Ties between the differentiated side and the other one are cut.
+        call: the call, with the ties that the transform cuts.
         gradient: the transform.
         names: names of the function and its arguments.
-        policy: what a cut tie does.
+        policy: its `on_untie` makes the warnings an error, or suppresses them.
 
     Raises:
         UntiedError: under `Policy(on_untie="error")`.
@@ -82,7 +90,7 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
     if policy.on_untie == "ignore":
         return
     lost_arrays = [part for cut in call.cuts for part in _lost_arrays(cut)]
-    # Arrays in one argument. Only a filter can select one path in an argument and not another.
+    # Arrays with both paths in one argument. Only a filter (`wrt`) can select one of them and not the other.
     lost = [part for part in lost_arrays if len(part.arguments) == 1]
     lost += [part for cut in call.cuts for part in _arrays_lost_by_filter(cut)]
     if lost:
@@ -95,7 +103,7 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
             f"    {arguments} = sharedtree.untie({arguments if len(names_of_arguments) == 1 else f'({arguments})'})"
         )
         _warn(lost, fix, names, policy)
-    # Arrays in two arguments.
+    # Arrays with the two paths in two arguments.
     lost = [part for part in lost_arrays if len(part.arguments) == 2]
     if lost:
         _warn(lost, _fix(call, gradient, names, lost[0].arguments), names, policy)
@@ -112,18 +120,23 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
         _warn(lost, "\n".join(lines), names, policy)
 
 
-# ---- What is lost ----
+# ---- The lost parts ----
 
 
 def _lost_arrays(cut: Cut) -> list[_LostPart]:
-    """Finds arrays that are in a differentiated module and, at another path, in one that is not differentiated."""
+    """Finds the arrays in a differentiated module and also in a module without any differentiated leaf.
+
+    Leaves out an array that is at the same path in both, if the modules are of one class.
+    """
     outcomes, tree = cut.outcomes, cut.outcomes.tree
     leaves = _inexact_leaves(cut)
+    # Path and visit of each module that is in no other module.
     roots = outermost_modules(outcomes, has_containers=outcomes.treatment.has_containers)
     # The first differentiated path of each leaf, and the differentiated leaves of each module.
     differentiated_path: dict[int, Path] = {}
     differentiated_modules: list[tuple[int, set[int]]] = []
     for path, root in roots:
+        # The outcome of a leaf is True if it is differentiated there.
         differentiated_leaves = {
             visit.record
             for visit in outcomes.reachable_from(root)
@@ -134,11 +147,11 @@ def _lost_arrays(cut: Cut) -> list[_LostPart]:
             for record, path_below in tree.below(root.record).first_paths.items():
                 if record in differentiated_leaves:
                     differentiated_path.setdefault(record, (*path, *path_below))
-    # Look for these leaves in the modules that are not differentiated. If both modules have a leaf at one path, the cut
-    # is meant.
+    # Look for these leaves in the modules that are not differentiated, the constants.
     lost: list[_LostPart] = []
     without_state = _without_state(tree)
     for path, constant in roots:
+        # The label False, for the whole module, says that nothing in it is differentiated.
         if outcomes.prefix_at(constant) is not False:
             continue
         first_paths = without_state.below(constant.record).first_paths
@@ -148,41 +161,47 @@ def _lost_arrays(cut: Cut) -> list[_LostPart]:
             if not common:
                 continue
             unmatched = _paths_without_counterpart(tree.below(constant.record), tree.below(root), common)
-            # A leaf with a counterpart in this module is excused, whatever the next one has.
+            # If a leaf is at the same paths in both modules, the cut is meant. Once is enough, so no further
+            # differentiated module can bring the leaf back.
             for record in common - unmatched.keys():
                 del lost_paths[record]
+            # For the others, name a path that this module lacks.
             lost_paths |= {record: path_below for record, path_below in unmatched.items() if record in lost_paths}
-        lost += [
-            _LostPart(tree.objects[record], differentiated_path[record], (*path, *path_below))
-            for record, path_below in lost_paths.items()
-        ]
+        for record, path_below in lost_paths.items():
+            lost.append(_LostPart(tree.objects[record], differentiated_path[record], (*path, *path_below)))
     return lost
 
 
 def _arrays_lost_by_filter(cut: Cut) -> list[_LostPart]:
-    """Finds arrays in the differentiated arguments that a filter selects at some of their paths, but not at all."""
+    """Finds the arrays in differentiated arguments that a filter selects at some of their paths and not at others."""
     outcomes, tree = cut.outcomes, cut.outcomes.tree
     leaves = _inexact_leaves(cut)
-    # For each leaf, the first path at which it is differentiated, and the first at which it is not.
+    # Leaf → {True: the first path at which it is differentiated, False: the first path at which it is not}.
     paths_of: dict[int, dict[bool, Path]] = {record: {} for record in sorted(leaves)}
     for path, root in outermost_modules(outcomes, has_containers=outcomes.treatment.has_containers):
+        # The label False: this argument is not differentiated at all. `_lost_arrays` looks at it.
         if outcomes.prefix_at(root) is not False:
             for visit, leaf_path in _first_paths_outside_state(outcomes, root, path):
                 if visit.record in leaves:
                     is_differentiated = bool(outcomes.leaf_outcomes[outcomes[visit]])
                     paths_of[visit.record].setdefault(is_differentiated, leaf_path)
-    return [
-        _LostPart(tree.objects[record], paths[True], paths[False])
-        for record, paths in paths_of.items()
-        if len(paths) == 2
-    ]
+    lost: list[_LostPart] = []
+    for record, paths in paths_of.items():
+        if len(paths) == 2:
+            lost.append(_LostPart(tree.objects[record], paths[True], paths[False]))
+    return lost
 
 
 def _lost_modules(cut: Cut) -> list[_LostPart]:
-    """Finds the largest modules that were cut. Each is in one differentiated argument and in one other argument."""
+    """Finds the cut modules that are in no other cut module.
+
+    Only a module that is in one differentiated argument and in one other argument is cut. All others are refused.
+    """
     outcomes, tree = cut.outcomes, cut.outcomes.tree
+    # Remove every module that is below a cut one. `edges` yields all records below its roots.
     children = [((), child) for record in cut.modules for child in tree.records[record][1]]
     largest = set(cut.modules).difference(record for record, _ in edges(tree.records, children))
+    # Module → {True: its path in the differentiated argument, False: its path in the other one}.
     paths_of: dict[int, dict[bool, Path]] = {record: {} for record in sorted(largest)}
     for path, root in outermost_modules(outcomes, has_containers=outcomes.treatment.has_containers):
         for record, path_below in tree.below(root.record).first_paths.items():
@@ -193,24 +212,25 @@ def _lost_modules(cut: Cut) -> list[_LostPart]:
 
 
 def _inexact_leaves(cut: Cut) -> set[int]:
-    """Records of the cut arrays with a gradient. Other gradients, under `allow_int`, are empty and lack nothing."""
+    """Returns the records of the cut floating-point arrays. Others have an empty gradient (`allow_int`) or none."""
     return {record for record in cut.leaves if is_inexact(cut.outcomes.tree.objects[record])}
 
 
 def _without_state(tree: FlatDag) -> FlatDag:
-    """Returns a tree with nothing below the states of Equinox."""
+    """Returns a copy of a tree with a static leaf in place of each `equinox.nn.State`. So nothing is below it."""
     records = [(Static(None), ()) if makes_state(op) else (op, children) for op, children in tree.records]
     return FlatDag(records, tree.root)
 
 
 def _first_paths_outside_state(outcomes: Outcomes, root: Visit, root_path: Path) -> list[tuple[Visit, Path]]:
-    """Visits below a root, each with its first path, but without the states of Equinox and everything in them."""
+    """Returns all visits below a root, each with its first path, except for those in an `equinox.nn.State`."""
     first_paths: dict[Visit, Path] = {}
     stack = [(root, root_path)]
     while stack:
         visit, path = stack.pop()
         if visit not in first_paths and not makes_state(outcomes.tree.records[visit.record][0]):
             first_paths[visit] = path
+            # Children are pushed in reverse, so that they come off the stack in flatten order.
             node = outcomes.tree.node(visit.record)
             steps = () if node is None else tuple(zip(node.keys, outcomes.children(visit), strict=True))
             stack.extend([(child, (*path, key)) for key, child in reversed(steps)])
@@ -218,25 +238,31 @@ def _first_paths_outside_state(outcomes: Outcomes, root: Visit, root_path: Path)
 
 
 def _paths_without_counterpart(module: FlatDag, counterpart: FlatDag, leaves: Collection[int]) -> dict[int, Path]:
-    """Finds paths of leaves in one module where another module lacks them. If the classes differ, that is all paths.
+    """Finds the leaves of a module that another module does not have at the same path.
+
+    If the modules are of different classes, no path is the same.
 
     Args:
         module: the first module.
-        counterpart: the second module.
+        counterpart: the second module, in the same table of records.
         leaves: records of the leaves.
 
     Returns:
-        Leaf → the first of its paths without a counterpart.
+        Leaf → the first path in `module` at which `counterpart` does not have it. A leaf that the modules have in
+        common at all of its paths is left out.
     """
-    # Pairs of records at which the two modules part, or both end.
+    # Pairs of records with nothing below them to compare: two leaves, or two records that differ.
     ends: set[tuple[int, int]] = set()
 
     def agree(i: int, j: int) -> bool:
+        """Stores a pair of records that are not nodes of one class with the same keys. All of them may differ."""
         ends.add((i, j))
         return True
 
     unmatched: dict[int, Path] = {}
+    # `matching` walks both modules at once, yields the records at each path, and does not go below the pairs in `ends`.
     for pair in matching(module, counterpart, agree, compares_keys=True):
+        # At the end of a walk the modules have one object, or none of the leaves below has a counterpart.
         if (pair.left, pair.right) in ends and pair.left != pair.right:
             for record, path in module.below(pair.left).edges(pair.path):
                 if record in leaves:
@@ -248,7 +274,14 @@ def _paths_without_counterpart(module: FlatDag, counterpart: FlatDag, leaves: Co
 
 
 def _warn(lost: Sequence[_LostPart], fix: str, names: Names, policy: Policy) -> None:
-    """Warns once of all parts lost by a call for one reason."""
+    """Gives one warning for several lost parts with the same fix.
+
+    Args:
+        lost: the lost parts. The first few are listed.
+        fix: the lines that say what to do.
+        names: names of the function and its arguments.
+        policy: its `on_untie` makes the warning an error.
+    """
     texts = [(jtu.keystr(part.differentiated_path), jtu.keystr(part.lost_path)) for part in lost]
     lines = ["It was between what is differentiated and what is not, so the gradient is not whole:"]
     for (differentiated, constant), part in zip(texts[:MAX_PATHS], lost, strict=False):
@@ -260,7 +293,7 @@ def _warn(lost: Sequence[_LostPart], fix: str, names: Names, policy: Policy) -> 
 
 
 def _fix(call: Call, gradient: Gradient, names: Names, two_arguments: Sequence[str]) -> str:
-    """Lists the fixes for arrays in two arguments, as code with the user's names.
+    """Returns the fixes for arrays in two arguments, as lines of text and of code with the user's names.
 
     Args:
         call: the call.
@@ -268,6 +301,7 @@ def _fix(call: Call, gradient: Gradient, names: Names, two_arguments: Sequence[s
         names: names of the function's arguments.
         two_arguments: names of the differentiated argument and of the other one.
     """
+    # In the code of the fixes, `both` is the pair of the two arguments.
     replacements = {name: f"both[{i}]" for i, name in enumerate(two_arguments)}
     arguments, transform_code = ", ".join(two_arguments), gradient.transform_code
     lines = [
@@ -285,7 +319,7 @@ def _fix(call: Call, gradient: Gradient, names: Names, two_arguments: Sequence[s
 
 
 def _fix_by_argnums(start: str, call: Call, gradient: Gradient, names: Names, argument: str) -> list[str]:
-    """Returns the fix of differentiating another argument as well, by its position. Empty if impossible.
+    """Returns the lines of the fix that another argument is differentiated, too, with `argnums`.
 
     Args:
         start: the beginning of the sentence.
@@ -293,14 +327,18 @@ def _fix_by_argnums(start: str, call: Call, gradient: Gradient, names: Names, ar
         gradient: the transform.
         names: names of the function's arguments.
         argument: name of the other argument.
+
+    Returns:
+        A sentence and a line of code. Empty if the argument can have no position, or the transform has no `argnums`.
     """
     arguments = call.arguments
     num_args, positional_names = len(arguments.args), list(names.positional)
+    # The position in the signature. An argument in `*args` has a position in the call only.
     position_of = dict(zip([names.text(i) for i in range(num_args)], range(num_args), strict=True))
     position = positional_names.index(argument) if argument in positional_names else position_of.get(argument)
     if position is None or "preserve_identities" in gradient.transform_code:
         return []
-    # An argument passed by name gets a position. All arguments before it must be in the call, too.
+    # The code passes the argument by position. So all arguments before it must be in the call, too.
     if not arguments.kwargs.keys() >= {*positional_names[num_args:position]}:
         return []
     argnums = tuple(sorted({*gradient.argnums, position}))
@@ -312,7 +350,7 @@ def _fix_by_argnums(start: str, call: Call, gradient: Gradient, names: Names, ar
 
 
 def _call_code(call: Call, names: Names, replacements: Mapping[str, str]) -> str:
-    """Writes the arguments of a call as code.
+    """Returns the arguments of a call as code, such as "model, both[1], rate=rate".
 
     Args:
         call: the call.
@@ -320,6 +358,7 @@ def _call_code(call: Call, names: Names, replacements: Mapping[str, str]) -> str
         replacements: name of an argument → code to write in its place.
     """
     texts: list[str] = []
+    # The position of an argument is a number, or its name if it was passed by keyword. Static arguments are left out.
     for position in positions_of(call.arguments.parts()[1]):
         name = names.text(position)
         texts.append(("" if isinstance(position, int) else f"{position}=") + replacements.get(name, name))

@@ -1,13 +1,14 @@
-"""Refuses arguments that a transform cannot take: functions, the object of a method, static ones that are shared.
+"""Errors for arguments that a transform cannot take: functions, the object of a method, shared static arguments.
 
-`jax.jit` refuses a function in the place of an array, and so an optimizer, which consists of functions. Its error only
-names static arguments as a way out. `equinox.filter_jit` traces the arrays and takes everything else as it is, so we
-add its name to the error.
+    st.jit(f)(model, optax.adam(1e-3))              # JAX refuses the functions of the optimizer
+    st.jit(model.step, in_place=True)(batch)        # the model is no argument, so it cannot be written back
+    st.jit(f, static_argnums=1)(model, model)       # traced and static: inside the function they would be two
 
-Under `in_place=True` the function must not be a method of a model, nor the model itself. The model would be no
-argument, so tracing the function would leave tracers in it.
+JAX's error about a function only names static arguments as a way out. `equinox.filter_jit` traces the arrays and leaves
+all other arguments unchanged, so we add its name to the error.
 
-A static argument must not share an object with a traced one. Inside the function they would be two objects.
+Under `in_place=True` the function must not be a method of a model, nor the callable model itself. Tracing such a
+function would leave tracers in the model.
 """
 
 import functools
@@ -32,25 +33,29 @@ _REFUSALS = ("as an abstract array", "is not a valid JAX type")
 
 
 def is_refusal(error: Exception) -> bool:
-    """Returns True for JAX's error about a refused value, unless `name_counterpart` has been there already."""
+    """Returns True for JAX's error about a refused value, if `name_counterpart` has not changed its text yet."""
     text = str(error)
+    # If transforms are nested, the error passes through each of them. Only the innermost one changes it.
     has_counterpart = "sharedtree.preserve_identities(" in text
     return isinstance(error, TypeError) and any(words in text for words in _REFUSALS) and not has_counterpart
 
 
 def name_counterpart(error: Exception, call: FlatDag, title: str) -> None:
-    """Adds Equinox's counterpart of a transform to JAX's error, if JAX refused functions among the arguments.
+    """Adds Equinox's counterpart of a transform to the text of JAX's error, if JAX refused a function.
+
+    Does nothing if Equinox has no counterpart, or if no function among the arguments has the type that JAX refused.
 
     Args:
-        error: JAX's error. Only its text is changed.
+        error: JAX's error. Its text is changed.
         call: the arguments, without the static ones.
-        title: name of the transform.
+        title: name of the transform, such as `jax.jit`.
     """
+    # `jax.jit` → `equinox.filter_jit`.
     counterpart = f"filter_{title.removeprefix('jax.')}"
     text = str(error)
     if not hasattr(eqx, counterpart):
         return
-    # JAX's error names the type of the value that it refused.
+    # JAX's error has the type of the refused value in its text. `paths_to` returns the paths of all such functions.
     functions = call.paths_to(lambda leaf: callable(leaf) and repr(type(leaf)) in text)
     if functions:
         predicate = "is a function" if len(functions) == 1 else "are functions"
@@ -70,13 +75,14 @@ def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
         title: name of the transform.
 
     Raises:
-        TypeError: with code for a function that takes the module as an argument. `flax.nnx.jit` also refuses bound
-            methods.
+        TypeError: with the fix, as code: a function that takes the module as an argument. `flax.nnx.jit` raises for
+            bound methods, too.
     """
     if not policy.in_place:
         return
     module, called = bound_module(function)
     node_type = node_type_of(module)
+    # A module that nobody can change is harmless: those of Equinox, and frozen dataclasses.
     is_frozen = getattr(getattr(type(module), "__dataclass_params__", None), "frozen", False)
     if node_type is None or node_type.is_plain or node_type.convention == "equinox" or is_frozen:
         return
@@ -88,10 +94,11 @@ def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
 
 
 def bound_module(function: Any) -> tuple[Any, str]:
-    """Returns the object to which a function is bound, and how to call the function on it, as code.
+    """Finds the object to which a function, or the function of a partial, is bound.
 
-    The object is called `model` in the code. If the function is not bound, it is the object itself: a callable module.
-    Partials are taken off.
+    Returns:
+        The object, and code that calls the function on it: `model.step`. If the function is no bound method, the
+        function itself and `model`, since it may be a callable module.
     """
     while isinstance(function, functools.partial):
         function = function.func
@@ -101,7 +108,7 @@ def bound_module(function: Any) -> tuple[Any, str]:
 
 
 def require_separate(arguments: Arguments, call: FlatDag, names: Names) -> None:
-    """Raises if a static argument and a traced one share an object.
+    """Raises if a static argument and a traced argument share an object, which would be two inside the function.
 
     Args:
         arguments: all arguments.
@@ -109,8 +116,9 @@ def require_separate(arguments: Arguments, call: FlatDag, names: Names) -> None:
         names: names of the arguments.
 
     Raises:
-        InconsistentSharingError: with the path in the static argument.
+        InconsistentSharingError: with the path of the object in the static argument.
     """
+    # Positional arguments without a name in `arguments.names` are static.
     positional = [names.text(i) for i, name in enumerate(arguments.names) if name is None]
     for text, value in zip([*positional, *arguments.static], arguments.statics, strict=True):
         if node_type_of(value) is not None:
@@ -118,19 +126,20 @@ def require_separate(arguments: Arguments, call: FlatDag, names: Names) -> None:
 
 
 def _require_separate_value(value: Any, text: str, call: FlatDag) -> None:
-    """Raises if a static argument shares an object with traced ones.
+    """Raises if one static argument shares an object with the traced arguments.
 
     Args:
         value: the static argument.
         text: its name.
         call: the traced arguments.
     """
+    # A record is the number of an object of the walk. `tags` has the objects, and the numbers of those with identity.
     tags = Tags()
     _, records, root = walk(value, tags)
     traced_objects = IdentitySet(call.objects)
     for record, path in FlatDag(records, root).edges():
         obj = tags.objects[record]
-        # Plain values without identity have no number.
+        # Values such as numbers and strings carry no identity and have no number. Sharing them means nothing.
         if obj in traced_objects and tags.number_of(obj) is not None:
             path_text = text + jtu.keystr(path)
             raise InconsistentSharingError(

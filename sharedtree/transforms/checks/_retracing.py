@@ -4,7 +4,10 @@
     f(Net(w, 0.2))      # so this traces and compiles `f` again
     f(Net(w, 0.3))      # and again
 
-If a static value is another one on every call, the function is traced on every call. Then we warn, once.
+If a static value is different on every call, the function is traced on every call. Then we warn, once.
+
+A *record* is the number of an object in a flat DAG, here of the flattened arguments. The *operation* of a record says
+what the object is: a `Node` with its class and auxiliary data, a `Static` with its value, or a traced leaf.
 """
 
 import functools
@@ -26,15 +29,15 @@ from ...core._structure import FlatDag, Node, Op, Path, Record
 from .._argument_names import Names
 
 _MAX_VALUES = 3
-"""The number of values of one static leaf without a warning. The next one warns."""
+"""The number of values of one static leaf that cause no warning. The next value causes one."""
 
 
 class Trace(NamedTuple):
     """The arguments with which a function was traced.
 
     Attributes:
-        arguments: all arguments but the static ones. Paths begin with their names.
-        leaves: record of a traced leaf → its type, in words.
+        arguments: all arguments but the static ones. Each path begins with the name of an argument.
+        leaves: record of a traced leaf → its dtype and shape, in words.
         static: name of a static argument → its value, in words.
     """
 
@@ -50,30 +53,30 @@ class Trace(NamedTuple):
 
 
 class Traces:
-    """The traces of one wrapped function.
+    """The traces of one wrapped function: their number, and the last two of them.
 
-    Counts how often nothing but a static value had changed, and warns once.
+    `add` warns if a static value was the reason for several traces. It does so once for each function.
 
     Attributes:
-        count: how many there were.
-        last: the last trace.
-        before_last: the one before.
+        count: the number of traces.
+        last: the last trace. None if there is none.
+        before_last: the trace before the last one. None if there is none.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.last: Trace | None = None
         self.before_last: Trace | None = None
-        # Record → its operations in the traces where only static values had changed. Empty after a warning.
+        # Record of a static value that caused a trace → the operations that it had, each once. Empty after a warning.
         self._seen: dict[int, list[Op]] = {}
         self._warned = False
         self._lock = Lock()
 
     def add(self, entered: FlatDag, arguments: Arguments, names: Names) -> None:
-        """Counts a trace of the function.
+        """Counts a trace of the function. Warns if a static value has now caused more than three traces.
 
         Args:
-            entered: the arguments, without the static ones.
+            entered: the flattened arguments, without the static ones.
             arguments: all arguments.
             names: names of the function and its arguments.
         """
@@ -81,17 +84,18 @@ class Traces:
         with self._lock:
             self.count += 1
             self.before_last, self.last = old_trace, _ = self.last, trace
-            # If shapes or dtypes have changed, too, JAX would have traced it anyway.
+            # If shapes or dtypes have changed as well, JAX would have traced the function anyway.
             if self._warned or old_trace is None or old_trace.leaves != trace.leaves:
                 return
         records = trace.arguments.records
         old_records = old_trace.arguments.records
-        # Not under the lock, since comparing may run a user's `==`, which may call the function.
+        # Not under the lock: a comparison may run a user's `==`, and that may call the function and wait for the lock.
         changed = _changed_statics(old_records, records)
-        # If a value comes again, something else was the reason for the trace, such as the shape of an array.
+        # A value that was seen before has a trace in JAX's cache. So another change was the reason for this trace.
         new = [record for record in changed if records[record][0] not in self._seen.get(record, ())]
         with self._lock:
             for record in new:
+                # The list begins with the value in the trace before.
                 self._seen.setdefault(record, [old_records[record][0]]).append(records[record][0])
             changed_often = [record for record in new if len(self._seen[record]) > _MAX_VALUES]
             self._warned |= bool(changed_often)
@@ -102,14 +106,23 @@ class Traces:
 
 
 def _trace_of(entered: FlatDag, arguments: Arguments, names: Names) -> Trace:
+    """Describes the arguments of a trace. Keeps no array alive.
+
+    Args:
+        entered: the flattened arguments, without the static ones.
+        arguments: all arguments.
+        names: names of the function and its arguments.
+    """
     leaves = {record: _type_in_words(leaf) for record, leaf in entered.leaves.items()}
-    # The names of static arguments: first those by position, then those by keyword.
+    # The names of the static arguments in the order of `statics`: first those by position, which have no name in
+    # `arguments.names`, then those by keyword.
     positional = [names.text(i) for i, name in enumerate(arguments.names) if name is None]
     static = zip([*positional, *arguments.static], map(shown, arguments.statics), strict=True)
     return Trace(FlatDag(entered.records, entered.root), leaves, dict(static))
 
 
 def _type_in_words(leaf: Any) -> str:
+    """Describes the type by which JAX caches a trace: dtype and shape, or the class of a Python number."""
     weak = ", weakly typed" if getattr(leaf, "weak_type", False) else ""
     return described(leaf, lambda leaf: type(leaf).__name__) + weak
 
@@ -118,7 +131,15 @@ def _type_in_words(leaf: Any) -> str:
 
 
 def _changed_statics(old_records: Sequence[Record], records: Sequence[Record]) -> list[int]:
-    """Returns the records with other static values. Empty if anything else differs, too."""
+    """Finds the records whose static values changed from one trace to the next.
+
+    Args:
+        old_records: the table of the earlier trace: the operation of each record, with its children.
+        records: the table of the later trace.
+
+    Returns:
+        The records. Empty if the tables differ in anything but static values.
+    """
     if len(old_records) != len(records):
         return []
     changed: list[int] = []
@@ -126,6 +147,7 @@ def _changed_statics(old_records: Sequence[Record], records: Sequence[Record]) -
         if old_children != children:
             return []
         if old != new:
+            # A difference that is no value: the structure changed.
             if not _have_one_static_place(old, new):
                 return []
             changed.append(record)
@@ -133,15 +155,17 @@ def _changed_statics(old_records: Sequence[Record], records: Sequence[Record]) -
 
 
 def _have_one_static_place(old: Op, new: Op) -> bool:
-    """Returns True for static leaves of one type, and for nodes of one class with different static values.
+    """Returns True if two operations differ only in a static value: that of a leaf, or one in a node's auxiliary data.
 
-    Auxiliary data also lists the attributes and children of a node. A difference in these is no value.
+    Auxiliary data also lists the names of a node's attributes and children. If these differ, returns False.
     """
     if type(old) is Static and type(new) is Static:
         return type(old.peek()) is type(new.peek())
     if type(old) is not Node or type(new) is not Node or old.type.cls is not new.type.cls or new.type.is_plain:
         return False
     old_value, new_value = _first_difference(old.aux.peek(), new.aux.peek())
+    # Two tuples of different lengths may be the lists of a node's attributes. An object of one of this package's own
+    # classes also describes the node.
     has_one_type = type(old_value) is type(new_value)
     return has_one_type and type(new_value) is not tuple and not _is_of_package(type(new_value))
 
@@ -152,10 +176,18 @@ def _is_of_package(cls: type) -> bool:
 
 
 def _first_difference(left: Any, right: Any) -> tuple[Any, Any]:
-    """Finds the first difference between two static values, in tuples, dictionaries and dataclasses too."""
+    """Finds the innermost parts in which two static values first differ.
+
+    Goes into tuples, dictionaries and dataclasses, as long as both values have equally many parts.
+
+    Returns:
+        The part of the left value, and the part of the right value. The values themselves if they cannot be compared.
+    """
     old: Any = left
     new: Any = right
+    # Each round goes one level down.
     while True:
+        # Make tuples of dictionaries, and of dataclasses that are compared by their fields.
         if isinstance(new, dict) and isinstance(old, dict):
             old, new = tuple(old.items()), tuple(new.items())
         elif (
@@ -170,7 +202,7 @@ def _first_difference(left: Any, right: Any) -> tuple[Any, Any]:
         try:
             differing = [(a, b) for a, b in zip(old, new, strict=True) if Static(a) != Static(b)]
         except Incomparable:
-            # This is for a warning, so it raises nothing.
+            # An `==` raised an error or returned an array. A warning is no reason to raise, so the search ends here.
             return old, new
         if not differing:
             return old, new
@@ -184,13 +216,14 @@ def _warn(record: int, old_op: Op, trace: Trace, definition: Definition) -> None
     """Warns of a static value that changes on every call.
 
     Args:
-        record: record of the leaf, or of the node whose auxiliary data changes.
-        old_op: what this record was in the trace before, as an `Op` (a node, a leaf or a static value).
+        record: record of the static leaf, or of the node whose auxiliary data changes.
+        old_op: operation of this record in the trace before.
         trace: the present trace.
         definition: where the function is defined.
     """
     op = trace.arguments.records[record][0]
     path = trace.arguments.first_paths[record]
+    # The advice for a number is to make it an array.
     fields = _changed_number_fields(old_op, op) if type(old_op) is Node and type(op) is Node else []
     if fields or (type(op) is Static and type(old_op) is Static and _is_number(old_op.peek(), op.peek())):
         message = _message_about_number(path, op, fields, definition)
@@ -200,14 +233,19 @@ def _warn(record: int, old_op: Op, trace: Trace, definition: Definition) -> None
 
 
 def _is_number(old: Any, new: Any) -> bool:
+    """Returns True for two Python numbers of one class."""
     return type(new) in PYTHON_NUMBERS and type(old) is type(new)
 
 
 def _changed_number_fields(old: Node, new: Node) -> list[str]:
-    """Returns the changed static fields of an Equinox module. Empty if anything but numbers changed."""
+    """Returns the names of the changed static fields of an Equinox module.
+
+    Empty if another change than that of a number is among them, or if the node is no Equinox module.
+    """
+    # Equinox's auxiliary data is a pair: the names of the traced fields, and the static fields.
     if new.type.convention != "equinox" or not isinstance(new.aux.peek(), tuple) or len(new.aux.peek()) != 2:
         return []
-    # Static fields are pairs of a name and a value.
+    # Each static field is a pair of its name and its value.
     (old_traced, old_fields), (new_traced, new_fields) = old.aux.peek(), new.aux.peek()
     if old_traced != new_traced or len(old_fields) != len(new_fields):
         return []
@@ -219,7 +257,14 @@ def _changed_number_fields(old: Node, new: Node) -> list[str]:
 
 
 def _message_about_number(path: Path, op: Op, fields: Sequence[str], definition: Definition) -> str:
-    """Returns the message about a number: a static leaf at a path, or in the static fields of a module there."""
+    """Returns the message about a number.
+
+    Args:
+        path: path of the number, or of the module with the number in a static field.
+        op: operation of the number or the module.
+        fields: the changed static fields of the module. Empty for a number that is a static leaf.
+        definition: where the function is defined.
+    """
     text = jtu.keystr(path)
     if type(op) is Static:
         value, root = f" (now {shown(op.peek())})", str(path[0])
@@ -238,11 +283,19 @@ def _message_about_number(path: Path, op: Op, fields: Sequence[str], definition:
 
 
 def _message_about_other_value(path: Path, old_op: Op, op: Op, definition: Definition) -> str:
-    """Returns the message about a static value at a path, with a fix suited to its class."""
+    """Returns the message about a static value that is no number, with a fix for its class.
+
+    Args:
+        path: path of the value, or of the node with the value in its auxiliary data.
+        old_op: operation at this path in the trace before.
+        op: operation at this path in the present trace.
+        definition: where the function is defined.
+    """
     old, new = _first_difference(_value_of(old_op), _value_of(op))
     subject = f"The static value at `{jtu.keystr(path)}` (now {shown(new)}"
     subject += f", before {shown(old)})" if shown(old) != shown(new) else ")"
     start = f"{subject} was another one in each of the last traces of {definition}: each is traced and compiled anew. "
+    # The class has an `==`, so equal values share a trace. Partials have none, but `Static` compares their parts.
     if type(new).__eq__ is not object.__eq__ or isinstance(new, functools.partial):
         return (
             f"{start}If it can have any number of values, pass it as an array, which is traced. If it has a few, "
@@ -263,6 +316,7 @@ def _message_about_other_value(path: Path, old_op: Op, op: Op, definition: Defin
 
 
 def _value_of(op: Op) -> Any:
+    """Returns the value of a static leaf, or the auxiliary data of a node."""
     static = op.aux if type(op) is Node else op
     assert type(static) is Static
     return static.peek()

@@ -1,12 +1,16 @@
-"""Warns of tied arrays that a transform takes for values.
+"""Warns of tied arrays outside modules, since a transform makes a separate array for each of their paths.
 
     params = st.tie({"embed": w, "head": v}, lambda p: (p["embed"], p["head"]))
     st.jit(f)(params)       # outside modules arrays are values: inside `f` they are two
 
-Such an array was tied by `tie`, or by an outer transform under `Policy(containers=True)`. If it has several paths, not
-all of them in modules, the function gets several arrays. We warn when the function is traced, of each argument and of
-the result by itself, since ties between separate arguments do not count. An array that is only in modules stays one. An
-array in a module and in a dict beside it does not.
+Only two kinds of arrays count: those tied by `tie`, and those that an outer transform under `Policy(containers=True)`
+holds as one. Other arrays may be the same by accident. If such an array has several paths, and at least one of them is
+outside modules, the function receives several arrays. An array with all paths in modules stays one array.
+
+We warn when the function is traced. Each argument is checked by itself, and the result as well, because ties between
+separate arguments do not count.
+
+A *record* is the number of an object in a flat DAG: the flattened arguments or the flattened result.
 """
 
 from collections.abc import Iterator
@@ -26,13 +30,14 @@ from .._function_and_options import in_code
 
 
 def report_tied_values(tree: FlatDag, names: Names, transform: str, policy: Policy) -> None:
-    """Looks for such arrays in arguments or in a result. Warns of the first one in each argument.
+    """Warns of the first tied array outside modules in each argument, or in a result.
 
     Args:
         tree: the arguments, or the result.
         names: names of the function and its arguments.
         transform: name of the transform.
-        policy: what a lost tie does. If containers carry identity, all remaining arrays are values on purpose.
+        policy: its `on_untie` makes the warning an error, or suppresses it. If its containers carry identity, there is
+            no warning, since arrays that are still values are so on purpose.
 
     Raises:
         UntiedError: under `Policy(on_untie="error")`.
@@ -46,7 +51,7 @@ def report_tied_values(tree: FlatDag, names: Names, transform: str, policy: Poli
 
 
 def _separate_trees(tree: FlatDag) -> list[tuple[Path, int]]:
-    """Path and record of each argument, or of the result."""
+    """Returns the path and the record of each argument. For a result, those of the result."""
     node = tree.node(tree.root)
     if node is None or node.type.cls is not Arguments:
         return [((), tree.root)]
@@ -54,15 +59,18 @@ def _separate_trees(tree: FlatDag) -> list[tuple[Path, int]]:
 
 
 def _paths_of_tied_values(tree: FlatDag) -> Iterator[list[Path]]:
-    """Iterates over the tied arrays with several records, not all of them in modules. Yields the paths of each."""
+    """Yields the paths of each tied array that the function would receive as several arrays."""
+    # `is_one_around` is True for an array that an outer transform holds as one.
     tied_leaves = {record for record, leaf in tree.leaves.items() if is_tied_value(leaf) or is_one_around(leaf)}
     if not tied_leaves:
         return
-    # An array has one record in modules, and another one for each value that it is outside.
+    # An array has one record for all of its paths in modules, and one record for each path outside modules. All of them
+    # have the same object. Array → {record: its first path}.
     paths_of: IdentityDict[dict[int, Path]] = IdentityDict()
     for record, path in tree.first_paths.items():
         if record in tied_leaves:
             paths_of.setdefault(tree.objects[record], {})[record] = path
+    # `outside` has the records with a path outside modules.
     for paths in paths_of.values():
         if len(paths) > 1 and tree.outside.keys() & paths.keys():
             yield list(paths.values())
@@ -71,16 +79,16 @@ def _paths_of_tied_values(tree: FlatDag) -> Iterator[list[Path]]:
 def _warn(
     tree: FlatDag, root: int, root_path: Path, tied_paths: list[Path], names: Names, transform: str, policy: Policy
 ) -> None:
-    """Warns of one array.
+    """Warns of one tied array in an argument or in the result.
 
     Args:
         tree: the arguments, or the result.
         root: record of the argument, or of the result.
-        root_path: its path.
-        tied_paths: paths of the array below it.
+        root_path: path of the argument. Empty for the result.
+        tied_paths: paths of the array, beginning below the argument.
         names: names of the function and its arguments.
         transform: name of the transform.
-        policy: what a lost tie does.
+        policy: its `on_untie` makes the warning an error.
     """
     name = jtu.keystr(root_path) or "result"
     paths = [name + jtu.keystr(path) for path in tied_paths]
@@ -89,7 +97,8 @@ def _warn(
         f"modules arrays are values: under `{transform}` they are {len(paths)}, each with its own gradient and updates."
     )
     lines: list[str] = []
-    # The first fix helps only if the tie is in containers that can carry identity.
+    # The policy helps only if it makes the array one. An array whose only holders are tuples stays several. So flatten
+    # the argument under the policy, and see whether the array still has several records.
     tree_with_containers = walked(tree.objects[root], Rules(containers=True, convention="outside"))
     if tied_paths not in list(_paths_of_tied_values(tree_with_containers)):
         lines += [

@@ -1,10 +1,15 @@
-"""Warns of a tie within the modules of one argument, if it is cut because its paths have two axes or specifications.
+"""Warns of a tied array in the modules of one argument, if the function receives several arrays for it.
 
-    vmap(f, in_axes=(Net(0, 1),))(Net(w, w))        inside, `embed` and `head` are two arrays
+    vmap(f, in_axes=(Net(0, 1),))(Net(w, w))        inside `f`, `embed` and `head` are two arrays
 
-Each side is what vanilla JAX makes of it, so nothing is computed wrongly. But the function has two arrays where its
-caller has one, and the results for the two may be trained apart. So we warn when the function is traced. If two
-arguments share an array, it is cut in silence: they alias by accident.
+This happens if a transform has different *labels* for the paths of the array: two axes or two specifications. The tie
+is *cut*: inside the function, each label has an array of its own. Each of these is what vanilla JAX makes of it, so
+nothing is computed wrongly. But training may change the arrays in different ways, although the caller has one. So we
+warn when the function is traced. A tie between two arguments is cut without a warning, because such arguments share
+arrays by accident.
+
+A *record* is the number of an object in a flat DAG, here of the flattened arguments. A *visit* is a record together
+with the labels under which a path reaches it: a cut array has several visits.
 """
 
 from jax import tree_util as jtu
@@ -19,28 +24,30 @@ from .._leaf_labels import SPLIT_WITH_WARNING, Outcomes, Visit
 
 
 def report_cut_ties(call: Call, names: Names, transform: str, policy: Policy) -> None:
-    """Warns once for a trace of arrays with several labels in one argument, since they are several arrays inside.
+    """Gives one warning for all arrays that have several labels in one argument.
 
     Args:
-        call: the call, with its cuts.
+        call: the call, with the ties that the transform cuts.
         names: names of the function and its arguments.
         transform: name of the transform.
-        policy: what a cut tie does.
+        policy: its `on_untie` makes the warning an error, or suppresses it.
 
     Raises:
         UntiedError: under `Policy(on_untie="error")`.
     """
     if policy.on_untie == "ignore":
         return
-    # One entry for each array: label in words → path.
+    # One entry for each array: label in words → the first path under it.
     conflicts: list[dict[str, Path]] = []
     for cut in call.plan.cuts:
         if cut.outcomes.treatment.within_module == SPLIT_WITH_WARNING and cut.leaves:
             conflicts += _cut_within_arguments(cut.outcomes, set(cut.leaves))
     if not conflicts:
         return
+    # The message names the paths of the first array, and the number of the others.
     lines = [f"    `{jtu.keystr(path)}`: {label}" for label, path in conflicts[0].items()]
     lines += [f"    … and {len(conflicts) - 1} more"] * (len(conflicts) > 1)
+    # A path begins with the name of the argument. The code of the fix unties all arguments with such an array.
     arguments = list(dict.fromkeys(str(path[0]) for paths in conflicts for path in paths.values()))
     names_of_arguments = ", ".join(arguments)
     tree_code = names_of_arguments if len(arguments) == 1 else f"({names_of_arguments})"
@@ -58,18 +65,21 @@ def _cut_within_arguments(outcomes: Outcomes, leaves: set[int]) -> list[dict[str
     """Finds the arrays with several labels in the modules of one argument.
 
     Args:
-        outcomes: outcomes of the arguments.
+        outcomes: the labels of all leaves of the arguments.
         leaves: records of the cut arrays.
 
     Returns:
-        For each array: label in words → the first path under it.
+        For each array: label in words → the first path under this label. An array that is cut only between two
+        arguments is left out.
     """
     conflicts: list[dict[str, Path]] = []
+    # Path and visit of each module that is in no other module. `modules_by_argument` groups the same visits.
     modules = outermost_modules(outcomes, has_containers=outcomes.treatment.has_containers)
     path_of = {visit: path for path, visit in modules}
-    for argument in modules_by_argument(outcomes):
+    for roots in modules_by_argument(outcomes):
+        # Record of an array → label in words → the first path under it.
         paths_of: dict[int, dict[str, Path]] = {}
-        for root in argument:
+        for root in roots:
             for visit, path in _first_paths(outcomes, root, path_of[root]).items():
                 if visit.record in leaves:
                     paths_of.setdefault(visit.record, {}).setdefault(outcomes.description(visit), path)
@@ -78,7 +88,7 @@ def _cut_within_arguments(outcomes: Outcomes, leaves: set[int]) -> list[dict[str
 
 
 def _first_paths(outcomes: Outcomes, root: Visit, root_path: Path) -> dict[Visit, Path]:
-    """The first path to each visit below a root, in flatten order."""
+    """Returns the first path to each visit below a root, and to the root, in flatten order."""
     first_paths: dict[Visit, Path] = {}
     stack: list[tuple[Visit, Path]] = [(root, root_path)]
     while stack:
@@ -87,6 +97,7 @@ def _first_paths(outcomes: Outcomes, root: Visit, root_path: Path) -> dict[Visit
             continue
         first_paths[visit] = path
         node = outcomes.tree.node(visit.record)
+        # Children are pushed in reverse, so that they come off the stack in flatten order.
         if node is not None:
             children = list(zip(node.keys, outcomes.children(visit), strict=True))
             stack.extend([(child, (*path, key)) for key, child in reversed(children)])
