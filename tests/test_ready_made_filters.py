@@ -106,3 +106,56 @@ def test_type_checkers_know_all_options(vanilla, told):
     names = {each.name for each in options if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
     spelt_out = {"init", "xs", "length", "reverse", "unroll", "has_aux", "device"}  # in the functions' own types
     assert names <= told.__annotations__.keys() | spelt_out
+
+
+def checked(pair, is_checked, *, limit=3.0):
+    total = pair["a"].sum()
+    if is_checked:
+        total = eqx.error_if(total, total > limit, "too large")
+    return total
+
+
+@pytest.mark.parametrize("donate", ["none", "all", "all-except-first"])
+@pytest.mark.parametrize("checks", [(False, True), (True, False, True), (False, False, True, True)])
+def test_an_error_of_equinox_is_raised_as_equinox_raises_it_whatever_was_called_before(checks, donate):
+    """Whether a program can raise one is known of each program, and not of the function."""
+    ours, vanilla = st.filter_jit(checked, donate=donate), eqx.filter_jit(checked, donate=donate)
+    for is_checked in checks:
+        for transformed in (ours, vanilla):
+            model = {"a": jnp.arange(2.0)}
+            assert float(transformed(model, is_checked)) == 1
+            if is_checked:
+                with pytest.raises(eqx.EquinoxRuntimeError, match="too large"):
+                    transformed({"a": jnp.arange(9.0)}, is_checked)
+
+
+def test_an_error_of_equinox_for_some_shapes_only():
+    def f(x):
+        return eqx.error_if(x, x.sum() > 3, "too large") if x.ndim else x
+
+    for transformed in (st.filter_jit(f), eqx.filter_jit(f)):
+        assert transformed(jnp.asarray(9.0)) == transformed(jnp.asarray(9.0)) == 9
+        with pytest.raises(eqx.EquinoxRuntimeError, match="too large"):
+            transformed(jnp.arange(9.0))
+
+
+@pytest.mark.parametrize("calls_host", [False, True])
+def test_donated_leaves_of_a_program_that_calls_the_host_are_donated(calls_host):
+    def f(kept, model):
+        total = model["a"] + kept["a"]
+        return {"a": eqx.error_if(total, total.sum() < 0, "negative") if calls_host else total}
+
+    for transformed in (eqx.filter_jit(f, donate="all-except-first"), st.filter_jit(f, donate="all-except-first")):
+        kept, model = {"a": jnp.ones(3)}, {"a": jnp.ones(3)}
+        transformed(kept, model)
+        assert model["a"].is_deleted()
+        assert not kept["a"].is_deleted()
+
+
+@pytest.mark.filterwarnings("ignore:backend and device argument:DeprecationWarning")
+def test_the_device_of_filter_jit_moves_an_unchanged_module():
+    net = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    for transform in (eqx.filter_jit, st.filter_jit):
+        out = transform(lambda net: net, device=jax.devices()[0])(net)
+        assert out is not net
+        assert out.weight.committed

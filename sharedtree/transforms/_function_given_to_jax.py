@@ -16,6 +16,7 @@ Some inner functions are not shared, and keep the user's function alive: derivat
 after the wrapper is gone, and the inner functions of functions without weak references.
 """
 
+import copy
 import functools
 import inspect
 import types
@@ -43,6 +44,10 @@ _MAX_SETS_OF_OPTIONS = 64
 
 If it is used again, the function is traced again.
 """
+
+
+class NewProgramError(Exception):
+    """C called a transformed function, and JAX began a program that Python must know first. Nothing was run."""
 
 
 class Inner:
@@ -75,6 +80,8 @@ class Inner:
         self.__name__ = name_of(function, type(function).__name__)
         self._get_function = get_function
         self._call = call
+        # For a transform to keep what it made of this function, so that all its wrappers share it.
+        self.transformed: dict[Any, Any] = {}
         self.terms = terms
         self.num_before = num_before
         self.__signature__ = _SignatureOfGroups(names, num_before)
@@ -104,6 +111,19 @@ class Inner:
         while isinstance(function, functools.partial):
             function = inspect.unwrap(function.func)
         return function.__code__
+
+    def guarded(self, require: Callable[[], None]) -> "Inner":
+        """Returns an inner function like this one, that calls `require` first, which may raise to end the trace."""
+        call_function = self._call
+
+        def call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            require()
+            return call_function(function, args, kwargs)
+
+        guarded = copy.copy(self)
+        guarded._call = call
+        guarded.transformed = {}
+        return guarded
 
     def __repr__(self) -> str:
         return f"<function {self.__name__}>"

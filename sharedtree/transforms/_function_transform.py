@@ -37,7 +37,7 @@ from ..core._static_values import Static
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, call_of, enter, leave
 from ._donation import donated_records, donation_treatment, take_each_buffer_once
-from ._function_given_to_jax import Inner
+from ._function_given_to_jax import Inner, NewProgramError
 from ._function_side import FunctionTrace, Received, Terms, group_result_with_state, packed, receive
 from ._grouping_leaves import group_result
 from ._in_place import commit_changes, rules_for_state, with_changes
@@ -108,6 +108,9 @@ class FunctionTransform(Wrapper):
         Raises:
             Exception: the deferred one, or one from Python's part of the call. If its cause is known, its text says it.
         """
+        if isinstance(deferred, NewProgramError):
+            # Nothing was run, so Python does the whole call.
+            deferred = ()
         is_error = isinstance(deferred, BaseException)
         has_begun = is_error or bool(deferred)
         try:

@@ -22,8 +22,9 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import threading
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -40,7 +41,7 @@ from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, abstract_objects_of, used_leaves
 from ._argument_names import Chosen, Names, as_sequence
 from ._caller_side import Call, Grouping, enter, leave
-from ._function_given_to_jax import Shared, shared_by
+from ._function_given_to_jax import Inner, NewProgramError, Shared, shared_by
 from ._function_transform import FunctionTransform
 from ._leaf_groups import LeafGroups
 from ._leaf_labels import Treatment, is_donated
@@ -320,7 +321,6 @@ class FilterJitTransform(JittedTransform):
 
     # Equinox compares functions by `==`, so equal methods and equal wrappers count as one function.
     shares_alike = True
-    passes_through = True
 
     def check_options(self) -> None:
         """Lets `equinox.filter_jit` refuse wrong options, and reads them."""
@@ -329,6 +329,7 @@ class FilterJitTransform(JittedTransform):
         # One of "all", "all-except-first", "warn", "warn-except-first" and "none". With the first two, JAX's warning of
         # donated buffers that it could not use is hidden.
         donate = self.options.get("donate", "none")
+        self.passes_through = not any(self.options.get(name) is not None for name in _OPTIONS_THAT_MOVE)
         self._is_donating = donate != "none"
         self._is_first_kept = donate.endswith("-except-first")
         self._is_quiet = donate.startswith("all")
@@ -390,8 +391,13 @@ class FilterJitTransform(JittedTransform):
         """
         options = {name: value for name, value in self.options.items() if name != "donate"}
         donated = tuple([i for i, group_labels in enumerate(labels) if is_donated(group_labels)])
-        jitted = jax.jit(inner, donate_argnums=donated, **options)
-        return FilterJitted(jitted, inner, bool(donated) and self._is_quiet)
+        assert isinstance(inner, Inner)
+        is_quiet = bool(donated) and self._is_quiet
+        # All wrappers of a function with these options share its programs, and what is known of them.
+        jitted = inner.transformed.get((donated, is_quiet))
+        if jitted is None:
+            jitted = FilterJitted(inner, donated, is_quiet=is_quiet, options=options)
+        return inner.transformed.setdefault((donated, is_quiet), jitted)
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Returns the rules for C to bind such arguments as the method `arguments` binds them in Python.
@@ -436,6 +442,35 @@ _NAME_OF_CALLED_MODULE = "self"
 """Name of a called module in paths, as in the signature of its class."""
 
 
+class _Thread(threading.local):
+    """State of a thread.
+
+    Attributes:
+        is_in_python: True while Python, and not C, calls a function under `filter_jit`, so that JAX may trace it anew.
+    """
+
+    is_in_python = False
+
+
+_thread = _Thread()
+
+
+def _in_python(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a function, and lets JAX trace new programs meanwhile."""
+    was_in_python = _thread.is_in_python
+    _thread.is_in_python = True
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _thread.is_in_python = was_in_python
+
+
+def _require_known() -> None:
+    """Raises at the beginning of a trace in a call by C."""
+    if not _thread.is_in_python:
+        raise NewProgramError
+
+
 class FilterJitted:
     """A function under `jax.jit`, with the behaviour of `equinox.filter_jit`. It takes leaf groups.
 
@@ -443,40 +478,77 @@ class FilterJitted:
     Only a program that calls a function on the host can raise such an error. These programs are called through Equinox.
     All others are called through JAX, without waiting. Attributes such as `lower` are JAX's.
 
+    As long as no program of this function calls the host, C calls `jitted` itself. It knows nothing of programs, so a
+    call with other shapes may begin a new one. Then the trace raises `NewProgramError`, and Python does the call.
+
     Args:
-        jitted: the inner function under `jax.jit`.
         inner: the inner function.
+        donated: positions of the groups to donate.
         is_quiet: True to hide JAX's warning of donated buffers it could not use.
+        options: options of `jax.jit`.
     """
 
-    def __init__(self, jitted: Any, inner: Callable[..., Any], is_quiet: bool) -> None:
-        self.jitted = jitted
-        self._inner = inner
+    def __init__(self, inner: Inner, donated: Collection[int], *, is_quiet: bool, options: Mapping[str, Any]) -> None:
+        self._inner = inner.guarded(_require_known)
+        self.jitted = jax.jit(self._inner, donate_argnums=tuple(donated), **options)
+        self._donated = frozenset(donated)
         self._is_quiet = is_quiet
-        # True if the program may raise an error of Equinox's. None until it is known.
-        self._may_raise: bool | None = None
+        self._options = options
+        # Structure and types of the groups → True if the program for them calls the host. A function may call the host
+        # for some arguments only.
+        self._calls_host: dict[Any, bool] = {}
+        # Made when a program first calls the host.
+        self._under_equinox: Callable[..., Any] | None = None
 
     def __call__(self, *groups: Any) -> Any:
-        """Calls the function, through Equinox if it may raise an error of Equinox's."""
+        """Calls the function, through Equinox if the program for these groups calls the host."""
         # Only the outermost transform runs a program: a single trace is active then. Under an outer transform the
         # program becomes a part of another one, and nobody could wait for it.
-        if self._may_raise is None and len(current_traces()) == 1:
-            self._may_raise = _calls_host(self.jitted.trace(*groups).jaxpr)
-        if self._may_raise:
-            return eqx.filter_jit(self._inner)(*groups)
+        if len(current_traces()) == 1 and self._program_calls_host(groups):
+            return self._call_through_equinox(groups)
         if not self._is_quiet:
-            return self.jitted(*groups)
+            return _in_python(self.jitted, *groups)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable*")
-            return self.jitted(*groups)
+            return _in_python(self.jitted, *groups)
+
+    def _program_calls_host(self, groups: Sequence[Any]) -> bool:
+        """Returns True if the program for these groups calls a function on the host. Traces it if it is new."""
+        leaves, treedef = jtu.tree_flatten(groups)
+        try:
+            key = (treedef, *[jax.typeof(leaf) for leaf in leaves])
+        except TypeError:
+            # JAX takes no such leaf, an array of texts for example. The call raises its error.
+            return False
+        calls_host = self._calls_host.get(key)
+        if calls_host is None:
+            program = _in_python(self.jitted.trace, *groups).jaxpr
+            calls_host = self._calls_host[key] = _calls_host(program)
+        return calls_host
+
+    def _call_through_equinox(self, groups: Sequence[Any]) -> Any:
+        """Calls the function under `equinox.filter_jit`, with the same options and the same groups donated."""
+        # `equinox.filter_jit` donates all arguments, or all but the first. So the first one holds what is kept.
+        kept = {i: group for i, group in enumerate(groups) if i not in self._donated}
+        donated = {i: group for i, group in enumerate(groups) if i in self._donated}
+        if self._under_equinox is None:
+            donate = "none" if not donated else "all-except-first" if self._is_quiet else "warn-except-first"
+            self._under_equinox = eqx.filter_jit(self._call_merged, donate=donate, **self._options)
+        return _in_python(self._under_equinox, kept, donated)
+
+    def _call_merged(self, kept: dict[int, Any], donated: dict[int, Any]) -> Any:
+        """Calls the inner function with groups by position."""
+        groups = {**kept, **donated}
+        return self._inner(*[groups[i] for i in range(len(groups))])
 
     @property
     def for_later_calls(self) -> Any:
-        """The function for later calls: `jitted` if nothing has to be done around it, otherwise this object."""
-        return self if self._may_raise is not False or self._is_quiet else self.jitted
+        """The function that C calls: `jitted` if no program needs more than that, otherwise this object."""
+        return self if self._is_quiet or any(self._calls_host.values()) else self.jitted
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.jitted, name)
+        attribute = getattr(self.jitted, name)
+        return functools.partial(_in_python, attribute) if callable(attribute) else attribute
 
 
 def _calls_host(closed_jaxpr: Any) -> bool:
