@@ -1,6 +1,6 @@
 """Optimizers on DAGs: any optax transformation, with one slot for each tied leaf.
 
-The transformation never sees a tie. It gets a *cut* model (see `_unique_parameters`): the model, in which each
+The transformation never sees a tie. It gets a *cut* model (see `_ties_of_parameters`): the model, in which each
 parameter stands at its first path only, and leaves that are not optimised are absent. So everything that optax does by
 tree structure or by path works as on any Equinox model.
 
@@ -32,8 +32,7 @@ from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import pack_alone
 from ..tree._filters import filter_of
 from ..tree._jax_tree import map as _map, map_pairs, map_updates
-from ._ties_seen_by_init import OF_OPTIMIZERS, InitialTies, Wording, note_in_state
-from ._unique_parameters import Models, holds_several_models
+from ._ties_of_parameters import OF_OPTIMIZERS, InitialTies, Models, Wording, holds_several_models, note_in_state
 from ._wrt import OF_OPTIMIZER, require_nothing_left
 
 if TYPE_CHECKING:
