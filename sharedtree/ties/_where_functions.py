@@ -3,8 +3,8 @@
 An object may stand at several places of a tree, as every `None`, small number and string does. So the objects that
 `where` returns for the tree itself do not say which places are meant. Therefore `where` is called two or three times:
 
-1. on *stand-ins*: a copy of the tree with a marker in the place of each leaf. All nodes and markers in the copy are
-   different objects, so each object that `where` returns has one place. A `None` stays a `None`, so that tests such as
+1. on *stand-ins*: a copy of the tree with a marker in the place of each leaf. Each node and each marker in the copy
+   stands for one node or leaf of the tree, so the answer is clear. A `None` stays a `None`, so that tests such as
    `x.bias is not None` have the same result as on the tree, and `jax.tree.leaves` leaves it out.
 2. if the answer is or holds a `None`, on stand-ins in which each `None`, too, is a marker, to learn its place.
 3. on the tree itself, where it must return the objects at the places that the answer on stand-ins named. A `where` that
