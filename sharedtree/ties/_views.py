@@ -100,6 +100,7 @@ class View:
     of: tuple[Any, ...]
 
     def __init__(self, through: Callable[..., Any], *of: Any) -> None:
+        """Checks the arguments, and notes the sources as tied."""
         if not callable(through):
             raise TypeError(
                 f"`View` takes a function and the arrays that it is called on, not {shown(through)} first:\n"
