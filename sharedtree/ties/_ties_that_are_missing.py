@@ -142,7 +142,7 @@ def _separated_leaves(left: Rooted, right: Rooted, top: tuple[int, int, int]) ->
 def _is_tie_of_model(records: Sequence[Record], visit1: _Visit, visit2: _Visit) -> bool:
     """Returns False for a tie between two entries of one state of optax, whose arrays alias only by accident.
 
-    For example, Adam may begin with one array of zeros as `mu` and `nu`.
+    For example, two entries may begin as one array of zeros.
 
     Args:
         records: the left DAG.
