@@ -353,9 +353,11 @@ def count_parameters(tree: Any) -> int:
     flat = read_tree(tree)
     # Roles say which leaves the library of a module declares as state.
     roles = roles_in(flat)
-    return sum(
-        _num_elements(leaf) for number, leaf in flat.leaves.items() if is_inexact(leaf) and not roles.is_state(number)
-    )
+    count = 0
+    for number, leaf in flat.leaves.items():
+        if is_inexact(leaf) and not roles.is_state(number):
+            count += _num_elements(leaf)
+    return count
 
 
 def _num_elements(leaf: Any) -> int:

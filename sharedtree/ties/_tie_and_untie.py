@@ -132,7 +132,10 @@ def _with_leaves(records: Sequence[Record], new_numbers: Mapping[Any, int], old:
         new_numbers: old number → new number, for the records that remain. Keys that are no old numbers are ignored.
         old: the flat DAG before, with its leaves.
     """
-    leaves = {new_number: old.leaves[number] for number, new_number in new_numbers.items() if number in old.leaves}
+    leaves: dict[int, Any] = {}
+    for number, new_number in new_numbers.items():
+        if number in old.leaves:
+            leaves[new_number] = old.leaves[number]
     return FlatDag(records, len(records) - 1, leaves)
 
 
@@ -290,7 +293,11 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
                 originals_in_targets.add(originals[number])
     kinds = {kind_of(flat.leaves[original]) for original in originals_in_targets - separated}
     intended |= {original for original in keys_of_leaf if kind_of(flat.leaves[original]) in kinds}
-    note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and originals[number] in intended)
+    new_leaves: list[Any] = []
+    for number, (op, _) in enumerate(twin):
+        if op is LEAF and originals[number] in intended:
+            new_leaves.append(table[number])
+    note(new_leaves)
     return table[-1]
 
 
