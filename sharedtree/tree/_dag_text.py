@@ -137,7 +137,7 @@ class _Text:
                     stack.append(_Line(name, children[i], depth + 1, ","))
 
     def _is_repeated(self, number: int, i: int) -> bool:
-        """Returns True if child `i` of a record is tied and printed at an earlier place. Only its mark is printed here."""
+        """Returns True if child `i` of a record is tied and printed at an earlier place. Here only its mark is."""
         child = self._records[number][1][i]
         return child in self._marks and self._first_place_of.get(child) != _Place(number, i)
 
