@@ -1,7 +1,7 @@
 """Weak notes about leaves: tied outside modules, whole gradient of a tie, gradient, untied on purpose.
 
-A *note* is a fact about a leaf that its value does not show. To *note* a leaf is to put it into the set of all leaves
-of which the fact holds. The set does not keep its leaves alive. If functions of this package (`st.tree.map` and others,
+A *note* is a fact about a leaf, not visible in its value. To *note* a leaf is to put it into the set of all leaves with
+this fact. The set does not keep its leaves alive. If functions of this package (`st.tree.map` and others,
 transforms) make new leaves from noted ones, they note the new leaves as well. The structures and results of a transform
 record which of their leaves are noted, so that a cached call notes its leaves, too. Vanilla functions do not.
 

@@ -231,7 +231,7 @@ class Context:
         is the latest entry of all.
 
         Args:
-            frame: address of the frame that leaves the Context.
+            frame: address of the frame in which the block ends.
 
         Raises:
             RuntimeError: if the Context has no open entry.
@@ -313,7 +313,7 @@ def current_policy(option: PolicyOption = None) -> Policy:
     """Returns the policy in force: that of the option, else of the innermost Context, else the default.
 
     Args:
-        option: the policy with which a function was wrapped. None for no such policy.
+        option: the policy of a wrapped function. None if it was wrapped without a policy.
     """
     if option is None:
         # Mostly no Context is open, so the test for entries saves a call.
@@ -330,7 +330,7 @@ def with_in_place(policy: Policy, in_place: bool | None) -> Policy:
 
 
 def with_options(options: dict[str, Any], policy: PolicyOption) -> PolicyOption:
-    """Removes `policy` and `in_place` from the options of a transform, and returns the policy that the two make.
+    """Removes `policy` and `in_place` from the options of a transform, and returns one policy made of both.
 
     `jax.checkpoint` has its own option `policy`. It is of another type, and stays in the options.
 

@@ -45,8 +45,8 @@ class VanillaTransform(NamedTuple):
     Attributes:
         title: its public name.
         keeping: code that does the same and keeps ties.
-        primitives: names of the primitive of the operation that it leaves in a program. Empty if it leaves none.
-        calls: name of the transform in the marks that JAX puts on operations. Empty if it leaves an operation instead.
+        primitives: names of its operation in a program. Empty if it leaves marks instead.
+        calls: name of the transform in JAX's marks on operations. Empty if it leaves an operation instead.
     """
 
     title: str
@@ -119,8 +119,8 @@ class TransformCall(NamedTuple):
 
     Attributes:
         transform: the transform.
-        caller: frame of the user's code that called it.
-        function: frame of the user's code next further in: the function that the transform called. None if there is
+        caller: frame of the call, in the user's code.
+        function: frame of the user's code next further in: the function called by the transform. None if there is
             none.
         is_innermost: True if only frames of libraries are further in. Then the transform itself made the operation.
     """
@@ -155,7 +155,7 @@ def outermost_call(leaf: Any) -> TransformCall | None:
 
 
 def _transform_called_by_user(library_frames: Sequence[Frame]) -> VanillaTransform | None:
-    """Returns the transform that the user's code called. None if it called another function of a library.
+    """Returns the transform called by the user's code. None if the user's code called another function of a library.
 
     Args:
         library_frames: the frames between two frames of the user's code, innermost first. Those of `_WRAPPERS` are
@@ -175,7 +175,7 @@ class Culprit(NamedTuple):
 
     Attributes:
         transform: the transform.
-        caller: frame of the user's code that called it.
+        caller: frame of the call, in the user's code.
         inside: call stack, within the transform, of the operation that made the leaves, innermost first.
     """
 
@@ -189,7 +189,7 @@ def culprit_of(leaf1: Any, leaf2: Any, analyses: "IdentityDict[list[_Analysis]]"
 
     Args:
         leaf1: a leaf of the traced function's result.
-        leaf2: another leaf of it, which was one object with the first when the function was called.
+        leaf2: another leaf of the result. The two were one object when the function was called.
         analyses: operation → analyses of its programs. Extended, so that each operation is analysed once.
     """
     call, call2 = outermost_call(leaf1), outermost_call(leaf2)
@@ -222,7 +222,7 @@ def _culprit_without_operation(
     Args:
         call: the call of the transform.
         tracers: the two leaves.
-        operations: the operations that made them.
+        operations: the operation of each leaf.
         analyses: operation → analyses of its programs. Extended.
     """
     # Both operations must have been made in the same calls, and one array must have entered the transform for both.
@@ -253,7 +253,7 @@ def _made_alike(
     """Returns the call stack that made two outputs of an operation, if its program computes both alike from one value.
 
     Args:
-        operation: the operation that the transform left in the traced program.
+        operation: the transform's operation in the traced program.
         tracers: two outputs of the operation.
         caller: frame of the user's code that called the transform.
         analyses: operation → analyses of its programs. Extended.
@@ -301,7 +301,7 @@ def _entered_as_one(tracers: Sequence[Any], call: object) -> bool:
 
     Args:
         tracers: the leaves.
-        call: the mark that JAX puts on each operation made in the call.
+        call: JAX's mark on each operation made in the call.
 
     Cost: one look at each operation of the call, in a trace that warns.
     """
@@ -337,7 +337,7 @@ def _is_by_user(function: Frame | None, caller: Frame) -> bool:
 
     Args:
         function: frame of the function. None if it is unknown; the result is False then.
-        caller: frame of the user's code that called the transform.
+        caller: frame of the transform's call, in the user's code.
     """
     if function is None:
         return False
@@ -369,14 +369,14 @@ def _is_installed(filename: str) -> bool:
 
 
 class _Analysis(NamedTuple):
-    """Analysis of a program: how each variable was computed, and from which inputs.
+    """Analysis of a program: how each variable was computed, and from what inputs.
 
     Attributes:
         program: the program.
         numbers: variable → number of its value. Variables with one number hold equal values.
-        sources: variable → bit mask of the inputs that it was computed from: bit `i` is set for input `i`.
-        made_by: variable → the equation that made it. Inputs have none.
-        places_of: tracer passed to the program → indices of the inputs that it was passed as. A tied array has several.
+        sources: variable → bit mask of the inputs in its computation: bit `i` is set for input `i`.
+        made_by: variable → the equation with the variable as a result. Inputs have none.
+        places_of: tracer passed to the program → indices of its inputs. A tied array is passed as several inputs.
     """
 
     program: InnerProgram

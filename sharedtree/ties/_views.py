@@ -269,7 +269,7 @@ class View:
 
 
 def _refusing_method(operator: str) -> Callable[..., NoReturn]:
-    """Makes a special method of `View` that raises `ViewError`.
+    """Makes a special method of `View`. The method raises `ViewError`.
 
     Args:
         operator: the operator or function for which Python calls the method, such as `+`.
@@ -384,7 +384,7 @@ def is_source(obj: Any) -> bool:
 
 
 def array_of(view: View, computed: IdentityDict[Any] | None = None, *, is_abstract: bool = False) -> Any:
-    """Computes the array that a view stands for.
+    """Computes the array of a view.
 
     Args:
         view: the view. If other views are among its sources, these are computed first, each once.
@@ -435,8 +435,8 @@ def _array_in(source: Any, view: View) -> Any:
     """Returns the array in a variable, a box or a reference. An array itself is returned unchanged.
 
     Args:
-        source: a source that is no view.
-        view: the view that is to be computed, for the message.
+        source: a source, but not a view.
+        view: the view, for the message.
 
     Raises:
         ViewError: if there is no array, or one of float0, the dtype of gradients of integers.
@@ -516,8 +516,8 @@ def with_view(
 
     Args:
         flat: the tree, with its objects.
-        sources: numbers of the records that the view is computed from.
-        target: number of the record that the view replaces.
+        sources: numbers of the records of its sources.
+        target: number of the record to replace.
         through: the function.
 
     Returns:
@@ -640,7 +640,7 @@ def add_note_of_views(error: Exception, tree: FlatDag) -> None:
     Errors about anything else do not change.
 
     Args:
-        error: the error that the user's function raised.
+        error: the error of the user's function.
         tree: the arguments of the function.
     """
     # A `ViewError` has the fix already. JAX's errors name the class, or the method by which it converts to an array.

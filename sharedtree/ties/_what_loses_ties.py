@@ -90,13 +90,13 @@ def origin_of(leaf: Any) -> Origin | None:
 
 
 def _origin_in(frames: Sequence[Frame]) -> Origin | None:
-    """Finds the line of the user's code in a call stack that called a function of `_KEEPING`, which loses ties.
+    """Finds the line of the user's code, in a call stack, with a call of a function from `_KEEPING`. These lose ties.
 
     Args:
         frames: the call stack, innermost first.
 
     Returns:
-        The line, with the function. If no such function was called, the innermost line of the user's code. None if the
+        The line, with the function. If none of them was called, the innermost line of the user's code. None if the
         stack has no line of the user's code.
     """
     # Key in `_KEEPING` of the outermost library function further in than the current frame, and called by it.

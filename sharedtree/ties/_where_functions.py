@@ -69,8 +69,7 @@ class WhereTree:
             where: the function.
             name: name of the parameter to which the user passed the function, for errors.
             root: number of the record on whose object the function is called. None for the whole tree.
-            none_fix: path of a `None` → the fix for an answer in which it is unclear which `None` is meant. None for an
-                error without a fix.
+            none_fix: path of a `None` → the fix for an answer with an unclear `None`. None for an error without a fix.
 
         Raises:
             SharingMismatchError: if the function returns an object that is not in the tree, computes with a leaf, or
@@ -132,7 +131,7 @@ class _StandIns(NamedTuple):
     """Stand-ins for all records of a tree.
 
     Attributes:
-        objects: number of a record → its stand-in. A `None` that stands for itself occurs several times.
+        objects: number of a record → its stand-in. The stand-in of a `None` may be `None` itself.
         numbers: stand-in → number of its record. `None` is no key.
     """
 
@@ -141,7 +140,7 @@ class _StandIns(NamedTuple):
 
 
 def _stand_ins(records: Sequence[Record], *, none_as_marker: bool) -> _StandIns:
-    """Makes one stand-in for each record, so that the stand-in of the root has the ties of the tree.
+    """Makes one stand-in for each record. So the stand-in of the root has the ties of the tree.
 
     Args:
         records: the records of the tree.
@@ -236,7 +235,7 @@ class _Question(NamedTuple):
 
         Args:
             answer: the answer on stand-ins, with at least one `None`.
-            stand_ins: stand-ins in which each `None` is a marker.
+            stand_ins: stand-ins with a marker for each `None`.
             none_fix: path of a `None` → the fix for an unclear answer. None for an error without a fix.
 
         Returns:
@@ -293,7 +292,7 @@ class _Question(NamedTuple):
         """Returns True if an object is that of a record, or an equal node that a flatten function has made anew.
 
         Args:
-            obj: an object that the function returned.
+            obj: an object in the result of the function.
             number: number of the record.
             numbers: object of the tree → number of its record.
         """
@@ -328,7 +327,7 @@ class _Question(NamedTuple):
         """Makes the error for an answer with a `None` that may be any of several.
 
         Args:
-            nones: numbers of the records that are `None`.
+            nones: numbers of the records of all `None`s.
             none_fix: path of a `None` → the fix as a line of code.
         """
         paths = [self.tree.below(self.root).text(number) for number in nones]
@@ -369,8 +368,8 @@ def require_where(where: Any, tree: Any, fix: str) -> None:
     """Raises an error if `where` is no function of a tree, as when the two were passed in the wrong order.
 
     Args:
-        where: the argument that should be the function.
-        tree: the argument that should be the tree.
+        where: the argument in the place of the function.
+        tree: the argument in the place of the tree.
         fix: a correct call, as a line of code.
 
     Raises:
