@@ -16,8 +16,7 @@ from .core._by_identity import WeakIdentityDict
 from .core._printing import shown
 from .optim import apply_updates
 from .optim._optimizer import is_optimizer, optimizer_with
-from .optim._ties_seen_by_init import InitialTies, Wording
-from .optim._unique_parameters import holds_several_models
+from .optim._ties_of_parameters import InitialTies, Wording, holds_several_models
 from .tree._jax_tree import require_alike
 
 try:

@@ -103,5 +103,5 @@ def test_code_is_told_from_lists():
     assert {fix.file for fix in fixes()} >= {
         "ties/_what_loses_ties.py",
         "ties/_list_ties.py",
-        "optim/_unique_parameters.py",
+        "optim/_ties_of_parameters.py",
     }

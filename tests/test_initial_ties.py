@@ -219,7 +219,7 @@ def test_no_array_is_kept_and_memory_is_bounded():
         tx.init({str(n): jnp.ones(1)})
     held = [cell.cell_contents for cell in inspect.unwrap(tx.init).__closure__]
     (memory,) = [each for each in held if "InitialTies" in str(type(each))]
-    assert len(memory._seen) <= 16
+    assert len(memory._initial_sharings) <= 16
 
 
 def test_a_model_with_ties_of_its_own_is_another_model():

@@ -1,6 +1,6 @@
 """Optimizers on DAGs: any optax transformation, with one slot for each tied leaf.
 
-The transformation never sees a tie. It gets a *cut* model (see `_unique_parameters`): the model, in which each
+The transformation never sees a tie. It gets a *cut* model (see `_ties_of_parameters`): the model, in which each
 parameter stands at its first path only, and leaves that are not optimised are absent. So everything that optax does by
 tree structure or by path works as on any Equinox model.
 
@@ -32,8 +32,7 @@ from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import pack_alone
 from ..tree._filters import filter_of
 from ..tree._jax_tree import map as _map, map_pairs, map_updates
-from ._ties_seen_by_init import OF_OPTIMIZERS, InitialTies, Wording, note_in_state
-from ._unique_parameters import Models, holds_several_models
+from ._ties_of_parameters import OF_OPTIMIZERS, InitialTies, Models, Wording, holds_several_models, note_in_state
 from ._wrt import OF_OPTIMIZER, require_nothing_left
 
 if TYPE_CHECKING:
@@ -73,17 +72,17 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
         model, and the new state.
 
         Both raise `InconsistentSharingError` if `wrt` selects a tied leaf at one of its paths and not at another.
-        `update` raises `SharingMismatchError` if a tie of the model is missing in the updates or in the state. It also
-        does if a slot gets no gradient, for example because `grad` had a `wrt` that the optimizer lacks. `update` warns
-        with `UntiedWarning`, or raises `UntiedError` by `Policy(on_untie=...)`, if the model has lost a tie that it had
-        at `init`, or that the state has. A tie that `untie` undid does not count.
+        `update` raises `SharingMismatchError` if a tie of the model is missing in the updates or in the state, or if a
+        slot gets no gradient, for example because `grad` had a `wrt` and the optimizer has none. `update` warns with
+        `UntiedWarning` if the model has lost a tie since `init`, or lacks a tie of the state. A tie undone by `untie`
+        does not count. `Policy(on_untie=...)` makes the warning an `UntiedError`, or turns it off.
 
     Raises:
         TypeError: if `tx` is no transformation, such as `optax.adam` without a call, or if `wrt` is no filter.
         ImportError: if optax is not installed.
 
-    Cost: each call walks the nodes of the model twice, and those of each model in the state once. With `wrt`, it walks
-    the model two more times, and asks the filter once for each path. Arrays are aliased.
+    Cost: each call walks the nodes of the model twice, and those of each tree in the state with the model's shape once.
+    With `wrt`, it walks the model two more times, and asks the filter once for each path. Arrays are aliased.
 
     Example:
         >>> import jax.numpy as jnp, optax, sharedtree as st
@@ -129,21 +128,23 @@ _updates_of_optimizers: WeakIdentityDict[bool] = WeakIdentityDict()
 def optimizer_with(
     tx: Any, wrt: Any, initial_ties: InitialTies, wording: Wording
 ) -> "optax.GradientTransformationExtraArgs":
-    """Returns an optimizer like `optimizer`, with a memory of ties and texts for messages from the caller.
+    """Wraps an optax transformation as `optimizer` does. The caller passes the memory of ties and words for messages.
 
     Args:
         tx: an optax transformation.
         wrt: filter for the leaves that are optimised; None for all but state.
         initial_ties: memory of the ties of models at `init`. Several optimizers made of one `tx` can share it.
-        wording: texts for messages.
+        wording: words for messages.
     """
     optax = _optax()
     tx = optax.with_extra_args_support(tx)
+    # The filter in `wrt`, which can be asked about each leaf.
     selected = None if wrt is None else filter_of(wrt, OF_OPTIMIZER)
+    # True if a part of `tx` has a mask or labels, such as `optax.masked`.
     is_labelled = has_labels(tx)
 
     def inner(models: Models) -> Any:
-        """Returns the transformation for cut models: with masks and labels that are translated, if it has any."""
+        """Returns the transformation for cut models. Masks and labels in it are translated, if it has any."""
         return with_labels(tx, models.translated_labels) if is_labelled else tx
 
     @restores_limit
@@ -153,8 +154,10 @@ def optimizer_with(
         require_all_seen(pack_alone(params)[1])
         models = Models.of(params, selected)
         if not models.hold_parameters:
+            # Raises if the filter could have selected a leaf.
             if selected is not None:
                 require_nothing_left([params], is_inexact, wrt, OF_OPTIMIZER)
+            # Raises if there are floating-point leaves, but all are state.
             models.require_no_state()
             # `optax.tree_map_params` calls `init` on a placeholder, to find the parameters in the state.
             return tx.init(params)
@@ -167,26 +170,34 @@ def optimizer_with(
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         """Makes one step: cuts all arguments, calls optax, and makes its results whole."""
         model = updates if params is None else params
+        # Reports the ties that the model has lost since `init`, and returns them.
         missing = initial_ties.check(model, state)
+
+        # Cut all arguments.
         models = Models.of(model, selected)
         for name, value in extra.items():
             extra[name] = _translated(value, models, name, params)
         cut_updates = models.cut(updates, "updates")
         cut_state = models.cut(state, "state", wording.untied_state)
         cut_params = None if params is None else models.cut(params, "params")
-        # A gradient without a parameter is no fault for transformations without slots. Others raise or lose the slot.
+
+        # Call optax. A parameter may have no gradient if the transformation has no slots, as `optax.sgd` without
+        # momentum. Other transformations raise an error that mentions None, or lose the slot.
         try:
             new_updates, new_state = inner(models).update(cut_updates, cut_state, cut_params, **extra)
         except (TypeError, ValueError) as error:
             if "None" in str(error) and (without_gradient := models.missing_in(updates)):
                 raise _no_gradient(without_gradient) from error
             raise
-        # Some turn a slot into None without an error: a momentum becomes None if its gradient is None.
+        # Some transformations lose the slot without an error: a momentum becomes None if its gradient is None.
         if jtu.tree_structure(new_state) != jtu.tree_structure(cut_state):
             without_gradient = models.missing_in(updates)
             if without_gradient:
                 raise _no_gradient(without_gradient)
+
+        # Make the results whole.
         whole_updates, whole_state = models.whole(new_updates), models.whole(new_state)
+        # The loss of these ties was reported, or is meant. The note says the same of the slots in the new state.
         if missing:
             note_in_state(model, whole_state, missing)
         return whole_updates, whole_state
@@ -196,7 +207,7 @@ def optimizer_with(
 
 
 def _no_gradient(paths: Sequence[str]) -> SharingMismatchError:
-    """Returns the error for parameters that have a slot and no gradient, at these paths."""
+    """Returns the error for parameters that have a slot and no gradient. It names their paths."""
     return SharingMismatchError(
         f"The optimizer trains {listed(paths)}, but the gradient has nothing there.\n"
         "A gradient of `sharedtree.grad(f, wrt=wrt)` has what the filter selects, and a slot needs a gradient in each "
@@ -241,6 +252,7 @@ def apply_updates(tree: T, updates: Any) -> T:
         >>> new["a"] is new["b"], new["step"]
         (True, 3)
     """
+    # `optax.LookaheadParams`, whose two models have one shape and no ties between them.
     if holds_several_models(tree):
         return type(tree)(*[apply_updates(part, update) for part, update in zip(tree, updates, strict=True)])
     return map_updates(_added, tree, updates, _how_to_update)
@@ -249,7 +261,12 @@ def apply_updates(tree: T, updates: Any) -> T:
 def _how_to_update(name: str, like: str, *, in_containers: bool) -> str:
     """Returns advice for updates without the ties of the model.
 
-    It does not offer to tie the updates afterwards, because the parts of a lost tie rarely have equal updates.
+    The advice is not to tie the updates afterwards, because the parts of a lost tie rarely have equal updates.
+
+    Args:
+        name: variable of the updates in the suggested code.
+        like: variable of the model in the suggested code.
+        in_containers: True if the tied leaf stands in plain containers, so that `grad` needs a policy.
     """
     where = ", for parameters in lists and dicts with the policy" if in_containers else ""
     policy = ", policy=sharedtree.Policy(containers=True)" if in_containers else ""
@@ -303,10 +320,16 @@ def incremental_update(new: T, old: Any, step_size: Any) -> T:
 
 
 def _averaged(step_size: Any, path: Path, new: Any, old: Any) -> Any:
-    """Returns the new value of one leaf for `incremental_update`.
+    """Returns the new average of one leaf, for `incremental_update`.
+
+    Args:
+        step_size: the weight of the new value, from 0 to 1.
+        path: path of the leaf, for errors.
+        new: the leaf of the latest model. If it is neither floating point nor complex, it is returned unchanged.
+        old: the object at the same path in the old average.
 
     Raises:
-        SharingMismatchError: if only one of the two is a floating-point or complex leaf, or if their shapes differ.
+        SharingMismatchError: if `new` is a floating-point or complex leaf and `old` is none, or if their shapes differ.
     """
     if not is_inexact(new):
         return new
@@ -354,10 +377,15 @@ def _added(leaf: Any, update: Any) -> Any:
 
 
 def _without_aliases(state: Any, params: Any) -> Any:
-    """Returns a state in which each array that is also a parameter, or that occurs twice, is replaced by a copy.
+    """Copies the arrays of a state that are also parameters or occur twice in it, so that all arrays are different.
 
-    Some states begin as aliases (`optax.contrib.prodigy` keeps the first parameters). Donating the state would then
-    donate the parameters. Besides, the aliases end with the first step, so the second would be traced anew.
+    Some states begin as aliases (`optax.contrib.prodigy` keeps the first parameters). If the user donated such a state,
+    the parameters would be donated, too. Besides, the aliases end with the first step. So the second step would have
+    arguments with other ties, and would be traced anew.
+
+    Args:
+        state: the cut state.
+        params: the cut model.
     """
     parameters = jtu.tree_leaves(params)
     leaves, treedef = jtu.tree_flatten(state)
@@ -372,7 +400,8 @@ def _translated(value: Any, models: Models, name: str, params: Any) -> Any:
             it gets whole models and its result is cut.
         models: the patterns of the models.
         name: name of the argument, for errors.
-        params: the model, whose other leaves are put into the models that a function gets. None for no such leaves.
+        params: the model. Its leaves that are not optimised are put into the models that a function gets. None to leave
+            None in their places.
     """
     if node_type_of(value) is not None or not callable(value):
         return models.cut(value, name)
@@ -381,7 +410,7 @@ def _translated(value: Any, models: Models, name: str, params: Any) -> Any:
         """Calls the user's function for optax: makes the arguments whole, and cuts the result."""
 
         def whole(arg: Any) -> Any:
-            """Puts the ties back, and the leaves that are not optimised."""
+            """Returns an argument with its ties, and with the leaves that are not optimised."""
             arg = models.whole(arg)
             return arg if params is None else models.change(arg, lambda _, model: _filled(model, params))
 

@@ -19,10 +19,10 @@ OF_OPTIMIZER = Option("wrt", "sharedtree.optimizer(tx, wrt=")
 
 
 def select_everywhere(arguments: Sequence[Any], wrt: AnyFilter, leaves: Sequence[Any]) -> str:
-    """Returns the fix for tied leaves that a filter selects at some of their paths only: select them at all paths.
+    """Returns the fix for tied leaves that a filter selects at some of their paths only: a filter for all their paths.
 
     Args:
-        arguments: arguments of the call, modules included.
+        arguments: arguments of the call, with their modules.
         wrt: the filter.
         leaves: the tied leaves.
 
@@ -30,13 +30,14 @@ def select_everywhere(arguments: Sequence[Any], wrt: AnyFilter, leaves: Sequence
         Lines of a message. Empty if the filter does not ask for paths, or the fix cannot be written as code.
     """
     tied, selected = IdentitySet(leaves), IdentitySet()
-    # Leaf and path at which the filter does not select it.
+    # Pairs of a tied leaf and a path at which the filter does not select it.
     omitted: list[tuple[Any, tuple[Any, ...]]] = []
 
     if isinstance(wrt, FilterPrefix) or not wrt.asks_for_path:
         return ""
 
     def ask(place: Place) -> bool:
+        """Asks the user's filter, and records its answer."""
         answer = wrt.selects(place)
         if answer:
             selected.add(place.leaf)
@@ -44,9 +45,10 @@ def select_everywhere(arguments: Sequence[Any], wrt: AnyFilter, leaves: Sequence
             omitted.append((place.leaf, place.path))
         return answer
 
+    # `selection` asks the filter about every leaf at every path. Its result is of no interest here.
     for argument in arguments:
-        selection(argument, Filter(ask, asks_for_path=True), "")
-    # A leaf that is selected at none of its paths stays that way.
+        selection(argument, Filter(ask, asks_for_path=True), name="")
+    # A leaf that is selected at none of its paths is consistent, and needs no fix.
     return code_that_selects(list(dict.fromkeys(path for leaf, path in omitted if leaf in selected)), wrt)
 
 
@@ -56,7 +58,7 @@ def require_nothing_left(
     """Raises the error for a filter that selects no leaf, if there are leaves that it could select.
 
     Args:
-        arguments: arguments of the call, modules included. The filter has selected none of their leaves.
+        arguments: arguments of the call, with their modules. The filter has selected none of their leaves.
         can_be_differentiated: returns True for a leaf that the filter could select.
         wrt: the filter, as the user wrote it.
         option: the option that takes the filter, for the message.
@@ -64,14 +66,15 @@ def require_nothing_left(
     Raises:
         ValueError: names the leaves that could be selected.
     """
+    # Collect all leaves, by a filter that selects everything.
     places: list[Place] = []
 
-    def note(place: Place) -> bool:
+    def collect(place: Place) -> bool:
         places.append(place)
         return True
 
     for argument in arguments:
-        selection(argument, Filter(note), "")
+        selection(argument, Filter(collect), name="")
     candidates = [place for place in places if can_be_differentiated(place.leaf)]
     if not candidates:
         return
@@ -82,7 +85,7 @@ def require_nothing_left(
 
 
 def _functions_in(wrt: Any) -> list[Any]:
-    """The functions among the parts of a filter. Classes are no functions here, although they are callable."""
+    """Returns the functions among the parts of a filter. Classes do not count, although they are callable."""
     if isinstance(wrt, (list, tuple)):
         return [function for part in wrt for function in _functions_in(part)]
     return [wrt] if callable(wrt) and not isinstance(typing.get_origin(wrt) or wrt, type) else []
@@ -92,8 +95,9 @@ def require_no_prefix_filter(argnums: Any) -> None:
     """Raises if `argnums` is a library's object for one argument and a filter, such as `nnx.DiffState`.
 
     Raises:
-        TypeError: offers the same as `argnums` and `wrt`.
+        TypeError: with a call that has the argument in `argnums` and the filter in `wrt`.
     """
+    # The position of the argument, and the filter as code. None for other objects.
     argument_filter = argument_and_filter(argnums)
     if argument_filter is not None:
         argument, code = argument_filter

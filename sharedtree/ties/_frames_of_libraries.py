@@ -1,4 +1,4 @@
-"""Tells which library a frame of a traceback belongs to."""
+"""Finds the library to which a frame of a traceback belongs."""
 
 import pathlib
 import sys
@@ -10,7 +10,7 @@ TRACED = "FunctionTrace.call_with"
 
 @cache
 def package_of(filename: str) -> str | None:
-    """Name of the library that a file belongs to, None for a file of the user's program."""
+    """Returns the name of the library that a file belongs to. None for a file of the user's program."""
     path = pathlib.Path(filename)
     for name in ("jax", "jaxlib", "equinox", "optax", "flax", "sharedtree"):
         module = sys.modules.get(name)

@@ -1,19 +1,19 @@
 """Weak notes about leaves: tied outside modules, whole gradient of a tie, gradient, untied on purpose.
 
-A note belongs to an object, not to a path, and does not keep the object alive. Functions of this package that make new
-leaves from noted ones copy the notes: `st.tree.map` and its kin, and transforms. The structures and results of a
-transform record which of their leaves are noted, so that a cached call notes its leaves, too. Vanilla functions copy
-no notes.
+A *note* is a fact about a leaf, not visible in its value. To *note* a leaf is to put it into the set of all leaves with
+this fact. The set does not keep its leaves alive. If functions of this package (`st.tree.map` and others,
+transforms) make new leaves from noted ones, they note the new leaves as well. The structures and results of a transform
+record which of their leaves are noted, so that a cached call notes its leaves, too. Vanilla functions do not.
 
     tied = st.tie({"a": v, "b": w}, ...)      v is noted as tied outside modules
     st.tree.map(jnp.negative, tied)           so is -v
     st.untie(tied)                            v and its copy are noted as untied on purpose
 
 *Tied outside modules.* Outside modules arrays are values: from `{"embed": w, "head": w}` the function under a transform
-gets two arrays. If they alias by accident, that is right. If `tie` made them one, it is a loss. So `tie` notes the
+gets two arrays. If they alias by accident, that is right. If `tie` made them one, the tie is lost. So `tie` notes the
 arrays that it ties outside modules, and a transform warns if it finds such an array twice. In the same way a transform
 with `Policy(containers=True)` notes the arrays that it made one (`note_one_around`), for inner transforms without that
-policy. That note ends with the trace and is not copied to results. A structure records its noted leaves
+policy. This second note ends with the trace, and results do not get it. A structure records its noted leaves
 (`Structure.tied_values`), and JAX's caches keep the structure: if several calls share a trace, the notes of the call
 that was traced count for all.
 
@@ -26,8 +26,8 @@ arrays that are such sums.
 looks like a new model.
 
 *Untied on purpose.* `untie` notes the leaves that it separates (`Structure.noted`). The loss of a tie was intended if
-both parts are noted. The parts of a tie whose loss has been reported are noted in the same way, so that it is not
-reported twice. `jax.tree.map` drops these notes.
+both parts are noted. The parts of a tie whose loss has been reported are noted in the same way, so that the loss is not
+reported twice. The results of `jax.tree.map` are not noted.
 """
 
 import threading
@@ -70,12 +70,13 @@ class _Notes:
                 self._sweep()
 
     def hand_on(self, old_leaves: Sequence[Any], new_leaves: Sequence[Any]) -> None:
-        """Adds each new leaf whose old leaf is in the set."""
+        """Adds each new leaf whose old leaf, at the same index, is in the set."""
+        # Costs next to nothing if the set is empty.
         if self:
             self.add([new for old, new in zip(old_leaves, new_leaves, strict=True) if old in self])
 
     def places(self, leaves: Sequence[Any]) -> tuple[int, ...]:
-        """Indices of the leaves that are in the set."""
+        """Returns the indices of the leaves that are in the set."""
         return tuple([i for i, leaf in enumerate(leaves) if leaf in self]) if self else ()
 
     def __contains__(self, obj: object) -> bool:
@@ -84,7 +85,7 @@ class _Notes:
         return reference is not None and reference() is obj
 
     def __bool__(self) -> bool:
-        """Returns True if the set has entries. If the oldest object is dead, sweeps first, so the rest is alive."""
+        """Returns True if the set has entries. If the oldest object is dead, removes all dead ones before."""
         if not self._references:
             return False
         with self._lock:
@@ -94,6 +95,7 @@ class _Notes:
             return bool(self._references)
 
     def _sweep(self) -> None:
+        """Removes the entries of dead objects. The caller holds the lock."""
         # The items are copied, since another thread may look something up meanwhile.
         alive = [(number, ref) for number, ref in list(self._references.items()) if ref() is not None]
         self._references = dict(alive)
@@ -122,7 +124,8 @@ def hand_on(old_leaves: Sequence[Any], new_leaves: Sequence[Any]) -> None:
         notes.hand_on(old_leaves, new_leaves)
     if _rules.stack:
         for old_leaf, new_leaf in zip(old_leaves, new_leaves, strict=True):
-            # An outer rule's array may be mapped inside an inner rule. The new one is noted for the inner rule.
+            # While an inner rule runs, a whole gradient of the outer rule may be mapped. The new array is one for the
+            # inner rule.
             if any(old_leaf in whole_gradients for whole_gradients in _rules.stack):
                 _rules.stack[-1].add(new_leaf)
 
@@ -146,7 +149,7 @@ def are_tied_values_known() -> bool:
 
 
 def which_are_tied_values(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """Indices of the leaves that are noted as tied outside modules."""
+    """Returns the indices of the leaves that are noted as tied outside modules."""
     return _tied_outside.places(leaves)
 
 
@@ -186,7 +189,12 @@ def remember(structure: Structure, leaves: Sequence[Any]) -> None:
 
 
 def recall(structure: Structure, leaves: Sequence[Any]) -> None:
-    """Notes leaves that are unpacked into a structure, where the leaves packed from it were noted (see `remember`)."""
+    """Notes new leaves of a structure as tied outside modules, if the old leaves in their places were noted.
+
+    Args:
+        structure: the structure, with which `remember` recorded the noted leaves.
+        leaves: the new leaves, in the order of the old ones.
+    """
     if _structures:
         with _lock:
             places = _structures.get(structure, ())
@@ -197,8 +205,13 @@ def recall(structure: Structure, leaves: Sequence[Any]) -> None:
 
 
 class _Rules(threading.local):
+    """The `custom_vjp` rules that run in this thread.
+
+    Attributes:
+        stack: for each rule, the arrays that are noted as whole gradients. Rules nest, and the innermost is the last.
+    """
+
     def __init__(self) -> None:
-        # For each running rule, the arrays that are whole gradients. Rules nest.
         self.stack: list[IdentitySet] = []
 
 
@@ -208,7 +221,7 @@ _rules = _Rules()
 
 @contextmanager
 def noting_whole() -> Iterator[IdentitySet]:
-    """Collects the arrays that are noted as whole gradients inside the block, which calls a `custom_vjp` rule."""
+    """Opens a block that calls a `custom_vjp` rule. Yields the set of the whole gradients that are noted in it."""
     whole_gradients = IdentitySet()
     _rules.stack.append(whole_gradients)
     try:
@@ -218,7 +231,7 @@ def noting_whole() -> Iterator[IdentitySet]:
 
 
 def note_tied(tree: FlatDag, leaves: Sequence[Any]) -> None:
-    """Notes the tied leaves of a gradient as whole gradients. Does nothing outside rules.
+    """Notes the tied leaves of a gradient as whole gradients, for the innermost rule. Does nothing outside rules.
 
     Args:
         tree: the records of the gradient.
@@ -235,8 +248,13 @@ def note_tied(tree: FlatDag, leaves: Sequence[Any]) -> None:
 
 
 class _Traces(threading.local):
+    """Traces that run in this thread.
+
+    Attributes:
+        count: number of open blocks of `noting_gradients`.
+    """
+
     def __init__(self) -> None:
-        # How many blocks of `noting_gradients` are open in this thread.
         self.count = 0
 
 
@@ -245,7 +263,7 @@ _traces = _Traces()
 
 @contextmanager
 def noting_gradients() -> Iterator[None]:
-    """Notes the gradients that are made inside the block."""
+    """Opens a block in which `note_gradient` notes leaves. Outside such blocks it does nothing."""
     _traces.count += 1
     try:
         yield
@@ -254,7 +272,7 @@ def noting_gradients() -> Iterator[None]:
 
 
 def note_gradient(leaves: Iterable[Any]) -> None:
-    """Notes the leaves of a gradient inside a block of `noting_gradients`. `None` stands for no gradient."""
+    """Notes the leaves of a gradient, inside a block of `noting_gradients` only. A leaf None is no gradient."""
     if _traces.count:
         _gradients.add(leaf for leaf in leaves if leaf is not None)
 
@@ -278,5 +296,5 @@ def is_noted(leaf: Any) -> bool:
 
 
 def which_are_noted(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """Indices of the leaves that were untied on purpose or reported."""
+    """Returns the indices of the leaves that were untied on purpose or reported."""
     return _untied.places(leaves)

@@ -31,7 +31,7 @@ class Tie(NamedTuple):
         shape: shape of an array, else None.
         dtype: dtype of an array, else None.
         nbytes: size of its arrays in bytes, each array once. PRNG keys count with the bits of their data.
-        views: for each view that is computed from it, the path and the function: `.head.kernel =
+        views: one text for each view that is computed from the object, with path and function: `.head.kernel =
             transpose(.embed.embedding)`.
     """
 
@@ -63,8 +63,8 @@ def read_tree(tree: Any) -> FlatDag:
 def ties(tree: Any) -> tuple[Tie, ...]:
     """Lists the ties of a tree, in the order of their representatives.
 
-    Only maximal ties are listed: the parts of a tied module are tied with it and not listed again. A path through a
-    tied module is printed with the representative of that module.
+    Only maximal ties are listed: the parts of a tied module are tied with it, and are not listed again. If such a part
+    is also tied to an object outside the module, its path through the module begins with the module's representative.
 
     Args:
         tree: a module, or any container of modules and arrays; all of it counts as inside a module.
@@ -82,16 +82,19 @@ def ties(tree: Any) -> tuple[Tie, ...]:
         (Tie(paths=("['embed']", "['head']"), kind='array', shape=(2, 3), dtype=dtype('float32'), nbytes=24),)
     """
     flat = read_tree(tree)
-    views_of = _views_by_source(flat)
-    return tuple(
-        _describe(flat, number, tuple(paths), views_of.get(number, ()))
-        for number, paths in flat.all_paths.items()
-        if len(paths) > 1
-    )
+    texts_of_views = _views_by_source(flat)
+    described_ties: list[Tie] = []
+    for number, paths in flat.all_paths.items():
+        if len(paths) > 1:
+            described_ties.append(_describe(flat, number, tuple(paths), texts_of_views.get(number, ())))
+    return tuple(described_ties)
 
 
 def _views_by_source(flat: FlatDag) -> dict[int, tuple[str, ...]]:
-    """Number of an array or variable → the views that are computed from it, each with its place and function."""
+    """Maps the number of each array or variable to the texts of the views that are computed from it.
+
+    A text has path and function, as in `Tie.views`.
+    """
     views_of: dict[int, tuple[str, ...]] = {}
     for number, (op, _) in enumerate(flat.records):
         if type(op) is not Node or not op.type.is_view:
@@ -103,27 +106,33 @@ def _views_by_source(flat: FlatDag) -> dict[int, tuple[str, ...]]:
 
 
 def sources_of_view(flat: FlatDag, number: int) -> Sequence[int]:
-    """The records that a view is computed from."""
-    (of,) = flat.records[number][1]
-    return flat.records[of][1]
+    """Returns the numbers of the records that a view is computed from, its sources."""
+    # The one child of a view is the tuple of its sources.
+    (tuple_number,) = flat.records[number][1]
+    return flat.records[tuple_number][1]
 
 
 def text_of_view(flat: FlatDag, number: int) -> str:
-    """The function of a view and the first paths of what it is computed from: `transpose(.embed.embedding)`."""
+    """Prints a view as a call: its function, with the first paths of its sources: `transpose(.embed.embedding)`."""
     op = flat.records[number][0]
     assert type(op) is Node
     paths = list(map(flat.text, sources_of_view(flat, number)[:MOST_SOURCES]))
     if len(sources_of_view(flat, number)) > MOST_SOURCES:
         paths.append("...")
+    # The function is the auxiliary data of a view.
     return f"{text_of_function(op.aux.peek())}({', '.join(paths)})"
 
 
 MOST_SOURCES = 8
-"""How many of the arrays that a view is computed from are named."""
+"""Largest number of sources, or of bound arguments of a function, in the text of a view."""
 
 
 def text_of_function(through: Any) -> str:
-    """Names the function of a view: `transpose`, `swapaxes[axis1=-1, axis2=-2]`. Calls nothing."""
+    """Prints the function of a view without calling it: `transpose`, or `swapaxes[axis1=-1, axis2=-2]` for a partial.
+
+    Args:
+        through: a function, or a `functools.partial` of one, whose bound arguments are printed in brackets.
+    """
     arguments: list[str] = []
     while type(through) in (functools.partial, jtu.Partial):
         arguments += [*map(shown, through.args), *(f"{key}={shown(value)}" for key, value in through.keywords.items())]
@@ -145,7 +154,7 @@ def _describe(flat: FlatDag, number: int, paths: tuple[str, ...], views: tuple[s
 
 
 def nbytes_of(leaf: Any) -> int:
-    """Size of a traced leaf in bytes. A PRNG key counts with the bits of its data."""
+    """Returns the size of a traced leaf in bytes. The size of a PRNG key is that of its data."""
     # A Python or NumPy number.
     if not carries_identity(leaf):
         return np.asarray(leaf).nbytes
@@ -157,10 +166,14 @@ def nbytes_of(leaf: Any) -> int:
 
 
 def prefix_of(model: Rooted) -> Agree:
-    """Makes a function for `pairs` that lets a leaf, a static value or a None of a model match any record.
+    """Makes a rule for the comparison of a tree with a model: a leaf, a static value or a None matches any record.
 
     Args:
         model: the right side of the comparison.
+
+    Returns:
+        A function for `pairs`, which compares two DAGs: (number of a record on the left, number on the right) → True if
+        the two records match although they differ.
     """
 
     def agree(_: int, number: int) -> bool:
@@ -171,7 +184,7 @@ def prefix_of(model: Rooted) -> Agree:
 
 
 def _either_prefix(left: Rooted, right: Rooted) -> Agree:
-    """Makes a function for `pairs` that lets a leaf, a static value or a None of either side match any record."""
+    """Makes a rule like `prefix_of`, by which a leaf, a static value or a None of either side matches any record."""
     agree_right, agree_left = prefix_of(right), prefix_of(left)
     return lambda i, j: agree_right(i, j) or agree_left(j, i)
 
@@ -182,6 +195,7 @@ def _lost_between(left: Rooted, right: Rooted) -> list[SplitRecord]:
     Raises:
         SharingMismatchError: if the trees differ in shape.
     """
+    # The records of `left` that are several records in `right`, or the first difference in shape.
     split_records = lost_ties(left, right, _either_prefix(left, right), compares_keys=True)
     if isinstance(split_records, Mismatch):
         raise split_records.error()
@@ -190,7 +204,7 @@ def _lost_between(left: Rooted, right: Rooted) -> list[SplitRecord]:
 
 
 def can_be_tied(op: Op) -> bool:
-    """Returns True if two occurrences of one record are a tie: if it is a traced leaf or a node with identity."""
+    """Returns True for a traced leaf and for a node with identity. A record with such an operation can be tied."""
     return op is LEAF or (type(op) is Node and op.type.carries_identity)
 
 
@@ -239,9 +253,11 @@ def assert_same_sharing(a: Any, b: Any) -> None:
             b = sharedtree.retie(b, like=a)
     """
     left, right = read_tree(a), read_tree(b)
+
+    # Look for ties in both directions, with one line of the message for each.
     lines: list[str] = []
     distinct_paths: dict[str, None] = {}
-    # The trees that have ties which the other one lacks.
+    # "first" if the first tree has a tie that the second lacks, and "second" for the reverse.
     trees_with_more: list[str] = []
     for tree, counterpart, title in ((left, right, "first"), (right, left, "second")):
         for split in _lost_between(tree, counterpart):
@@ -265,12 +281,12 @@ def assert_same_sharing(a: Any, b: Any) -> None:
 
 
 def how_to_sum(name: str, like: str, *, in_containers: bool) -> str:
-    """Advice for errors: how to take a gradient with ties, and how to add gradients up without losing them.
+    """Returns advice for errors: how to take a gradient with ties, and how to add gradients up without losing them.
 
     Args:
         name: variable of the gradient in the suggested code.
         like: variable of the model in the suggested code.
-        in_containers: whether the tied arrays stand in plain containers, so that `grad` needs a policy to tie them.
+        in_containers: True if the tied arrays stand in plain containers, so that `grad` needs a policy to tie them.
     """
     function, policy = "`sharedtree.grad`", ""
     if in_containers:
@@ -286,14 +302,14 @@ def how_to_sum(name: str, like: str, *, in_containers: bool) -> str:
 
 
 def how_to_tie(name: str, like: str, *, in_containers: bool) -> str:
-    """Advice for errors about a tree that lacks ties of another one.
+    """Returns advice for errors about a tree that lacks ties of another tree.
 
-    It treats gradients first: their parts at tied paths must be summed, while `retie` would drop all but the first.
+    It begins with gradients, whose parts at tied paths must be summed: `retie` would drop all parts but the first.
 
     Args:
         name: variable of the tree in the suggested code.
         like: variable of the other tree in the suggested code.
-        in_containers: whether the tied arrays stand in plain containers, see `how_to_sum`.
+        in_containers: True if the tied arrays stand in plain containers, see `how_to_sum`.
     """
     return (
         f"{how_to_sum(name, like, in_containers=in_containers)}\n"
@@ -305,7 +321,12 @@ def how_to_tie(name: str, like: str, *, in_containers: bool) -> str:
 def are_one_value(tree: FlatDag, i: int, j: int) -> bool:
     """Returns True if two records hold equal values without identity, such as two Nones or two equal numbers.
 
-    Two arrays are never one value, whatever they contain.
+    Two arrays are never one value, whatever they contain. So two containers with different arrays are not either.
+
+    Args:
+        tree: the tree, with its objects.
+        i: number of a record.
+        j: number of another record.
     """
     (op_i, children_i), (op_j, children_j) = tree.records[i], tree.records[j]
     if op_i is LEAF and op_j is LEAF:
@@ -330,19 +351,23 @@ def count_parameters(tree: Any) -> int:
         6
     """
     flat = read_tree(tree)
+    # Roles say which leaves the library of a module declares as state.
     roles = roles_in(flat)
-    return sum(
-        _num_elements(leaf) for number, leaf in flat.leaves.items() if is_inexact(leaf) and not roles.is_state(number)
-    )
+    count = 0
+    for number, leaf in flat.leaves.items():
+        if is_inexact(leaf) and not roles.is_state(number):
+            count += _num_elements(leaf)
+    return count
 
 
 def _num_elements(leaf: Any) -> int:
+    """Returns the number of elements of an array, 1 for a number."""
     # A Python number has no attribute `shape`.
     shape = leaf.shape if carries_identity(leaf) else jnp.shape(leaf)
     return int(np.prod(shape, dtype=np.int64))
 
 
 def is_inexact(leaf: Any) -> bool:
-    """Returns True if a traced leaf can be differentiated: if it is floating point or complex. It may be a number."""
+    """Returns True if a traced leaf, an array or a number, is floating point or complex."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
     return jnp.issubdtype(dtype, np.inexact)

@@ -4,15 +4,16 @@ A pack tags each object with a number, and an unpack makes one instance for each
 `sharedtree.tree.flatten` counts from zero. Inside a `Context` the calls go on counting. So an object that occurs in two
 trees, flattened one after the other, is one object again when both are unflattened.
 
-The open Contexts are an immutable tuple of entries in a context variable, so that a task inherits the entries of the
-code that started it. A `with` block may end anywhere: in the consumer of a generator, in a thread whose garbage
-collector closes a generator, or after blocks that began later. So its end does not reset the variable to an earlier
-value. It marks its entry as ended, in every tuple that holds it, and readers skip ended entries.
+An *entry* is one `with` block of a Context. The open blocks are an immutable tuple of entries in a context variable,
+so a task inherits the entries of the code that started it. A `with` block may end anywhere: in the consumer of a
+generator, in a thread whose garbage collector closes a generator, or after blocks that began later. So its end does not
+reset the variable to an earlier value. The entry is marked as ended, in every tuple that holds it, and readers skip
+ended entries.
 
 with a:                         (a)
     task = create_task(...)     (a)         the task sees (a), too
     with b:                     (a, b)
-leaving `a`                     (ended)     as does the task from now on
+end of the block of `a`         (ended)     the task sees (ended) from now on
 """
 
 import contextvars
@@ -73,10 +74,10 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyHere:
-    """The policy in force at each call, with another `in_place`.
+    """Stands for the policy in force at each call, with another value of `Policy.in_place`.
 
     Attributes:
-        in_place: replaces `Policy.in_place`.
+        in_place: the other value.
     """
 
     in_place: bool
@@ -88,11 +89,12 @@ PolicyOption = Policy | PolicyHere | None
 
 @functools.cache
 def _rules_of(arrays: bool, containers: bool, is_exact: bool = False) -> Rules:
+    """Returns the rules for a walk, the same object for equal arguments."""
     return Rules(arrays=arrays, containers=containers, is_exact=is_exact)
 
 
-# Adds to the count of open Contexts in the C extension, and returns it. While no thread has an open Context, C need
-# not ask for the policy.
+# Adds a number to the count of open Contexts in the C extension, and returns the count. While the count is zero, C does
+# not ask Python for the policy in force.
 _count: Callable[[int], int] = (lambda _: 0) if native is None else native.count_contexts
 
 
@@ -101,11 +103,12 @@ class _Entry:
 
     Args:
         context: the Context.
-        frame: address of the frame that entered it.
+        frame: address of the frame that entered the Context.
 
     Attributes:
-        context: the Context, None once the block has ended. A task that outlives the block keeps the entry, and must
+        context: the Context. None once the block has ended: a task that outlives the block keeps the entry, and must
             not keep alive all leaves that the Context holds.
+        frame: the address.
     """
 
     __slots__ = ("context", "frame")
@@ -114,8 +117,8 @@ class _Entry:
 
     def __init__(self, context: "Context", frame: int) -> None:
         self.frame = frame
-        # The count rises before readers can see the entry, and falls after its end. While it is too high, C asks for
-        # the policy in vain, which only costs time. If it were too low, C would miss the policy.
+        # The count rises before readers can see the entry, and falls after the entry has ended. While the count is too
+        # high, C asks for the policy in vain, which only costs time. If it were too low, C would miss the policy.
         self.context = None
         _count(1)
         self.context = context
@@ -126,8 +129,8 @@ class _Entry:
         _count(-1)
 
     def __del__(self, count: Callable[[int], int] = _count) -> None:
-        # The block never ended, and never will, since its Context is garbage, too. `count` is a default argument
-        # because module globals may be gone when the interpreter exits.
+        # The entry is garbage although its block has not ended. Its Context is garbage, too, so the block never will
+        # end. `count` is a default argument because module globals may be gone when the interpreter exits.
         if self.context is not None:
             count(-1)
 
@@ -139,12 +142,12 @@ _entered: contextvars.ContextVar[tuple[_Entry, ...]] = contextvars.ContextVar("s
 
 
 def _open_entries() -> tuple[_Entry, ...]:
-    """Entries of this thread or task that have not ended, the innermost last."""
+    """Returns the entries of this thread or task that have not ended, the innermost last."""
     return tuple([entry for entry in _entered.get() if entry.context is not None])
 
 
 def _innermost() -> "Context | None":
-    """The innermost open Context of this thread or task."""
+    """Returns the innermost open Context of this thread or task. None if no Context is open."""
     for entry in reversed(_entered.get()):
         # Read once, since another thread may end the entry at any time.
         context = entry.context
@@ -192,10 +195,15 @@ class Context:
     """
 
     def __init__(self, policy: Policy | None = None) -> None:
+        """Takes the policy of the enclosing scope now, not on entry."""
         self.policy = current_policy() if policy is None else policy
+        # Numbers of the objects that were packed in this Context.
         self._tags = Tags()
+        # The instances that were unpacked in this Context, by number.
         self._table: list[Any] = []
+        # Stands for this Context in the structures that it makes (`Structure.maker`).
         self._mark = object()
+        # The mark of the Context whose structures this one unpacks.
         self._maker: object | None = None
         # Open entries of this Context, the latest last.
         self._entries: dict[_Entry, None] = {}
@@ -216,13 +224,14 @@ class Context:
         _entered.set(_open_entries())
 
     def _claimed_entry(self, frame: int) -> _Entry:
-        """Takes out the entry whose block ends.
+        """Removes the entry whose block ends from `_entries`, and returns it.
 
-        That is the entry made in the same frame, by the same `with`. If another function entered the Context, such as
-        that of an `ExitStack`, it is the innermost entry of this thread or task, or else the latest of any.
+        This is the entry made in the same frame, by the same `with`. If another function entered the Context, such as
+        `ExitStack.enter_context`, it is the innermost entry of this thread or task. If this thread or task has none, it
+        is the latest entry of all.
 
         Args:
-            frame: address of the frame that leaves the Context.
+            frame: address of the frame in which the block ends.
 
         Raises:
             RuntimeError: if the Context has no open entry.
@@ -241,10 +250,10 @@ class Context:
         raise RuntimeError("A `sharedtree.Context` is left more often than it was entered.")
 
     def _alone(self, step: Callable[[], ResultType]) -> ResultType:
-        """Runs a function that packs or unpacks, while no other thread does so in this Context.
+        """Runs a function that packs or unpacks, and returns its result, unless another thread does so at the moment.
 
         Raises:
-            ContextMismatchError: if another thread does.
+            ContextMismatchError: if another thread packs or unpacks in this Context.
         """
         # A lock would be held while flatten functions of users run, which may wait for anything.
         thread = threading.get_ident()
@@ -271,6 +280,7 @@ class Context:
         return self._alone(lambda: self._unpacked(structure, leaves))
 
     def _packed(self, tree: Any, rules: Rules) -> tuple[list[Any], Structure]:
+        """Packs a tree, and goes on counting where the last pack ended. If it fails, the count is as before."""
         num_tags = len(self._tags.objects)
         try:
             return pack(tree, self._tags, rules, maker=self._mark)
@@ -280,11 +290,12 @@ class Context:
             raise
 
     def _unpacked(self, structure: Structure, leaves: Any) -> Any:
-        """Unpacks a structure, if it continues the trees unpacked so far or begins a new sequence.
+        """Unpacks a structure, if it begins a sequence of trees or comes next in the sequence that was begun.
 
         Raises:
-            ContextMismatchError: if it continues another sequence, or misses an earlier tree.
+            ContextMismatchError: if the structure belongs to another sequence, or an earlier tree was not unpacked.
         """
+        # `base` is the number of objects in all earlier trees of the sequence.
         if structure.base == 0:
             self._table, self._maker = [], structure.maker
         if self._maker is not structure.maker or structure.base != len(self._table):
@@ -302,7 +313,7 @@ def current_policy(option: PolicyOption = None) -> Policy:
     """Returns the policy in force: that of the option, else of the innermost Context, else the default.
 
     Args:
-        option: the policy that a function was wrapped with.
+        option: the policy of a wrapped function. None if it was wrapped without a policy.
     """
     if option is None:
         # Mostly no Context is open, so the test for entries saves a call.
@@ -319,9 +330,9 @@ def with_in_place(policy: Policy, in_place: bool | None) -> Policy:
 
 
 def with_options(options: dict[str, Any], policy: PolicyOption) -> PolicyOption:
-    """Takes `policy` and `in_place` out of the options of a transform, and returns the policy that they make.
+    """Removes `policy` and `in_place` from the options of a transform, and returns one policy made of both.
 
-    `jax.checkpoint` has its own option `policy`. It is of another type and is left in the options.
+    `jax.checkpoint` has its own option `policy`. It is of another type, and stays in the options.
 
     Args:
         options: the options of a transform. Changed.
@@ -351,11 +362,13 @@ IsLeaf = Callable[..., bool] | None
 
 
 def rules_here(is_leaf: IsLeaf = None, *, takes_path: bool = False) -> Rules:
-    """Rules for a walk of a whole tree under the policy of this thread or task, as if the tree were inside a module.
+    """Returns the rules for a walk of a whole tree, as if it were inside a module. So arrays in lists can be tied.
+
+    The rules are those of the policy of this thread or task.
 
     Args:
         is_leaf: decides which nodes count as leaves, as in `jax.tree.flatten`.
-        takes_path: whether `is_leaf` takes the path, too.
+        takes_path: True if `is_leaf` takes the path, too.
     """
     rules = current_policy().rules
     return rules if is_leaf is None else rules._replace(is_leaf=is_leaf, is_leaf_takes_path=takes_path)
@@ -372,7 +385,7 @@ def walk_alone(tree: Any, is_leaf: IsLeaf = None) -> FlatDag:
 
 
 def exact_rules_here(is_leaf: IsLeaf = None, *, takes_path: bool = False) -> Rules:
-    """Same as `rules_here`, for a tree that is rebuilt with its own static values. See `Rules.is_exact`."""
+    """Returns rules like `rules_here`, for a tree that is rebuilt with its very static values, not with equal ones."""
     policy = current_policy()
     rules = _rules_of(policy.arrays, policy.containers, is_exact=True)
     return rules if is_leaf is None else rules._replace(is_leaf=is_leaf, is_leaf_takes_path=takes_path)

@@ -1,17 +1,28 @@
-"""Ties by hand: make them, undo them, give one tree those of another, copy a tree with them."""
+"""Functions that change the ties of a tree: `tie`, `untie`, `retie`, and `copy`, which keeps them.
 
+The end of the file has the error for two nodes that cannot be one object. It suggests what to tie instead. Layers of
+two classes, or of one class with different static data, are never one object. Parts of them may be: the weight of an
+embedding and that of a linear layer.
+
+    Embedding(w1)    Linear(w2, b)      not interchangeable
+    .weight   w1     .weight   w2       interchangeable if they have one shape and one dtype
+"""
+
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from jax import tree_util as jtu
+
 from ..core._by_identity import IdentityDict
+from ..core._comparison import described
 from ..core._errors import SharingMismatchError
 from ..core._node_types import carries_identity, is_value_of_variable
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
-from ..core._sharing import another, matching, merged
-from ..core._static_values import Static
-from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical, edges
-from ._interchangeable import require_interchangeable
+from ..core._sharing import Mismatch, another, matching, merged, pairs
+from ..core._static_values import Static, shown_beside
+from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, canonical, edges
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
 from ._ties_that_are_missing import kind_of
@@ -53,8 +64,10 @@ def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | Non
         >>> through["b"]
         View(transpose, float32[2, 3])
     """
+    # Raises with this fix if `where` is no function.
     require_where(where, tree, "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))")
     flat = read_tree(tree)
+    # Numbers of the records that `where` returns.
     targets, is_single = WhereTree(flat).named_by(where)
     op, children = flat.records[targets[0]] if is_single else (LEAF, ())
     # `lambda m: m.layers` names one node, the list itself. The user means its entries.
@@ -69,8 +82,10 @@ def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | Non
         return _tied_through(flat, targets, through)
     _require_no_values(flat, targets)
     representative, *replaced = targets
+    # Raises if the two nodes differ in class, static data, shape or dtype.
     for target in replaced:
         require_interchangeable(flat, representative, target)
+    # Build the DAG in which every edge to a replaced node leads to the first one.
     replacement_of = dict.fromkeys(replaced, representative)
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
@@ -78,15 +93,22 @@ def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | Non
         op, children = flat.records[number]
         return op, [replacement_of.get(child, child) for child in children]
 
+    # The new records, and old number → new number.
     records, new_numbers = canonical(flat.root, expand)
     tied = _with_leaves(records, new_numbers, flat)
+    # Outside modules, transforms take arrays for values and lose such a tie. The note makes them warn of it.
     note_ties(tied, [new_numbers[representative]])
     return _built(tied)
 
 
 def _tied_through(flat: FlatDag, targets: Sequence[int], through: Callable[..., Any]) -> Any:
-    """Puts a view in the place of the last target, computed from the other targets."""
-    # Programs without views do not import them.
+    """Returns the tree with a view in the place of the last target, computed from the other targets.
+
+    Raises:
+        TypeError: if `through` is no function.
+        SharingMismatchError: if the result of `through` does not fit, or one of the targets is no array.
+    """
+    # Programs without views do not import this file.
     from ._views import with_view
 
     if not callable(through):
@@ -103,19 +125,23 @@ def _tied_through(flat: FlatDag, targets: Sequence[int], through: Callable[..., 
 
 
 def _with_leaves(records: Sequence[Record], new_numbers: Mapping[Any, int], old: FlatDag) -> FlatDag:
-    """Makes a flat DAG of new records, with the leaves of the old one.
+    """Makes a flat DAG of new records, with the leaves of the old one under their new numbers.
 
     Args:
         records: the new records. The last one is the root.
         new_numbers: old number → new number, for the records that remain. Keys that are no old numbers are ignored.
-        old: the tree before, with its leaves.
+        old: the flat DAG before, with its leaves.
     """
-    leaves = {new_number: old.leaves[number] for number, new_number in new_numbers.items() if number in old.leaves}
+    leaves: dict[int, Any] = {}
+    for number, new_number in new_numbers.items():
+        if number in old.leaves:
+            leaves[new_number] = old.leaves[number]
     return FlatDag(records, len(records) - 1, leaves)
 
 
 def _built(flat: FlatDag) -> Any:
-    """Puts the tree of a flat DAG together from its leaves."""
+    """Builds the tree that a flat DAG describes, from its leaves and new nodes."""
+    # Object of each record. `build` appends to it.
     table: list[Any] = []
     build(flat.records, list(flat.leaves.values()), table)
     return table[-1]
@@ -126,8 +152,11 @@ def _require_no_values(flat: FlatDag, targets: Sequence[int], further_arguments:
 
     Args:
         flat: the tree, with its leaves.
-        targets: the nodes to tie.
+        targets: numbers of the nodes to tie.
         further_arguments: text that follows the arguments of `tie` in the fix.
+
+    Raises:
+        SharingMismatchError: with a fix that ties the variables.
     """
     # Number of an array → number of the variable that holds it.
     variable_of: dict[int, int] = {}
@@ -185,8 +214,11 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     if where is not None:
         require_where(where, tree, "    model = sharedtree.untie(model, lambda m: m.head.weight)")
     flat = read_tree(tree)
-    # One record for each path. All numbers below are of the twin, unless a name says `original`.
+    # The twin is the tree with one record for each path, so that nothing in it is tied. All numbers in this function
+    # are of the twin, unless a name says `original`.
     twin, originals = _unfolded(flat)
+
+    # Find the targets: the records that are separated from their ties.
     if where is None:
         targets = set(range(len(twin)))
     else:
@@ -198,7 +230,9 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
                 "Return the nodes that get an object of their own, or undo every tie:\n"
                 "    model = sharedtree.untie(model)"
             )
-    # For each record, the innermost target around it. Parents come after their children, so they are seen first.
+
+    # For each record, the innermost target that holds it or is it. Going down from the last record, each parent comes
+    # before its children.
     target_around: list[int | None] = [None] * len(twin)
     for number in range(len(twin) - 1, -1, -1):
         if number in targets:
@@ -216,20 +250,20 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     for number, original in enumerate(originals):
         object_keys.append(number if has_target_below[number] else (target_around[number], original))
 
-    # A leaf of the tree is separated if it becomes several objects.
+    # A leaf of the original tree is separated if it becomes several objects.
     keys_of_leaf: dict[int, set[Any]] = {}
     for number, (op, _) in enumerate(twin):
         if op is LEAF:
             keys_of_leaf.setdefault(originals[number], set()).add(object_keys[number])
     separated = {original for original, keys in keys_of_leaf.items() if len(keys) > 1}
 
-    # Of the objects that a leaf becomes, the first one outside views keeps its array. The others get copies.
+    # Of the objects that a leaf becomes, the first one outside views keeps the array. The others get copies.
     key_that_keeps: dict[int, Any] = {}
     for number in _views_last(twin):
         if twin[number][0] is LEAF:
             key_that_keeps.setdefault(originals[number], object_keys[number])
 
-    # Build the result.
+    # Build the result: one object for each key.
     table: list[Any] = []
     object_of: dict[Any, Any] = {}
     for number, (op, children) in enumerate(twin):
@@ -247,18 +281,23 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
                 object_of[key] = op.thaw()
         table.append(object_of[key])
 
-    # Note the leaves whose ties were undone on purpose. Without `where` these are all leaves.
+    # Note the leaves whose ties were undone on purpose, so that nothing reports them as lost. Without `where` these are
+    # all leaves.
     intended = separated if where is not None else set(keys_of_leaf)
-    # A leaf in a target may have lost its tie before. Then its former partner is unknown, so all leaves of its kind are
-    # noted.
-    in_targets: set[int] = set()
+    # A leaf in a target may have lost its tie before, for example by `jax.tree.map`. Then it is unknown which other
+    # leaf it was tied to, so all leaves of its shape and dtype are noted.
+    originals_in_targets: set[int] = set()
     if where is not None:
         for number, (op, _) in enumerate(twin):
             if op is LEAF and target_around[number] is not None:
-                in_targets.add(originals[number])
-    kinds = {kind_of(flat.leaves[original]) for original in in_targets - separated}
+                originals_in_targets.add(originals[number])
+    kinds = {kind_of(flat.leaves[original]) for original in originals_in_targets - separated}
     intended |= {original for original in keys_of_leaf if kind_of(flat.leaves[original]) in kinds}
-    note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and originals[number] in intended)
+    new_leaves: list[Any] = []
+    for number, (op, _) in enumerate(twin):
+        if op is LEAF and originals[number] in intended:
+            new_leaves.append(table[number])
+    note(new_leaves)
     return table[-1]
 
 
@@ -278,7 +317,7 @@ def _unfolded(flat: FlatDag) -> tuple[list[Record], list[int]]:
     """
     originals: list[int] = []
     twin: list[Record] = []
-    # Numbers of the finished records that no parent has taken yet. The children of a node are its last ones.
+    # Numbers of the twin's records that have no parent yet. When a node is made, its children are the last of them.
     finished: list[int] = []
     stack: list[tuple[int, bool]] = [(flat.root, False)]
     while stack:
@@ -326,24 +365,29 @@ def retie(tree: T, like: Any) -> T:
     if they differ.
     """
     flat, model = read_tree(tree), read_tree(like)
-    # For each record of the model, the records of the tree at its paths. They become one.
+
+    # For each record of the model, the records of the tree at its paths. These become one. `prefix_of` lets a leaf of
+    # the model match any subtree.
     groups: dict[int, list[int]] = {}
     for pair in matching(flat, model, prefix_of(model), compares_keys=True):
         groups.setdefault(pair.right, []).append(pair.left)
     for group in groups.values():
         for number in group[1:]:
+            # Raises if the two nodes differ in class, static data, shape or dtype.
             require_interchangeable(flat, group[0], number)
+    # The new records, and old number → new number for the records that remain.
     records, new_numbers = merged(flat, groups.values())
     retied = _with_leaves(records, new_numbers, flat)
 
-    # `merged` keeps the lowest record of each group. A view may reach that one before the array's own place is reached,
-    # whose object is the one to keep.
+    # `merged` keeps the lowest record of each group. In a tree with views, that record may stand below a view. The
+    # array to keep is the one at the first path, and paths through views come last.
     position_of = {number: position for position, number in enumerate(flat.first_paths)}
     for group in groups.values():
         if flat.records[group[0]][0] is LEAF:
             leaf = flat.leaves[min(group, key=position_of.__getitem__)]
             retied.leaves.update({new_numbers[number]: leaf for number in group if number in new_numbers})
 
+    # Note the new ties, so that transforms warn if they lose one outside modules.
     tied_numbers: set[int] = set()
     for group in groups.values():
         if len(group) > 1:
@@ -384,7 +428,9 @@ def copy(tree: T) -> T:
     Limitations: objects that hold arrays and are no nodes, such as closures, are static and are not copied.
     """
     flat = read_tree(tree)
+    # `another` copies an array.
     leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in flat.leaves.values()]
+    # What is noted of a leaf, such as that its tie was undone on purpose, is noted of its copy.
     hand_on(list(flat.leaves.values()), leaves)
     return _built_with_new_statics(flat, leaves)
 
@@ -401,3 +447,200 @@ def _built_with_new_statics(flat: FlatDag, leaves: Sequence[Any]) -> Any:
             assert type(op) is Static
             table.append(op.copied(copies))
     return table[flat.root]
+
+
+# --- nodes that cannot be one object, and what to tie instead ---------------------------------------------------------
+
+# The largest numbers of suggested calls and of static fields in a message, and of pairs of arrays to compare for one.
+_MAX_SUGGESTIONS, _MAX_FIELDS, _MAX_COMPARISONS = 4, 3, 1000
+
+
+def require_interchangeable(tree: FlatDag, left: int, right: int) -> None:
+    """Raises an error if two records of a tree cannot be one object. The error suggests parts of them that can.
+
+    Args:
+        tree: the tree, with its leaves.
+        left: number of the record that would be kept.
+        right: number of the record that would be replaced.
+
+    Raises:
+        SharingMismatchError: if the records, or any two records at one path below them, differ in class, static data,
+            shape or dtype.
+    """
+    path = _first_difference(tree, left, right)
+    if path is None:
+        return
+
+    # The difference may lie far below the two records. The error names its place below each of them.
+    paths = tree.all_paths
+    left_path, right_path = (paths[number][0] + jtu.keystr(path) for number in (left, right))
+    left_end, right_end = (_record_at(tree, number, path) for number in (left, right))
+    fact = (
+        f"`{left_path}` and `{right_path}` cannot be one object: the first is {_described(tree, left_end, right_end)}, "
+        f"the second {_described(tree, right_end, left_end)}.\nTied nodes have one class, one set of statics, one "
+        "shape and one dtype. "
+    )
+
+    # The best fix ties parts of the two records.
+    parts = _interchangeable_parts(tree, left, right)
+    calls: list[str] = []
+    for left_part, right_part in parts:
+        calls.append(f"    model = sharedtree.tie(model, lambda m: (m{paths[left_part][0]}, m{paths[right_part][0]}))")
+    if calls:
+        lines = [f"{fact}Tie what is alike in them:", *calls[:_MAX_SUGGESTIONS]]
+        raise SharingMismatchError("\n".join(lines), [left_path, right_path])
+
+    # Else the fix is a tie through a function.
+    fix = (
+        "To use one array in two shapes, tie what has the same shape and reshape where it is used:\n"
+        "    logits = x @ model.embed.weight.T"
+    )
+    if _are_transposed(tree, left_end, right_end):
+        parameters = ", ".join([f"m{_path_of_parameter(tree, number, path)}" for number in (left, right)])
+        fix = (
+            "One may be the transpose of the other, which is then computed where it is used:\n"
+            f"    model = sharedtree.tie(model, lambda m: ({parameters}), through=jnp.transpose)"
+        )
+    raise SharingMismatchError(f"{fact}{fix}", [left_path, right_path])
+
+
+def _first_difference(tree: FlatDag, left: int, right: int) -> Path | None:
+    """Returns the first path below two records at which the records there differ. None if they could be one object.
+
+    The path is empty if the two records themselves differ.
+    """
+    records = tree.records
+
+    def agree(i: int, j: int) -> bool:
+        """Returns True for two leaves of one shape and dtype, and for two equal static values."""
+        (left_op, _), (right_op, _) = records[i], records[j]
+        if left_op is LEAF and right_op is LEAF:
+            return kind_of(tree.leaves[i]) == kind_of(tree.leaves[j])
+        return type(left_op) is Static and left_op == right_op
+
+    # Yields the pairs of records at one path, and a `Mismatch` at the first path at which they do not agree.
+    for pair in pairs(tree.below(left), tree.below(right), agree):
+        if isinstance(pair, Mismatch):
+            return pair.path
+        # `pairs` compares classes and numbers of children only. Equal operations also have equal static data.
+        if type(records[pair.left][0]) is Node and records[pair.left][0] != records[pair.right][0]:
+            return pair.path
+    return None
+
+
+def _are_transposed(tree: FlatDag, left: int, right: int) -> bool:
+    """Returns True if two records are matrices of the shapes (m, n) and (n, m), with m ≠ n, and of one dtype."""
+    if tree.records[left][0] is not LEAF or tree.records[right][0] is not LEAF:
+        return False
+    left_leaf, right_leaf = tree.leaves[left], tree.leaves[right]
+    # A kind is a shape and a dtype.
+    left_kind, right_kind = kind_of(left_leaf), kind_of(right_leaf)
+    if len(left_kind.shape) != 2 or not (carries_identity(left_leaf) and carries_identity(right_leaf)):
+        return False
+    return left_kind.dtype == right_kind.dtype and left_kind.shape == right_kind.shape[::-1] != right_kind.shape
+
+
+def _path_of_parameter(tree: FlatDag, number: int, path: Path) -> str:
+    """Returns the path from the root to an array, or to the variable of Flax NNX that holds the array.
+
+    Args:
+        tree: the tree.
+        number: number of a record that holds the array, or is it.
+        path: path from that record to the array.
+    """
+    holder = tree.records[_record_at(tree, number, path[:-1])][0]
+    is_in_variable = path and type(holder) is Node and holder.type.convention == "variable"
+    return tree.all_paths[number][0] + jtu.keystr(path[:-1] if is_in_variable else path)
+
+
+def _record_at(tree: FlatDag, number: int, path: Path) -> int:
+    """Follows a path down from a record. Returns the number of the record at its end."""
+    for key in path:
+        op, children = tree.records[number]
+        assert type(op) is Node
+        number = children[op.keys.index(key)]
+    return number
+
+
+def _described(tree: FlatDag, number: int, counterpart: int) -> str:
+    """Describes a record in words. Two nodes of one class are described by the static data in which they differ.
+
+    Args:
+        tree: the tree, with its leaves.
+        number: number of the record.
+        counterpart: number of the record that it is compared with.
+    """
+    op, counterpart_op = tree.records[number][0], tree.records[counterpart][0]
+    if op is LEAF:
+        return described(tree.leaves[number])
+    if type(op) is Node:
+        data = ""
+        if type(counterpart_op) is Node and op.type.cls is counterpart_op.type.cls:
+            data = f" with {_static_data(op, counterpart_op)}"
+        return f"of the class `{op.type.cls.__name__}`{data}"
+    return f"the static value {shown(op.peek())}"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _static_data(node: Node, counterpart: Node) -> str:
+    """Prints the static data of a node that differ from those of another node of the same class.
+
+    For a class with fields, the first fields that differ are printed as `name=value`. Else all data are printed.
+    """
+    data, counterpart_data = node.aux.peek(), counterpart.aux.peek()
+    if node.type.fields:
+        # The static data of such a class have pairs of a name and a value as the second entry.
+        values, counterpart_values = dict(data[1]), dict(counterpart_data[1])
+        common_names = [name for name in values if name in counterpart_values]
+        differing = [name for name in common_names if Static(values[name]) != Static(counterpart_values[name])]
+        if differing:
+            del differing[_MAX_FIELDS:]
+            texts = [f"{name}={shown_beside(values[name], counterpart_values[name])}" for name in differing]
+            return ", ".join(texts)
+    return f"the static data {shown_beside(data, counterpart_data)}"
+
+
+def _interchangeable_parts(tree: FlatDag, left: int, right: int) -> list[tuple[int, int]]:
+    """Finds pairs of arrays, one below each of two nodes, that could be one object.
+
+    Returns:
+        Numbers of the arrays below `left` and `right`: all pairs that fit and have one path below both nodes. If no
+        such pair fits, the only pair of other arrays that fits. Empty if several other pairs fit, since nothing says
+        which of them the user means.
+    """
+    # Path below the node → number of the array.
+    left_arrays, right_arrays = (_arrays_below(tree, number) for number in (left, right))
+
+    # Pairs at common paths.
+    common_paths = left_arrays.keys() & right_arrays.keys()
+    candidates = [(left_arrays[path], right_arrays[path]) for path in left_arrays if path in common_paths]
+    matches = [pair for pair in candidates if pair[0] != pair[1] and _first_difference(tree, *pair) is None]
+    if matches or len(left_arrays) * len(right_arrays) > _MAX_COMPARISONS:
+        return matches
+
+    # All other pairs.
+    all_pairs = itertools.product(left_arrays.values(), right_arrays.values())
+    matches = [pair for pair in all_pairs if pair[0] != pair[1] and _first_difference(tree, *pair) is None]
+    return matches if len(matches) == 1 else []
+
+
+def _arrays_below(tree: FlatDag, root: int) -> dict[Path, int]:
+    """Maps paths below a record to the numbers of the arrays there. Each array is listed once, at its first path.
+
+    A variable of Flax NNX is listed in place of the array in it, because that array carries no identity.
+    """
+    records = tree.records
+    arrays: dict[Path, int] = {}
+    visited: set[int] = {root}
+    stack: list[tuple[int, Path]] = [(root, ())]
+    while stack:
+        number, path = stack.pop()
+        op, children = records[number]
+        # The root itself is no suggestion: it is one of the two nodes that cannot be tied.
+        if path and (op is LEAF or (type(op) is Node and op.type.convention == "variable")):
+            if op is not LEAF or carries_identity(tree.leaves[number]):
+                arrays[path] = number
+        elif type(op) is Node:
+            steps = reversed(list(zip(op.keys, children, strict=True)))
+            stack += [(child, (*path, key)) for key, child in steps if child not in visited]
+            visited.update(children)
+    return arrays

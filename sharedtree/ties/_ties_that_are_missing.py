@@ -1,10 +1,12 @@
 """Finds the ties that one DAG has and another DAG of the same shape lacks.
 
 Two trees are compared leaf by leaf. But a layer that was one object and is now two is one lost tie, not one for each of
-its weights. So the lost ties of leaves are grouped by the outermost object that was tied:
+its weights. So the lost ties of leaves are grouped by the outermost object that was tied, the *maximal* lost tie:
 
-    lost leaf by leaf: .model.a.w and .ema.a.w, .model.b.w and .ema.b.w
-    lost as a maximum: .model and .ema
+    lost ties of leaves: .model.a.w and .ema.a.w, .model.b.w and .ema.b.w
+    maximal lost tie:    .model and .ema
+
+Two records of the two DAGs at one path are *counterparts*.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +32,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(leaf: Any) -> Kind:
-    """Kind of a leaf. A kind is returned as it is."""
+    """Returns the kind of a leaf. A `Kind` is returned unchanged."""
     if isinstance(leaf, Kind):
         return leaf
     return Kind(tuple(leaf.shape), leaf.dtype) if carries_identity(leaf) else Kind((), type(leaf))
@@ -40,10 +42,10 @@ class LostLeaf(NamedTuple):
     """A traced leaf that was one object at two paths, itself or in a tied node, and is two objects now.
 
     Attributes:
-        tied: record of the tied object in the old tree: the leaf, or a node that holds it.
-        at: first path of the tied object, and another path of it.
-        paths: the two paths of the leaf, which begin with those in `at`.
-        parts: the two records of the leaf in the new tree.
+        tied: number of the tied object in the old tree: the leaf itself, or a node that holds the leaf.
+        at: the first path of the tied object, and another path of it.
+        paths: the two paths of the leaf. They begin with the paths in `at`.
+        parts: numbers of the two leaves in the new tree.
     """
 
     tied: int
@@ -55,21 +57,23 @@ class LostLeaf(NamedTuple):
 def lost_leaf_ties(left: Rooted, right: Rooted, agree: Agree) -> list[LostLeaf] | None:
     """Finds the ties between traced leaves that `left` has and `right` lacks.
 
-    Each edge into a record of `left` but the first one is a tie, as `sharedtree.ties` lists them. The tie is lost if
-    the leaves below it in `right` are other leaves than those below the first edge.
+    If several edges lead to a record of `left`, each edge but the first is a tie with the first. It is lost if the
+    counterpart of the record at that edge has different leaves than its counterpart at the first edge.
 
     Args:
         left: the DAG with the ties.
         right: the DAG that may lack some of them.
-        agree: decides whether records match that are not alike, see `pairs`.
+        agree: (number of a record of `left`, number of one of `right`) → True if the two match although they differ.
 
     Returns:
         The lost ties, or None if the DAGs differ in shape.
 
     Cost: one visit for each pair of records that some path leads to.
     """
+    # `pairs` yields a `Mismatch` wherever the shapes differ.
     if any(isinstance(pair, Mismatch) for pair in pairs(left, right, agree)):
         return None
+    # Record of `left` → its first visit. Each further visit of a record is a tie, and nothing below it is visited.
     first_visits: dict[int, _Visit] = {}
     lost: list[LostLeaf] = []
     stack: list[tuple[int, _Visit]] = [(left.root, _Visit(right.root, (), ()))]
@@ -84,7 +88,7 @@ def lost_leaf_ties(left: Rooted, right: Rooted, agree: Agree) -> list[LostLeaf] 
                 ancestors = (*visit.ancestors, number)
                 stack.extend((i, _Visit(j, (*visit.path, key), ancestors)) for key, i, j in reversed(steps))
             continue
-        # The record is tied on the left. Is it on the right?
+        # The record is tied in `left`. If it has two counterparts, the tie is lost for the leaves that are two as well.
         first = first_visits[number]
         if first.counterpart != visit.counterpart and _is_tie_of_model(left.records, first, visit):
             for subpath, parts in _separated_leaves(left, right, (number, first.counterpart, visit.counterpart)):
@@ -108,7 +112,7 @@ class _Visit(NamedTuple):
 
 
 def _separated_leaves(left: Rooted, right: Rooted, top: tuple[int, int, int]) -> Iterator[tuple[Path, tuple[int, int]]]:
-    """Finds the leaves below a tied record of `left` that are two leaves each in `right`.
+    """Finds the leaves below a tied record of `left` that have two counterparts each in `right`.
 
     Args:
         left: the DAG in which the record is tied.
@@ -136,12 +140,14 @@ def _separated_leaves(left: Rooted, right: Rooted, top: tuple[int, int, int]) ->
 
 
 def _is_tie_of_model(records: Sequence[Record], visit1: _Visit, visit2: _Visit) -> bool:
-    """Returns False if a tie lies between two entries of one state of optax, where arrays only alias by accident.
+    """Returns False for a tie between two entries of one state of optax, whose arrays alias only by accident.
+
+    For example, two entries may begin as one array of zeros.
 
     Args:
         records: the left DAG.
-        visit1: first path to the tied record.
-        visit2: another path to it.
+        visit1: the first visit of the tied record.
+        visit2: another visit of the record.
     """
     steps = enumerate(zip(visit1.path, visit2.path, strict=False))
     num_common_keys = next((i for i, (key1, key2) in steps if key1 != key2), 0)
@@ -152,30 +158,33 @@ def _is_tie_of_model(records: Sequence[Record], visit1: _Visit, visit2: _Visit) 
 
 
 def _is_optax_state(cls: type) -> bool:
+    """Returns True for a class of optax's states, which are namedtuples."""
     return is_namedtuple(cls) and cls.__module__.partition(".")[0] == "optax"
 
 
 def unsettled(ties: Sequence[LostLeaf], objects: Sequence[Any]) -> list[LostLeaf]:
     """Selects the lost ties that were neither undone on purpose nor reported before.
 
+    Both leaves of a tie are noted if it was undone or reported.
+
     Args:
         ties: the lost ties.
-        objects: number of a part → its leaf.
+        objects: objects of the new tree. A number in `LostLeaf.parts` is an index of a leaf.
     """
     unnoted = [tie for tie in ties if not all(is_noted(objects[part]) for part in tie.parts)]
-    # A Python number in a tied module cannot be noted. If only such numbers remain, the arrays beside them were noted,
-    # and that settles the whole module.
+    # A Python number in a tied module cannot be noted. If only numbers remain, the arrays beside them in the module
+    # were noted, so the loss of the whole module is settled.
     has_only_numbers = not any(carries_identity(objects[part]) for tie in unnoted for part in tie.parts)
     return [] if has_only_numbers and len(unnoted) < len(ties) else unnoted
 
 
 class Lost(NamedTuple):
-    """A lost tie that lies in no other lost tie.
+    """A maximal lost tie.
 
     Attributes:
-        record: the tied record.
-        paths: its paths.
-        ties: the lost ties of the leaves in it, or of itself if it is a leaf.
+        record: number of the tied object in the old tree.
+        paths: the paths of the object.
+        ties: the lost ties of the leaves in the object. If the object is a leaf, its own lost ties.
     """
 
     record: int
@@ -184,7 +193,7 @@ class Lost(NamedTuple):
 
 
 def maximal(ties: Iterable[LostLeaf]) -> list[Lost]:
-    """Groups the lost ties of leaves by the object that was tied."""
+    """Groups the lost ties of leaves by the object that was tied. Returns one maximal lost tie for each object."""
     ties_of: dict[int, list[LostLeaf]] = {}
     for tie in ties:
         ties_of.setdefault(tie.tied, []).append(tie)
@@ -196,12 +205,17 @@ def maximal(ties: Iterable[LostLeaf]) -> list[Lost]:
 
 
 def named(text: str, paths: Iterable[Path]) -> list[str]:
-    """Prints paths as errors do, each after `text`, the name of the tree."""
+    """Prints paths for errors: `model` and the path `.a.w` become "model.a.w".
+
+    Args:
+        text: name of the tree.
+        paths: paths in the tree.
+    """
     return [text + jtu.keystr(path) for path in paths]
 
 
 def at(tree: Rooted, number: int, path: Path) -> int:
-    """Number of the record at a path below another record."""
+    """Follows a path down from a record. Returns the number of the record at its end."""
     for key in path:
         op, children = tree.records[number]
         assert type(op) is Node

@@ -1,18 +1,22 @@
 """Finds the vanilla transform that split a tied leaf into two leaves, if it is certain which one did.
 
-A vanilla transform flattens its arguments and its results to trees, so a tied model leaves it as an untied one. The
+A vanilla transform flattens its arguments and its results to trees, so the ties of a model are lost in it. The
 traceback of the operation that made a leaf has the call:
 
-    scan             jax        the operation is a `scan`, and this is what the user called,
-    step             train.py   and this is where
+    scan             jax        the operation is a `scan`, and this is the function that the user called,
+    step             train.py   and this is the line
 
 But JAX and other libraries call transforms, too, and a user may call one for each leaf in turn. So a transform is named
 only if the user's code called it directly, on a function of the user's, and if both leaves came out of *one* call of
-it. Of `jax.lax.scan`, `jax.jit` and the like both are then outputs of one operation. `jax.vmap` and `jax.grad` leave no
-operation behind, but JAX notes for each operation in which of their calls it was made.
+it. After one call of `jax.lax.scan` or `jax.jit`, both leaves are outputs of one operation in the traced program, whose
+parameters hold an inner *program*, a jaxpr. `jax.vmap` and `jax.grad` leave no such operation behind. Instead, each
+operation that was made in their calls has a mark for each of these calls (see `transform_calls`).
 
-A function that takes a model apart by hand unties it under any transform. So both leaves must also have been made at
-one line below a function of trees, such as `jax.tree.map` or `sharedtree.apply_updates`; or be parts of one gradient.
+A function that takes a model apart without a function of trees unties it under any transform. So both leaves must also
+have been made at one line below a function of trees, such as `jax.tree.map` or `sharedtree.apply_updates`; or they must
+be parts of one gradient.
+
+A *frame* is an entry of a traceback. Frames come innermost first, and the caller is further out.
 """
 
 import pathlib
@@ -36,13 +40,13 @@ from ._frames_of_libraries import TRACED, package_of
 
 
 class VanillaTransform(NamedTuple):
-    """A transform that unties models.
+    """A transform of JAX or Equinox that unties models.
 
     Attributes:
-        title: how its user calls it.
-        keeping: the code that keeps ties.
-        primitives: of the operation that it leaves in a program; empty if it leaves none.
-        calls: what JAX calls the transform in the notes of an operation; empty if it makes none.
+        title: its public name.
+        keeping: code that does the same and keeps ties.
+        primitives: names of its operation in a program. Empty if it leaves marks instead.
+        calls: name of the transform in JAX's marks on operations. Empty if it leaves an operation instead.
     """
 
     title: str
@@ -104,20 +108,21 @@ _TRANSFORMS: dict[tuple[str, str, str], VanillaTransform] = {
         calls="jvp",
     ),
 }
-"""The package, the file and the function that its user's code has called → the transform."""
+"""(package, file, function that the user's code calls, by its name in tracebacks) → the transform."""
 
 _WRAPPERS = ("reraise_with_filtered_traceback",)
-"""Functions of JAX around others, which are not what a user calls."""
+"""Functions of JAX that wrap its public functions, and have frames of their own."""
 
 
 class TransformCall(NamedTuple):
-    """A call of a vanilla transform by the user's code.
+    """A call of a vanilla transform by the user's code, found in the traceback of an operation.
 
     Attributes:
         transform: the transform.
-        caller: frame of the user's code that called it.
-        function: frame of the user's function that the transform called. None if it is unknown.
-        is_innermost: True if only frames of libraries are further in, so that the operation is the transform's own.
+        caller: frame of the call, in the user's code.
+        function: frame of the user's code next further in: the function called by the transform. None if there is
+            none.
+        is_innermost: True if only frames of libraries are further in. Then the transform itself made the operation.
     """
 
     transform: VanillaTransform
@@ -127,12 +132,16 @@ class TransformCall(NamedTuple):
 
 
 def outermost_call(leaf: Any) -> TransformCall | None:
-    """Finds the outermost vanilla transform, called by the traced function, that made a leaf. None if none did."""
+    """Finds the outermost call of a vanilla transform in which a leaf was made.
+
+    Calls outside the traced function do not count. None if there is no such call.
+    """
     outermost: TransformCall | None = None
-    # The frames of libraries since the last frame of the user's. Frames come innermost first.
+    # The frames of libraries since the last frame of the user's code, and that frame.
     library_frames: list[Frame] = []
     user_frame: Frame | None = None
     for frame in frames_of(leaf):
+        # Our method that calls the traced function. Frames further out are not part of that function.
         if frame.function == TRACED:
             break
         if package_of(frame.filename) is not None:
@@ -146,8 +155,14 @@ def outermost_call(leaf: Any) -> TransformCall | None:
 
 
 def _transform_called_by_user(library_frames: Sequence[Frame]) -> VanillaTransform | None:
-    """Returns the transform that the outermost frame is the call of, None if it is the call of something else."""
+    """Returns the transform called by the user's code. None if the user's code called another function of a library.
+
+    Args:
+        library_frames: the frames between two frames of the user's code, innermost first. Those of `_WRAPPERS` are
+            skipped.
+    """
     for frame in reversed(library_frames):
+        # Methods of Equinox's wrappers are listed with their class, all other functions by their last name.
         name = frame.function if "Wrapper." in frame.function else frame.function.rpartition(".")[2]
         if name not in _WRAPPERS:
             key = str(package_of(frame.filename)), pathlib.PurePath(frame.filename).name, name
@@ -160,7 +175,7 @@ class Culprit(NamedTuple):
 
     Attributes:
         transform: the transform.
-        caller: frame of the user's code that called it.
+        caller: frame of the call, in the user's code.
         inside: call stack, within the transform, of the operation that made the leaves, innermost first.
     """
 
@@ -174,17 +189,23 @@ def culprit_of(leaf1: Any, leaf2: Any, analyses: "IdentityDict[list[_Analysis]]"
 
     Args:
         leaf1: a leaf of the traced function's result.
-        leaf2: another leaf of it, which was one object with the first when the function was called.
+        leaf2: another leaf of the result. The two were one object when the function was called.
         analyses: operation → analyses of its programs. Extended, so that each operation is analysed once.
     """
     call, call2 = outermost_call(leaf1), outermost_call(leaf2)
+    # Tracers of the program that is traced, without the tracers of `vmap` and `grad` around them. None for a concrete
+    # leaf, which no operation of the program made.
     tracers = program_tracer(leaf1), program_tracer(leaf2)
-    # Both leaves must come from one line that calls one transform, and have operations to look at.
+    # Both leaves must come from one line that calls one transform: equal `transform` and `caller`.
     if call is None or call2 is None or call[:2] != call2[:2] or None in tracers:
         return None
     operations = [operation_of(tracer) for tracer in tracers]
+
+    # Transforms such as `jax.vmap`, which leave marks.
     if call.transform.calls:
         return _culprit_without_operation(call, tracers, operations, analyses)
+
+    # Transforms such as `jax.lax.scan`, which leave one operation with both leaves as outputs.
     if operations[0] is not operations[1] or not call.is_innermost:
         return None
     if operations[0].primitive.name not in call.transform.primitives:
@@ -196,20 +217,30 @@ def culprit_of(leaf1: Any, leaf2: Any, analyses: "IdentityDict[list[_Analysis]]"
 def _culprit_without_operation(
     call: TransformCall, tracers: Sequence[Any], operations: Sequence[Any], analyses: "IdentityDict[list[_Analysis]]"
 ) -> Culprit | None:
-    """Returns a transform that leaves no operation behind, if it is certain that it untied two leaves."""
-    calls, calls2 = map(transform_calls, operations)
-    is_one_call = len(calls) == len(calls2) and all(map(_is_same, calls, calls2))
-    named = [entry for entry in calls if entry.name == call.transform.calls]
-    if not is_one_call or not named or not _entered_as_one(tracers, named[-1]):
+    """Returns the culprit if a transform that leaves marks, such as `jax.vmap`, certainly untied two leaves, else None.
+
+    Args:
+        call: the call of the transform.
+        tracers: the two leaves.
+        operations: the operation of each leaf.
+        analyses: operation → analyses of its programs. Extended.
+    """
+    # Both operations must have been made in the same calls, and one array must have entered the transform for both.
+    marks, marks2 = map(transform_calls, operations)
+    is_one_call = len(marks) == len(marks2) and all(map(_is_same, marks, marks2))
+    marks_of_transform = [mark for mark in marks if mark.name == call.transform.calls]
+    if not is_one_call or not marks_of_transform or not _entered_as_one(tracers, marks_of_transform[-1]):
         return None
-    culprit = Culprit(call.transform, call.caller, ())
+
+    # The leaves must be made alike, by a function of the user's.
+    culprit = Culprit(call.transform, call.caller, inside=())
     if operations[0] is operations[1] and call.function is None:
         # The function is jitted itself, so only its program has the lines of the function.
         return None if _made_alike(operations[0], tracers, call.caller, analyses) is None else culprit
     if not _is_by_user(call.function, call.caller):
         return None
     # The two parts of one gradient are made at different lines, since each path is differentiated by itself.
-    if any(entry.name == "transpose" for entry in calls):
+    if any(mark.name == "transpose" for mark in marks):
         return culprit
     tracebacks = [operation.source_info.traceback for operation in operations]
     is_one_line = tracebacks[0] is not None and tracebacks[0] == tracebacks[1]
@@ -222,14 +253,16 @@ def _made_alike(
     """Returns the call stack that made two outputs of an operation, if its program computes both alike from one value.
 
     Args:
-        operation: the operation that the transform left in the traced program.
-        tracers: the two outputs of it.
+        operation: the transform's operation in the traced program.
+        tracers: two outputs of the operation.
         caller: frame of the user's code that called the transform.
         analyses: operation → analyses of its programs. Extended.
 
     Returns:
-        The call stack, or None if that is not certain, or if the program is not that of a function of the user's.
+        The call stack within the program, innermost first. Empty if the program returns an input. None if it is not
+        certain that both are computed alike, or if the program is not that of a function of the user's.
     """
+    # Indices among the outputs of the operation.
     numbers = output_number(tracers[0]), output_number(tracers[1])
     if numbers[0] is None or numbers[1] is None:
         return None
@@ -246,35 +279,37 @@ def _made_alike(
 
 
 def _is_below_function_of_trees(frames: Sequence[Frame], caller: Frame) -> bool:
-    """Returns True if a function of trees of some library made an operation, or called what made it.
+    """Returns True if an operation was made in a call of a function of trees, such as `jax.tree.map` or an optimizer's.
 
     Args:
         frames: call stack of the operation, innermost first.
-        caller: where the transform was called. Frames further out do not count.
+        caller: frame that called the transform. Frames further out do not count.
     """
     for frame in frames:
         if frame == caller or frame.function == TRACED:
             return False
         package = package_of(frame.filename)
-        # JAX's other frames are those of its operations.
+        # Every function of another library counts. Of JAX's frames only those of `tree_util` do, since the others are
+        # frames of operations such as `jnp.add`.
         if package is not None and (package != "jax" or pathlib.PurePath(frame.filename).name == "tree_util.py"):
             return True
     return False
 
 
 def _entered_as_one(tracers: Sequence[Any], call: object) -> bool:
-    """Returns True if two leaves were computed from one array passed into a call, and the array was still tied then.
+    """Returns True if two leaves were computed from one array that entered a call, so that the tie was lost inside.
 
     Args:
         tracers: the leaves.
-        call: the mark that JAX puts on each operation made in the call.
+        call: JAX's mark on each operation made in the call.
 
     Cost: one look at each operation of the call, in a trace that warns.
     """
-    # For each leaf, the arrays of its shape and dtype from outside the call that it was computed from.
+    # For each leaf, the arrays from outside the call that it was computed from, and that have its shape and dtype.
     inputs: list[IdentitySet] = []
     for tracer in tracers:
         visited, outer_values = IdentitySet(), IdentitySet()
+        # Go back from the leaf, from each operation in the call to its operands.
         stack = [tracer]
         while stack:
             value = stack.pop()
@@ -287,18 +322,23 @@ def _entered_as_one(tracers: Sequence[Any], call: object) -> bool:
                 outer_values.add(value)
         inputs.append(outer_values)
     is_tied = any(value in inputs[1] for value in inputs[0])
-    # If one line outside made two of the arrays, a function of trees had untied the model before this call.
+    # If two of the arrays were made at one line outside, a function of trees had untied the model before this call.
     operations = [operation_of(value) for value in inputs[0] if operation_of(value) is not None]
     tracebacks = [operation.source_info.traceback for operation in operations]
     return is_tied and len(set(tracebacks)) == len(tracebacks)
 
 
-def _is_same(a: object, b: object) -> bool:
-    return a is b
+def _is_same(mark: object, mark2: object) -> bool:
+    return mark is mark2
 
 
 def _is_by_user(function: Frame | None, caller: Frame) -> bool:
-    """Returns True if a function belongs to the program that called the transform, not to an installed library."""
+    """Returns True if a function belongs to the program that called the transform, not to an installed library.
+
+    Args:
+        function: frame of the function. None if it is unknown; the result is False then.
+        caller: frame of the transform's call, in the user's code.
+    """
     if function is None:
         return False
     # A program that is itself installed may call a transform on functions of its own.
@@ -313,27 +353,30 @@ def _is_function_by_user(program: InnerProgram, inside: Sequence[Frame], caller:
         inside: call stack of one of its operations, innermost first.
         caller: frame of the user's code that called the transform.
     """
+    # JAX's text is "name at file:line".
     filename = str(program.jaxpr.debug_info.func_src_info).rpartition(" at ")[2].rpartition(":")[0]
     if package_of(filename) is None:
         return _is_installed(caller.filename) or not _is_installed(filename)
-    # A library has wrapped the function before it gave it to JAX.
+    # A library wrapped the function before it passed it to JAX. The user's function is the outermost frame of the
+    # user's code.
     functions = [frame for frame in inside if package_of(frame.filename) is None]
     return _is_by_user(functions[-1] if functions else None, caller)
 
 
 def _is_installed(filename: str) -> bool:
+    """Returns True for a file of an installed package."""
     return not {"site-packages", "dist-packages"}.isdisjoint(pathlib.PurePath(filename).parts)
 
 
 class _Analysis(NamedTuple):
-    """Analysis of a program: how each variable was computed, and from which inputs.
+    """Analysis of a program: how each variable was computed, and from what inputs.
 
     Attributes:
         program: the program.
         numbers: variable → number of its value. Variables with one number hold equal values.
-        sources: variable → bit mask of the inputs that it was computed from.
-        made_by: variable → the equation that made it. Inputs have none.
-        places_of: tracer → indices of the inputs that it was passed as. A tied array has several.
+        sources: variable → bit mask of the inputs in its computation: bit `i` is set for input `i`.
+        made_by: variable → the equation with the variable as a result. Inputs have none.
+        places_of: tracer passed to the program → indices of its inputs. A tied array is passed as several inputs.
     """
 
     program: InnerProgram
@@ -352,6 +395,8 @@ def _analyse(program: InnerProgram) -> _Analysis:
     sources: IdentityDict[int] = IdentityDict()
     made_by: IdentityDict[Any] = IdentityDict()
     places_of: IdentityDict[list[int]] = IdentityDict()
+
+    # Inputs that got one tracer have one number: the index of the first of them.
     for place, (variable, tracer) in enumerate(zip(program.jaxpr.invars, program.inputs, strict=True)):
         places = places_of.get(tracer)
         if places is None:
@@ -359,9 +404,12 @@ def _analyse(program: InnerProgram) -> _Analysis:
         places.append(place)
         numbers[variable] = places[0]
         sources[variable] = 1 << place
+
+    # (primitive, parameters, numbers of the operands) → number of the equation. Its outputs have the number and their
+    # position.
     number_of: dict[Any, int] = {}
     for equation in program.jaxpr.eqns:
-        # The program keeps the parameters alive, so that what is not hashable is known by its `id`.
+        # A parameter that is not hashable is compared by its `id`. The program keeps it alive.
         parameters = [(name, _hashable(value)) for name, value in sorted(equation.params.items())]
         operands: list[Any] = []
         input_mask = 0
@@ -378,8 +426,8 @@ def _analyse(program: InnerProgram) -> _Analysis:
 def _computes_alike(analysis: _Analysis, output1: int, output2: int) -> Sequence[Frame] | None:
     """Returns the call stack that made two outputs of a program, if the program computes them alike from one value.
 
-    Two outputs are computed alike if both are inputs with one value. Then the stack is empty. They are also computed
-    alike if one line made both from inputs with one value, as a function of trees does for each path of a tie.
+    That is so in two cases. Both outputs are inputs with one value; then the stack is empty. Or one line made both from
+    inputs with one value. A function of trees does this for the paths of a tie.
 
     Args:
         analysis: the analysis of the program.
@@ -414,6 +462,7 @@ def _computes_alike(analysis: _Analysis, output1: int, output2: int) -> Sequence
 
 
 def _hashable(value: Any) -> Any:
+    """Returns the value itself if it is hashable, else its `id`. The caller keeps the value alive."""
     try:
         hash(value)
     except TypeError:
@@ -422,6 +471,6 @@ def _hashable(value: Any) -> Any:
 
 
 def _literal(operand: Any) -> Any:
-    """Key of an operand that is a constant of the program or a literal: its class and value."""
+    """Returns a key for an operand that is a constant of the program or a literal: its class and its value."""
     value = getattr(operand, "val", operand)
     return type(value), _hashable(value)

@@ -6,14 +6,18 @@ identity can tie the two. A `View` in the kernel's place holds the very embeddin
     embed.embedding    w                         one leaf, one gradient, one slot, one tensor on disk
     head.kernel        View(transpose, w)        `.of[0]` is `w`
 
-A view is no array. JAX takes it apart like any node: under `vmap` an array with a note would be mapped along an axis of
-`w`, not of the transpose, in silence. So a view refuses every use but these:
+The arrays that a view is computed from are its *sources*. A source can also be another view, or the object in which a
+library holds an array: a variable of Flax NNX, or a *box*, the object that Flax Linen puts around a parameter.
+
+A view is no array. JAX takes it apart like any node, so `vmap` maps along an axis of `w`. If a view could be used as an
+array, the user would expect an axis of the transpose, and get wrong results without an error. So a view can be computed
+in these ways only, and every other use raises `ViewError`:
 
 - NNX's `kernel[...]` and `kernel.get_value()`, which its layers call;
 - Linen's `unbox()`, which Linen calls before a layer gets the parameter;
 - `unwrap(model)`, which puts an array in the place of each view.
 
-Printing, listing, loading and saving call no function of a view.
+Printing, listing, loading and saving do not compute a view.
 """
 
 import contextlib
@@ -96,6 +100,7 @@ class View:
     of: tuple[Any, ...]
 
     def __init__(self, through: Callable[..., Any], *of: Any) -> None:
+        """Checks the arguments, and notes the sources as tied."""
         if not callable(through):
             raise TypeError(
                 f"`View` takes a function and the arrays that it is called on, not {shown(through)} first:\n"
@@ -107,22 +112,28 @@ class View:
                 "    view = sharedtree.View(jnp.transpose, array)"
             )
         for source in of:
+            # An array, a variable, a box or a view.
             if not is_source(source):
                 raise TypeError(
                     f"`View` computes an array from arrays, and {shown(source)} is none. Name the array in it:\n"
                     "    view = sharedtree.View(jnp.transpose, model.embed.weight)"
                 )
         self._set(through, of)
+        # Outside modules, transforms take arrays for values. A transform that sees a noted array twice warns of it.
         note_tied_values([source for source in of if carries_identity(source)])
 
     def _set(self, through: Callable[..., Any], of: tuple[Any, ...]) -> None:
+        """Sets the two attributes, which `__setattr__` refuses. Makes the class known to the libraries in use."""
         object.__setattr__(self, "through", through)
         object.__setattr__(self, "of", of)
         _introduce_to_libraries()
 
     @classmethod
     def _unflatten(cls, through: Callable[..., Any], children: Iterable[Any]) -> "View":
-        """Makes a view of whatever JAX puts in the place of its child, the tuple of sources."""
+        """Makes a view from its function and its one child, without the checks of `__init__`.
+
+        The child is the tuple of sources. While JAX or a library works on a tree, it can be any other object.
+        """
         view = object.__new__(cls)
         (of,) = children
         view._set(through, of)
@@ -132,47 +143,52 @@ class View:
         return _unpickle, (self.through, self.of)
 
     def __repr__(self) -> str:
-        of = self.of if type(self.of) is tuple else (self.of,)
-        return f"View({', '.join([text_of_function(self.through), *map(_text_of_source, of)])})"
+        sources = self.of if type(self.of) is tuple else (self.of,)
+        return f"View({', '.join([text_of_function(self.through), *map(_text_of_source, sources)])})"
 
-    # --- the doors of libraries ---
+    # --- methods that layers of Flax NNX and Flax Linen call ---
 
     def __getitem__(self, index: Any) -> Any:
-        """Computes the array, for `view[...]` only."""
+        """Computes the array if the index is `...`. Refuses every other index."""
         if index is not ...:
             self._refuse(f"it was indexed with `{shown(index)}`", "    array = view[...]")
         return array_of(self)
 
     def get_value(self, *, index: Any = ...) -> Any:
-        """Computes the array, as `Variable.get_value` of Flax NNX returns the one that it holds."""
+        """Computes the array, or the part of it at an index. A variable of Flax NNX has the same method."""
         array = array_of(self)
-        return array if index is ... or type(index).__name__ == "Missing" else array[index]
+        # NNX passes an instance of its class `Missing` for no index.
+        is_whole = index is ... or type(index).__name__ == "Missing"
+        return array if is_whole else array[index]
 
     def unbox(self) -> Any:
-        """Computes the array, as a box of Flax Linen returns the one that it holds."""
+        """Computes the array. Flax Linen calls this method of each box before a layer gets the parameter."""
         return array_of(self)
 
     def replace_boxed(self, val: Any) -> NoReturn:
-        """Refuses what Flax Linen would put into a box."""
+        """Raises `ViewError`. Flax Linen calls this method of a box to put a new value into it."""
         self._refuse_assignment("a new value")
 
     def add_axis(self, index: int, params: Any) -> "View":
-        """Returns the view itself: its sources get the axis."""
+        """Returns the view itself. Linen's `vmap` calls this method of each box, so the sources get the axis."""
         return self
 
     def remove_axis(self, index: int, params: Any) -> "View":
-        """Returns the view itself: its sources lose the axis."""
+        """Returns the view itself. Like `add_axis`, it is called for each box, so the sources lose the axis."""
         return self
 
     def get_partition_spec(self) -> "View":
-        """Returns a view of the partition specs of its sources, which a view of arrays takes as a prefix."""
+        """Returns a view with the partition specs of its sources in their places.
+
+        JAX takes the result as a prefix of this view, because both are nodes of one class with one function.
+        """
         return self._unflatten(self.through, (tuple([partition_spec_of(source) for source in self.of]),))
 
     def get_sharding(self, mesh: Any) -> "View":
-        """Returns a view of the shardings of its sources, which a view of arrays takes as a prefix."""
+        """Returns a view with the shardings of its sources in their places, which JAX takes as a prefix of this one."""
         return self._unflatten(self.through, (tuple([sharding_of(source, mesh) for source in self.of]),))
 
-    # --- everything else is refused ---
+    # --- all other uses, which are refused ---
 
     # Functions of `jax.numpy` and operators of arrays call this. Those of `jax.lax` do not, and raise JAX's own error.
     def __jax_array__(self) -> NoReturn:
@@ -184,10 +200,12 @@ class View:
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         self._refuse("it was to be made an array of NumPy")
 
+    # Python calls this only for attributes that do not exist.
     def __getattr__(self, name: str) -> NoReturn:
         if name == "set_value":
             self._refuse_assignment("its value")
-        if name in View.__slots__:  # of an instance without content, whose text would ask for it again
+        # An instance that `object.__new__` has just made lacks these. `_refuse` prints it, so it would ask again.
+        if name in View.__slots__:
             raise AttributeError(name)
         self._refuse(f"it was asked for `.{name}`")
 
@@ -198,23 +216,31 @@ class View:
         self._refuse_assignment(f"`[{'...' if index is ... else shown(index)}]`")
 
     def __bool__(self) -> bool:
-        # NNX's norms ask `if self.scale`, to learn whether there is one.
+        # NNX's norms test `if self.scale`, because the scale is None if they have none.
         if not self._is_of_nnx:
             self._refuse("it was asked whether it is true")
         return True
 
-    def __eq__(self, other: object) -> Any:
-        if isinstance(other, (int, float, complex, np.generic)) or (is_source(other) and not isinstance(other, View)):
+    def __eq__(self, value: object) -> Any:
+        """Refuses numbers and arrays, with which an array would be compared by elements. Else compares by identity."""
+        if isinstance(value, (int, float, complex, np.generic)) or (is_source(value) and not isinstance(value, View)):
             self._refuse("it was compared")
-        return True if other is self else NotImplemented
+        return True if value is self else NotImplemented
 
     __hash__ = object.__hash__
 
     @property
     def _is_of_nnx(self) -> bool:
+        """True if the view is computed from a variable of Flax NNX, so that a layer of NNX reads it."""
         return type(self.of) is tuple and any(is_variable(source) for source in self.of)
 
     def _refuse(self, fact: str, fix: str | None = None) -> NoReturn:
+        """Raises the error for a use that needs an array.
+
+        Args:
+            fact: says how the view was used, for example "it was compared".
+            fix: lines of code for the message. None for `unwrap`.
+        """
         if fix is None:
             fix = "    model = sharedtree.unwrap(model)"
             if self._is_of_nnx:
@@ -226,6 +252,11 @@ class View:
         )
 
     def _refuse_assignment(self, target: str) -> NoReturn:
+        """Raises the error for a change of the view.
+
+        Args:
+            target: what was to be set, such as "`.through`".
+        """
         if self._is_of_nnx:
             fix = "    view.of[0][...] = value"
         else:
@@ -237,32 +268,41 @@ class View:
         )
 
 
-def _refuser(operator: str) -> Callable[..., NoReturn]:
+def _refusing_method(operator: str) -> Callable[..., NoReturn]:
+    """Makes a special method of `View`. The method raises `ViewError`.
+
+    Args:
+        operator: the operator or function for which Python calls the method, such as `+`.
+    """
+
     def refuse(view: View, *_: Any) -> NoReturn:
         view._refuse(f"`{operator}` was applied to it")  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
     return refuse
 
 
-# Name of a method, without its underscores → what calls it.
-_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
-_OPERATORS |= {"matmul": "@", "lshift": "<<", "rshift": ">>", "and": "&", "xor": "^", "or": "|", "divmod": "divmod"}
-_OTHERS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "neg": "-", "pos": "+", "invert": "~", "contains": "in"}
-_OTHERS |= {"index": "operator.index", "trunc": "math.trunc", "floor": "math.floor", "ceil": "math.ceil"}
-_OTHERS |= {name: name for name in ("abs", "len", "iter", "int", "float", "complex", "round")}
+# Name of a special method without its underscores → the operator or function for which Python calls it. Operators of
+# the first dict also have a reflected method, which Python calls on the right operand: `__radd__` for `array + view`.
+_REFLECTED = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
+_REFLECTED |= {"matmul": "@", "lshift": "<<", "rshift": ">>", "and": "&", "xor": "^", "or": "|", "divmod": "divmod"}
+_UNREFLECTED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "neg": "-", "pos": "+", "invert": "~", "contains": "in"}
+_UNREFLECTED |= {"index": "operator.index", "trunc": "math.trunc", "floor": "math.floor", "ceil": "math.ceil"}
+_UNREFLECTED |= {function: function for function in ("abs", "len", "iter", "int", "float", "complex", "round")}
 
-for _name, _text in _OPERATORS.items():
-    setattr(View, f"__{_name}__", _refuser(_text))
-    setattr(View, f"__r{_name}__", _refuser(_text))
-for _name, _text in _OTHERS.items():
-    setattr(View, f"__{_name}__", _refuser(_text))
+for _method, _operator in _REFLECTED.items():
+    setattr(View, f"__{_method}__", _refusing_method(_operator))
+    setattr(View, f"__r{_method}__", _refusing_method(_operator))
+for _method, _operator in _UNREFLECTED.items():
+    setattr(View, f"__{_method}__", _refusing_method(_operator))
 
 
 def _unpickle(through: Callable[..., Any], of: tuple[Any, ...]) -> View:
+    """Makes a view from its attributes. Pickles name this function."""
     return View._unflatten(through, (of,))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
-# The public name, under which it is printed and pickled. Files look it up in the package, which imports it lazily.
+# Users see `sharedtree.View` in printed text and in pickles. Code that reads a pickle or a file looks up that name in
+# the package, which imports its public names lazily. So the class is put there now.
 View.__module__ = __name__.partition(".")[0]
 vars(sys.modules[View.__module__])[View.__name__] = View
 
@@ -274,11 +314,20 @@ jtu.register_pytree_with_keys(
     View._unflatten,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     lambda view: ((view.of,), view.through),
 )
+# Without a convention, the convention of the module around the view decides which of its leaves are traced.
 node_types_by_class[View] = node_type_of_class(View)._replace(convention=None, keys_vary=False, is_view=True)
 
 
 def _fault_of_function(cls: Any, through: Any) -> str | None:
-    """A function by its name, or a partial of one: what a file names is judged, and what it describes would not be."""
+    """Returns the reason why no file may contain a view with this function. None if a file may.
+
+    A file may contain a function that it names, or a partial of one: reading checks the name against an allow-list. A
+    callable object or a bound method would be described by its parts, and so escape that check. A class is no function.
+
+    Args:
+        cls: class of the node that is to be written or read. All classes but `View` are left to other rules.
+        through: auxiliary data of the node. For a view this is its function.
+    """
     if cls is not View:
         return None
     while type(through) in (functools.partial, jtu.Partial):
@@ -287,6 +336,7 @@ def _fault_of_function(cls: Any, through: Any) -> str | None:
     return None if is_named else f"`{name_of(through, type(through).__name__)}` in the place of a function with a name"
 
 
+# Writing and reading of files ask every entry of `LIBRARIES`.
 LIBRARIES.append(Library("views", fault_of_aux=_fault_of_function))
 
 _introductions: list[Callable[[], bool]] = [
@@ -294,18 +344,23 @@ _introductions: list[Callable[[], bool]] = [
     lambda: register_as_box(View),
     lambda: refuse_in_flax_files(View, _refuse_flax_file),
 ]
-"""What libraries are told of views as soon as the program has imported them."""
+"""Functions that make the class known to a library. They return False if the program has not imported it yet."""
 
 
 def _introduce_to_libraries() -> None:
-    # Every view comes here, also one that a transform rebuilds: a library may have been imported since the last one.
+    """Makes the class known to each library that was imported since the last call.
+
+    It is called for every new view, including those that transforms rebuild, since the user can import a library later.
+    """
     for introduce in tuple(_introductions):
         if introduce():
-            with contextlib.suppress(ValueError):  # another thread came first, which does no harm
+            # Another thread may have removed the function already. A second introduction changes nothing.
+            with contextlib.suppress(ValueError):
                 _introductions.remove(introduce)
 
 
 def _refuse_flax_file(view: View) -> NoReturn:
+    """Raises the error for a view that `flax.serialization` was to write."""
     raise ViewError(
         f"{view!r} cannot be written by `flax.serialization`, which knows no ties: it would write an array that is "
         "elsewhere in the model a second time.\nWrite the parameters with their ties:\n"
@@ -315,11 +370,11 @@ def _refuse_flax_file(view: View) -> NoReturn:
     )
 
 
-# --- what a view stands for -------------------------------------------------------------------------------------------
+# --- computing views --------------------------------------------------------------------------------------------------
 
 
 def is_source(obj: Any) -> bool:
-    """Tells whether a view can be computed from an object: an array, or what a library puts around one."""
+    """Returns True for an object that a view can be computed from: an array, a variable, a box, or another view."""
     return (
         isinstance(obj, View)
         or is_variable(obj)
@@ -329,36 +384,44 @@ def is_source(obj: Any) -> bool:
 
 
 def array_of(view: View, computed: IdentityDict[Any] | None = None, *, is_abstract: bool = False) -> Any:
-    """Computes the array that a view stands for.
+    """Computes the array of a view.
 
     Args:
-        view: the view. The views that it is computed from are computed first, each once.
-        computed: view → its array, as far as computed before. Extended.
-        is_abstract: whether shape and dtype suffice, as a `jax.ShapeDtypeStruct`. No array is computed then.
+        view: the view. If other views are among its sources, these are computed first, each once.
+        computed: view → its array, for the views that are computed already. New arrays are added.
+        is_abstract: True to compute only the shape and dtype, as a `jax.ShapeDtypeStruct`.
 
     Raises:
-        ViewError: if a source is no array, as in the gradient of a model in which it was not differentiated.
+        ViewError: if a source is no array. For example, a gradient has None for a source that was not differentiated.
     """
     computed = IdentityDict() if computed is None else computed
+    # A stack in place of a recursion, since views of views can be nested deeper than Python's recursion limit.
     stack = [view]
     while stack:
         current = stack[-1]
+        # JAX or a library has put one object in the place of the tuple of sources. This raises if it is no array.
         if type(current.of) is not tuple:
-            _opened(current.of, current)
-        missing = [source for source in current.of if isinstance(source, View) and source not in computed]
-        if missing:
-            stack.extend(missing)
+            _array_in(current.of, current)
+        uncomputed = [source for source in current.of if isinstance(source, View) and source not in computed]
+        if uncomputed:
+            stack.extend(uncomputed)
             continue
         stack.pop()
+        # A view that is a source of two views is on the stack twice.
         if current not in computed:
             arguments = [
-                computed[source] if isinstance(source, View) else _opened(source, view) for source in current.of
+                computed[source] if isinstance(source, View) else _array_in(source, view) for source in current.of
             ]
-            computed[current] = _called(current.through, arguments, is_abstract=is_abstract)
+            computed[current] = _call(current.through, arguments, is_abstract=is_abstract)
     return computed[view]
 
 
-def _called(through: Callable[..., Any], arguments: Sequence[Any], *, is_abstract: bool) -> Any:
+def _call(through: Callable[..., Any], arguments: Sequence[Any], *, is_abstract: bool) -> Any:
+    """Calls the function of a view on arrays. Errors get a note that names the function.
+
+    Returns:
+        The array. A `jax.ShapeDtypeStruct` if `is_abstract` is True or one of the arguments is one.
+    """
     try:
         if is_abstract or any(isinstance(argument, jax.ShapeDtypeStruct) for argument in arguments):
             return jax.eval_shape(through, *arguments)
@@ -368,7 +431,16 @@ def _called(through: Callable[..., Any], arguments: Sequence[Any], *, is_abstrac
         raise
 
 
-def _opened(source: Any, view: View) -> Any:
+def _array_in(source: Any, view: View) -> Any:
+    """Returns the array in a variable, a box or a reference. An array itself is returned unchanged.
+
+    Args:
+        source: a source, but not a view.
+        view: the view, for the message.
+
+    Raises:
+        ViewError: if there is no array, or one of float0, the dtype of gradients of integers.
+    """
     if is_variable(source):
         source = source.get_value()
     elif is_box(source):
@@ -416,93 +488,100 @@ def unwrap(tree: T) -> T:
         True
     """
     require_registered(tree)
-    read = walk_exactly(tree)
-    if not any(type(op) is Node and op.type.is_view for op, _ in read.records):
+    flat = walk_exactly(tree)
+    if not any(type(op) is Node and op.type.is_view for op, _ in flat.records):
         return tree
+    # Number of a view, or of a node above a view → the new object.
     replaced: dict[int, Any] = {}
     computed: IdentityDict[Any] = IdentityDict()
-    for number, (op, children) in enumerate(read.records):
+    # Children come before their parents.
+    for number, (op, children) in enumerate(flat.records):
         if type(op) is not Node:
             continue
         if op.type.is_view:
-            replaced[number] = array_of(read.objects[number], computed)
+            replaced[number] = array_of(flat.objects[number], computed)
         elif any(child in replaced for child in children):
-            parts = [replaced[child] if child in replaced else read.objects[child] for child in children]
-            replaced[number] = op.type.put_together(op.aux.thaw(), parts)
-    return replaced.get(read.root, tree)
+            new_children = [replaced[child] if child in replaced else flat.objects[child] for child in children]
+            replaced[number] = op.type.put_together(op.aux.thaw(), new_children)
+    return replaced.get(flat.root, tree)
 
 
-# --- making one -------------------------------------------------------------------------------------------------------
+# --- making views -----------------------------------------------------------------------------------------------------
 
 
 def with_view(
-    read: FlatDag, sources: Sequence[int], target: int, through: Callable[..., Any]
+    flat: FlatDag, sources: Sequence[int], target: int, through: Callable[..., Any]
 ) -> tuple[tuple[Record, ...], dict[Any, int]]:
-    """Puts a view in the place of a record, wherever it stands.
+    """Returns the records of a tree with a view in the place of a record, at all of its paths.
 
     Args:
-        read: the tree, with its objects.
-        sources: the records that the view is computed from.
-        target: the record that it replaces.
+        flat: the tree, with its objects.
+        sources: numbers of the records of its sources.
+        target: number of the record to replace.
         through: the function.
 
     Returns:
-        The new records, and old number → new number.
+        The new records, the root last, and a dict: old number → new number. The dict also has keys for the new nodes.
 
     Raises:
         SharingMismatchError: if the view would not have the shape and dtype of the target, if one of the records is no
             array, if the target is a view, or if a source is computed from the target.
     """
-    _require_arrays(read, [*sources, target])
-    if isinstance(read.objects[target], View):
-        path = read.text(target)
+    _require_arrays(flat, [*sources, target])
+    if isinstance(flat.objects[target], View):
+        path = flat.text(target)
         raise SharingMismatchError(
-            f"`{path}` is a view already: {read.objects[target]!r}. One place has one value.\n"
+            f"`{path}` is a view already: {flat.objects[target]!r}. One place has one value.\n"
             "Put an array in its place first:\n"
             f"    model = sharedtree.untie(model, lambda m: m{path})\n"
             f"    model = sharedtree.tree.at(lambda m: m{path}, model, array)",
             (path,),
         )
-    _require_no_cycle(read, sources, target)
-    _require_shape(read, sources, target, through)
-    view_key, of_key = "view", "of"
+    _require_no_cycle(flat, sources, target)
+    _require_shape(flat, sources, target, through)
+
+    # Two new nodes: the view, and the tuple of its sources. Their keys are texts, those of old records are numbers.
+    view_key, tuple_key = "view", "of"
     view_node = Node(node_types_by_class[View], Static(through, is_exact=True), (_OF,))
-    of_node = Node(PLAIN[tuple], Static(None), tuple([jtu.SequenceKey(i) for i in range(len(sources))]))
+    tuple_node = Node(PLAIN[tuple], Static(None), tuple([jtu.SequenceKey(i) for i in range(len(sources))]))
 
     def expand(key: int | str) -> tuple[Op, Sequence[int | str]]:
+        """Returns the operation of a node in the new tree, and the keys of its children."""
         if key == view_key:
-            return view_node, [of_key]
-        if key == of_key:
-            return of_node, sources
+            return view_node, [tuple_key]
+        if key == tuple_key:
+            return tuple_node, sources
         assert isinstance(key, int)
-        op, children = read.records[key]
+        op, children = flat.records[key]
         return op, [view_key if child == target else child for child in children]
 
-    root: int | str = read.root
+    root: int | str = flat.root
     return canonical(root, expand)
 
 
-def _require_arrays(read: FlatDag, numbers: Sequence[int]) -> None:
+def _require_arrays(flat: FlatDag, numbers: Sequence[int]) -> None:
+    """Raises `SharingMismatchError` if one of the records is neither an array nor a view, a variable or a box."""
     for number in numbers:
-        if is_source(read.objects[number]):
+        if is_source(flat.objects[number]):
             continue
-        path = read.text(number)
+        path = flat.text(number)
         raise SharingMismatchError(
-            f"`{path or 'the whole tree'}` is {shown(read.objects[number])}, and a tie through a function is between "
+            f"`{path or 'the whole tree'}` is {shown(flat.objects[number])}, and a tie through a function is between "
             "arrays.\nName the arrays in it:\n"
             "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight), through=jnp.transpose)",
             (path,),
         )
 
 
-def _require_no_cycle(read: FlatDag, sources: Sequence[int], target: int) -> None:
+def _require_no_cycle(flat: FlatDag, sources: Sequence[int], target: int) -> None:
+    """Raises `SharingMismatchError` if a source is the target itself, or a view that is computed from the target."""
     for source in sources:
-        if target in read.below(source).reached:
-            paths = read.text(source), read.text(target)
+        if target in flat.below(source).reached:
+            source_path, target_path = paths = flat.text(source), flat.text(target)
             if source == target:
-                fact = f"`{paths[1]}` would be computed from itself: both paths lead to one array."
+                fact = f"`{target_path}` would be computed from itself: both paths lead to one array."
             else:
-                fact = f"`{paths[0]}` is computed from `{paths[1]}`, which would be computed from it."
+                fact = f"`{source_path}` is computed from `{target_path}`, which would be computed from it."
             raise SharingMismatchError(
                 f"{fact}\nA tie through a function needs an array that is no part of what it replaces. Name another "
                 "array, or give the target one of its own first:\n"
@@ -511,21 +590,26 @@ def _require_no_cycle(read: FlatDag, sources: Sequence[int], target: int) -> Non
             )
 
 
-def _require_shape(read: FlatDag, sources: Sequence[int], target: int, through: Callable[..., Any]) -> None:
-    wanted = abstract_array(read.objects[target])
-    view = View(through, *[read.objects[source] for source in sources])
+def _require_shape(flat: FlatDag, sources: Sequence[int], target: int, through: Callable[..., Any]) -> None:
+    """Traces the function, and raises if its result does not have the shape and dtype of the target.
+
+    Raises:
+        SharingMismatchError: with a fix for the dtype if the shapes agree, else with one for the shape.
+    """
+    target_array = abstract_array(flat.objects[target])
+    view = View(through, *[flat.objects[source] for source in sources])
     result = array_of(view, is_abstract=True)
-    is_one = node_type_of(result) is None and carries_identity(result)
-    if is_one and (result.shape, result.dtype) == (wanted.shape, wanted.dtype):
+    is_array = node_type_of(result) is None and carries_identity(result)
+    if is_array and (result.shape, result.dtype) == (target_array.shape, target_array.dtype):
         return
-    paths = [read.text(number) for number in (*sources, target)]
-    of = ", ".join([f"`{path}`" for path in paths[:-1]])
-    what = described(result) if is_one else shown(result)
-    if is_one and result.shape == wanted.shape:
+    *source_paths, target_path = paths = [flat.text(number) for number in (*sources, target)]
+    sources_text = ", ".join([f"`{path}`" for path in source_paths])
+    result_text = described(result) if is_array else shown(result)
+    if is_array and result.shape == target_array.shape:
         fix = (
             "Cast in a function of your own:\n"
             "    def through(*arrays):\n"
-            f"        return {text_of_function(through)}(*arrays).astype(jnp.{np.dtype(wanted.dtype).name})"
+            f"        return {text_of_function(through)}(*arrays).astype(jnp.{np.dtype(target_array.dtype).name})"
         )
     else:
         fix = (
@@ -533,26 +617,33 @@ def _require_shape(read: FlatDag, sources: Sequence[int], target: int, through: 
             "    through = jnp.matrix_transpose"
         )
     raise SharingMismatchError(
-        f"`{paths[-1]}` cannot be a view of {of} through `{text_of_function(through)}`: that returns {what}, and "
-        f"`{paths[-1]}` is {described(wanted)}.\nA view must have the shape and dtype that the layer expects. {fix}",
+        f"`{target_path}` cannot be a view of {sources_text} through `{text_of_function(through)}`: that returns "
+        f"{result_text}, and `{target_path}` is {described(target_array)}.\n"
+        f"A view must have the shape and dtype that the layer expects. {fix}",
         paths,
     )
 
 
 def abstract_array(source: Any) -> Any:
-    """Describes what a source or target holds, without a computation."""
+    """Returns an object with the shape and dtype of a source, without a computation.
+
+    The object is a `jax.ShapeDtypeStruct` for a view. For all other sources it is the array itself.
+    """
     if isinstance(source, View):
         return array_of(source, is_abstract=True)
     return source.get_value() if is_variable(source) else source.unbox() if is_box(source) else source
 
 
 def add_note_of_views(error: Exception, tree: FlatDag) -> None:
-    """Notes the views among the arguments of a function in an error of JAX's that is about one of them.
+    """Adds a note to an error that JAX raised about a view: the paths of all views in the arguments, and the fix.
+
+    Errors about anything else do not change.
 
     Args:
-        error: what the function raised.
-        tree: its arguments.
+        error: the error of the user's function.
+        tree: the arguments of the function.
     """
+    # A `ViewError` has the fix already. JAX's errors name the class, or the method by which it converts to an array.
     if isinstance(error, ViewError) or not any(text in str(error) for text in ("sharedtree.View", "__jax_array__")):
         return
     views = [number for number, (op, _) in enumerate(tree.records) if type(op) is Node and op.type.is_view]
@@ -569,10 +660,13 @@ def add_note_of_views(error: Exception, tree: FlatDag) -> None:
 
 
 def _text_of_source(source: Any) -> str:
-    if isinstance(source, View):  # of which there may be a tower, each with two of the one below
+    """Prints a source of a view: an array by its dtype and shape, another object by its class."""
+    # The sources of an inner view are left out. In a tower of views, each computed from the next one twice, the text
+    # would double with each level.
+    if isinstance(source, View):
         return f"View({text_of_function(source.through)}, ...)"
     if is_variable(source) or is_box(source):
         return f"{type(source).__name__}"
-    # What stands in the place of an array while JAX or a library works on the tree is named by its class.
+    # While JAX or a library works on a tree, any object can stand in the place of an array.
     is_array = node_type_of(source) is None and carries_identity(source)
     return f"{source.dtype}{list(source.shape)}" if is_array else type(source).__name__

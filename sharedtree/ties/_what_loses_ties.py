@@ -4,10 +4,11 @@ JAX records a traceback with the operation that made an array:
 
     <lambda>             optax      new = p + u
     tree_map             jax
-    apply_updates        optax      this is what the user called,
-    step                 train.py   and this is where
+    apply_updates        optax      this is the function that the user called,
+    step                 train.py   and this is the line
 
-Arrays that were made outside a trace have no traceback. The table below has the functions that training loops use;
+A *frame* is an entry of a traceback. Frames come innermost first, as here, and callers are further out. Arrays that
+were made outside a trace have no traceback. The table below has the functions that training loops use.
 `docs/unties.md` lists all public functions that lose ties.
 """
 
@@ -89,24 +90,26 @@ def origin_of(leaf: Any) -> Origin | None:
 
 
 def _origin_in(frames: Sequence[Frame]) -> Origin | None:
-    """Finds the line of the user's code in a call stack, and the function that loses ties, if it called a known one.
-
-    Without such a function, it is the innermost line of the user's code.
+    """Finds the line of the user's code, in a call stack, with a call of a function from `_KEEPING`. These lose ties.
 
     Args:
         frames: the call stack, innermost first.
+
+    Returns:
+        The line, with the function. If none of them was called, the innermost line of the user's code. None if the
+        stack has no line of the user's code.
     """
-    # Key in `_KEEPING` of the outermost library function since the last frame of the user's.
+    # Key in `_KEEPING` of the outermost library function further in than the current frame, and called by it.
     called: tuple[str, str] | None = None
     innermost: Origin | None = None
     is_below_sharedtree = False
     for frame in frames:
         package = package_of(frame.filename)
         if package == "sharedtree":
-            # Frames further out called the traced function. They are not part of it.
+            # Our method that calls the traced function. Frames further out are not part of that function.
             if frame.function == TRACED:
                 break
-            # A function of this package was called, and keeps ties whatever it calls.
+            # Another function of this package keeps ties, whatever functions it calls.
             called = None
             is_below_sharedtree = True
         elif package is None:
@@ -150,7 +153,7 @@ def untying_transform(leaf1: Any, leaf2: Any, analyses: IdentityDict[Any]) -> li
 
 
 def is_by_transform(leaf: Any) -> bool:
-    """Returns True if a leaf was made in a call of a vanilla transform, which may or may not have untied it."""
+    """Returns True if a leaf was made in a call of a vanilla transform, whether or not the transform has untied it."""
     return outermost_call(leaf) is not None
 
 
@@ -174,7 +177,7 @@ class Advice(NamedTuple):
 
 
 def to_keep(code: str) -> tuple[str, str]:
-    """Makes the fix that replaces the user's code by code that keeps ties."""
+    """Makes the fix that replaces the user's code by code that keeps ties: a sentence, and the code."""
     return "This keeps the tie:", code
 
 
@@ -187,7 +190,7 @@ MEANT = "To say that it is meant, of the model that should have no ties:", "    
 
 
 def to_begin_as_copy(target: str, model: str) -> tuple[str, str]:
-    """Makes the fix for a second model that is the first one at the start, such as a target network or an average.
+    """Makes the fix for a second model, such as a target network, that begins as the same object as the first model.
 
     Args:
         target: path of the second model.

@@ -1,14 +1,14 @@
-"""Asking a user's `where` function which nodes of a tree it means.
+"""Asks a user's `where` function, such as `lambda m: m.head.weight`, which nodes of a tree it means.
 
-An object may stand at several places of a tree, as every `None`, small number and string does, so what `where` returns
-for the tree itself does not say which place is meant. It is hence asked two or three times:
+An object may stand at several places of a tree, as every `None`, small number and string does. So the objects that
+`where` returns for the tree itself do not say which places are meant. Therefore `where` is called two or three times:
 
-1. on *stand-ins*: the tree with a marker for each leaf, whose nodes are new nodes of their own class. Each is an object
-   of its own, so what `where` returns can be recognised. A `None` stays a `None`, so that `x.bias is not None` is true
-   where it is true of the tree, and `jax.tree.leaves` leaves it out.
-2. if the answer is or holds a `None`, on stand-ins in which each `None`, too, is a marker: which of them is meant?
-3. on the tree itself, where it must return the objects at the places that were named. A `where` that looks at leaves,
-   as one does that filters by `equinox.is_array`, returns others.
+1. on *stand-ins*: a copy of the tree with a marker in the place of each leaf. Each node and each marker in the copy
+   stands for one node or leaf of the tree, so the answer is clear. A `None` stays a `None`, so that tests such as
+   `x.bias is not None` have the same result as on the tree, and `jax.tree.leaves` leaves it out.
+2. if the answer is or holds a `None`, on stand-ins in which each `None`, too, is a marker, to learn its place.
+3. on the tree itself, where it must return the objects at the places that the answer on stand-ins named. A `where` that
+   looks at leaves, for example with `equinox.is_array`, returns other objects.
 
 tree                       [Linear(w, None), Linear(w, b)]
 stand-ins                  [Linear(<0>, None), Linear(<0>, <2>)]
@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 class WhereTree:
-    """A tree to ask `where` functions about. It makes stand-ins once for all of them.
+    """A tree about which `where` functions are asked. The stand-ins are made once for all functions.
 
     Args:
         tree: the tree, with the object of each record.
@@ -63,26 +63,26 @@ class WhereTree:
         root: int | None = None,
         none_fix: NoneFix | None = None,
     ) -> Answer:
-        """Asks a function which records it means.
+        """Asks a function which records it means, and returns their numbers.
 
         Args:
             where: the function.
-            name: name of the parameter or option that the user passed it as, for errors.
-            root: number of the record that the function is called on. Default: the whole tree.
-            none_fix: makes the fix for an answer with an ambiguous `None`. None if there is no fix.
+            name: name of the parameter to which the user passed the function, for errors.
+            root: number of the record on whose object the function is called. None for the whole tree.
+            none_fix: path of a `None` → the fix for an answer with an unclear `None`. None for an error without a fix.
 
         Raises:
-            SharingMismatchError: if the function returns an object that is not in the tree, computes with a leaf or
-                depends on leaves.
+            SharingMismatchError: if the function returns an object that is not in the tree, computes with a leaf, or
+                returns other nodes for the tree than for stand-ins.
         """
         question = _Question(self._tree, self._tree.root if root is None else root, where, name)
-        # 1. On stand-ins.
+        # 1. Call the function on stand-ins.
         answer = question.answer_on(self._stand_ins)
-        # 2. On stand-ins for each `None`, too.
+        # 2. If it returned a `None`, call it on stand-ins in which each `None` is a marker.
         if None in answer.entries:
-            answer = question.with_every_none_named(answer, self._stand_ins_for_none_too, none_fix)
+            answer = question.with_every_none_named(answer, self._stand_ins_with_marked_nones, none_fix)
         records = [number for number in answer.entries if number is not None]
-        # 3. On the tree itself.
+        # 3. Call it on the tree itself, to check the answer.
         question.require_same_places(answer, records, self._numbers)
         return Answer(records, answer.is_single)
 
@@ -91,16 +91,17 @@ class WhereTree:
         return _stand_ins(self._tree.records, none_as_marker=False)
 
     @functools.cached_property
-    def _stand_ins_for_none_too(self) -> "_StandIns":
+    def _stand_ins_with_marked_nones(self) -> "_StandIns":
         return _stand_ins(self._tree.records, none_as_marker=True)
 
     @functools.cached_property
     def _numbers(self) -> IdentityDict[int]:
+        """Object of the tree → number of its record."""
         return IdentityDict((obj, number) for number, obj in enumerate(self._tree.objects))
 
 
 class _Marker:
-    """Stands for a leaf. It has no attributes of an array, because `where` must not look at values."""
+    """Stands for a leaf, or for a `None`. It has no attributes of an array, because `where` must not look at values."""
 
     __slots__ = ("number",)
 
@@ -118,7 +119,7 @@ class _Marker:
 
 
 class _EmptyTuple(tuple[()]):
-    """Stands for an empty tuple, of which Python has only one. To JAX it is a node without children, too."""
+    """Stands for an empty tuple: Python has only one, which would not say its place. JAX takes it for a node, too."""
 
     __slots__ = ()
 
@@ -130,7 +131,7 @@ class _StandIns(NamedTuple):
     """Stand-ins for all records of a tree.
 
     Attributes:
-        objects: number of a record → its stand-in. A `None` that stands for itself occurs several times.
+        objects: number of a record → its stand-in. The stand-in of a `None` may be `None` itself.
         numbers: stand-in → number of its record. `None` is no key.
     """
 
@@ -139,7 +140,7 @@ class _StandIns(NamedTuple):
 
 
 def _stand_ins(records: Sequence[Record], *, none_as_marker: bool) -> _StandIns:
-    """Makes one stand-in for each record, so that their sharing is that of the tree.
+    """Makes one stand-in for each record. So the stand-in of the root has the ties of the tree.
 
     Args:
         records: the records of the tree.
@@ -157,7 +158,8 @@ def _stand_ins(records: Sequence[Record], *, none_as_marker: bool) -> _StandIns:
             stand_in = _EmptyTuple()
         elif type(op) is Node:
             node = op.type.put_together(op.aux.thaw(), [stand_ins.objects[child] for child in children])
-            # A class may have one instance only, or return a child instead of a node. Then the marker stands for it.
+            # A class may have one instance only, or its unflatten function may return a child. Such an object has two
+            # places, so the marker stays in the place of the node.
             if node not in stand_ins.numbers and node is not None:
                 stand_in = node
         stand_ins.objects.append(stand_in)
@@ -180,13 +182,13 @@ class _AnswerOnStandIns(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """One `where` function to ask about one tree.
+    """One `where` function, to be asked about one tree.
 
     Attributes:
         tree: the whole tree, with its objects.
-        root: number of the record that the function is called on.
+        root: number of the record on whose object, or stand-in, the function is called.
         where: the function.
-        name: name of the parameter or option that the user passed it as, for errors.
+        name: name of the parameter to which the user passed the function, for errors.
     """
 
     tree: FlatDag
@@ -213,6 +215,8 @@ class _Question(NamedTuple):
                 raise
             raise self._refusal("computes with a leaf, but is called on a stand-in without values") from None
 
+        # The answer is one entry or a container of entries. A node of the tree is one entry, although JAX would take it
+        # apart.
         def is_entry(obj: Any) -> bool:
             return obj is None or obj in stand_ins.numbers
 
@@ -229,9 +233,18 @@ class _Question(NamedTuple):
     ) -> _AnswerOnStandIns:
         """Asks again with a marker for each `None`, to learn which of them are meant.
 
+        Args:
+            answer: the answer on stand-ins, with at least one `None`.
+            stand_ins: stand-ins with a marker for each `None`.
+            none_fix: path of a `None` → the fix for an unclear answer. None for an error without a fix.
+
+        Returns:
+            The new answer, which has the number of a record in place of each `None`.
+
         Raises:
-            SharingMismatchError: if the new answer is not the first one with a `None` of the tree for each `None`.
+            SharingMismatchError: if the tree has no `None`, or the two answers differ in any other way.
         """
+        # Numbers of the records below the root that are `None`.
         nones = [number for number in self.tree.below(self.root).first_paths if self._is_none(number)]
         if not nones:
             raise self._refusal("returned `None`, which is not part of the tree it was given")
@@ -251,12 +264,12 @@ class _Question(NamedTuple):
         return named
 
     def require_same_places(self, answer: _AnswerOnStandIns, records: list[int], numbers: IdentityDict[int]) -> None:
-        """Calls the function on the tree itself, and compares the answer with that for stand-ins.
+        """Calls the function on the tree itself, and raises unless it returns the objects at the same places.
 
         Args:
-            answer: the answer for stand-ins.
-            records: numbers of the records that it names.
-            numbers: object of the tree → number of a record that it stands for.
+            answer: the answer on stand-ins.
+            records: numbers of the records in the answer.
+            numbers: object of the tree → number of its record.
 
         Raises:
             SharingMismatchError: if the function returns other objects than those at the places in the first answer.
@@ -271,11 +284,18 @@ class _Question(NamedTuple):
                 raise self._depends_on_leaves(records, number)
 
     def _is_none(self, number: int) -> bool:
+        """Returns True if a record of the tree is a `None`."""
         op = self.tree.records[number][0]
         return type(op) is Node and op.type.cls is type(None)
 
     def _is_at(self, obj: Any, number: int, numbers: IdentityDict[int]) -> bool:
-        """Returns True if an object is the one that a record stands for, or an equal node made anew for this call."""
+        """Returns True if an object is that of a record, or an equal node that a flatten function has made anew.
+
+        Args:
+            obj: an object in the result of the function.
+            number: number of the record.
+            numbers: object of the tree → number of its record.
+        """
         pairs = [(obj, number)]
         while pairs:
             obj, number = pairs.pop()
@@ -293,6 +313,11 @@ class _Question(NamedTuple):
         return True
 
     def _refusal(self, fact: str) -> SharingMismatchError:
+        """Makes the error for a function that returns or does something else than naming nodes.
+
+        Args:
+            fact: says what it does, as a predicate, such as "computes with a leaf".
+        """
         return SharingMismatchError(
             f"`{self.name}` {fact}.\nReturn nodes or leaves of the tree itself, and do not compute with them:\n"
             f"    {self.name}=lambda m: (m.embed.weight, m.head.weight)"
@@ -302,7 +327,7 @@ class _Question(NamedTuple):
         """Makes the error for an answer with a `None` that may be any of several.
 
         Args:
-            nones: numbers of the records that are `None`.
+            nones: numbers of the records of all `None`s.
             none_fix: path of a `None` → the fix as a line of code.
         """
         paths = [self.tree.below(self.root).text(number) for number in nones]
@@ -343,8 +368,8 @@ def require_where(where: Any, tree: Any, fix: str) -> None:
     """Raises an error if `where` is no function of a tree, as when the two were passed in the wrong order.
 
     Args:
-        where: the argument that should be the function.
-        tree: the argument that should be the tree.
+        where: the argument in the place of the function.
+        tree: the argument in the place of the tree.
         fix: a correct call, as a line of code.
 
     Raises:

@@ -6,8 +6,12 @@ If all leaves of a branch have one answer, that answer stands for the branch. So
 and not at another is treated as under `in_axes`: an array is split, a module is an error.
 
 A filter that does not look at paths is asked about each record once, and equal branches are one object. So a tower of
-sixty layers, each of which holds the next one twice, costs sixty steps. A function of a path is asked at each path, of
-which there may be too many.
+sixty layers, each of which holds the next one twice, costs sixty steps. A function of a path is asked at each path.
+The tower has 2^60 paths, so the number of such questions has a limit.
+
+The user's specification (`spec`) is a `Filter`, which is asked about every leaf, or a `FilterPrefix`: a tree prefix
+with a filter for each part of the tree. A *visit* is a record that was reached on one path, with the part of the prefix
+that holds there.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -46,26 +50,27 @@ def selection(argument: Any, spec: AnyFilter, name: str) -> Any:
     """Returns the prefix of an argument that says which traced leaves a filter selects: True, False, or a `Branch`.
 
     Args:
-        argument: with its modules in it.
+        argument: the argument itself, not its packed leaves.
         spec: the filter.
-        name: what the argument is called, for errors.
+        name: name of the argument in errors.
 
     Raises:
         InconsistentSharingError: if the filter selects a leaf of a `Dag` at one path and not at another.
-        SharingMismatchError: if it is a tree prefix that does not fit.
-        ValueError: if it looks at paths, and there are too many.
+        SharingMismatchError: if the filter is a tree prefix that does not fit the argument.
+        ValueError: if the filter looks at paths, and the argument has too many of them.
 
-    Cost: one question for each path, or for each leaf where the path makes no difference.
+    Cost: one question for each leaf. If the filter looks at paths, one question for each path.
     """
+    # `walked` takes the argument apart into records, with the object of each.
     return ask(walked(argument), spec, name).prefix
 
 
 class Asked(NamedTuple):
-    """The answer about a leaf at one of its paths.
+    """A filter's answer about a leaf at one of its paths.
 
     Attributes:
-        keys: the path as JAX's key entries.
-        path: the path as Flax NNX writes it.
+        keys: the path as JAX's key entries, for errors.
+        path: the path as attribute names, keys and indices, as Flax NNX writes it. A filter gets this path.
         answer: True if the leaf is selected.
     """
 
@@ -87,12 +92,12 @@ class Answers(NamedTuple):
 
 
 class Words(NamedTuple):
-    """Words for errors about an option.
+    """Words for errors about an option that takes a filter.
 
     Attributes:
         option: name of the option.
-        selected: describes a leaf that is selected.
-        not_selected: describes a leaf that is not selected.
+        selected: adjective for a leaf that is selected.
+        not_selected: adjective for a leaf that is not selected.
     """
 
     option: str
@@ -100,14 +105,15 @@ class Words(NamedTuple):
     not_selected: str
 
     def of(self, answer: bool) -> str:
-        """Describes a leaf with this answer."""
+        """Returns the adjective for a leaf about which the filter gave this answer."""
         return self.selected if answer else self.not_selected
 
 
 IN_WRT = Words("wrt", "differentiated", "not differentiated")
 IN_TREE = Words("filter_spec", "selected", "not selected")
 
-ROOT = Place((), None, None, None)
+ROOT = Place(path=(), leaf=None, variable=None, holder=None)
+"""The place of the root of a tree, which nothing holds."""
 
 
 def ask(
@@ -126,11 +132,13 @@ def ask(
         spec: the filter.
         name: name of the tree in errors.
         root_place: the place of the tree's root in a larger tree.
-        asks_static: whether static leaves are asked about, too. Otherwise they have no part in the answer.
+        asks_static: True to ask about static leaves, too. Otherwise they have no part in the answers.
         words: words for errors.
 
     Raises:
-        As `selection`.
+        InconsistentSharingError: if the filter selects a leaf of a `Dag` at one path and not at another.
+        SharingMismatchError: if the filter is a tree prefix that does not fit the tree.
+        ValueError: if the filter looks at paths, and the tree has too many of them.
     """
     return _Questions(tree, spec, name, words, asks_static=asks_static).asked_from(root_place)
 
@@ -143,8 +151,8 @@ class _Visit(NamedTuple):
         keys: the path.
         place: the facts about the place that a filter may ask for.
         spec: the filter, or the part of a prefix of filters, that holds there.
-        is_done: True once all visits below it are done.
-        is_below_view: True if the path leads through a view.
+        is_done: True once the answers of all children are known, so that the node's own answer can be made of them.
+        is_below_view: True if the path leads through a view, a node that stands for an array computed from its leaves.
     """
 
     record: int
@@ -156,35 +164,44 @@ class _Visit(NamedTuple):
 
 
 class _Questions:
-    """A filter that is being asked about the leaves of a tree. The parameters are those of `ask`."""
+    """A filter, and the answers that it has given about the leaves of a tree. The parameters are those of `ask`."""
 
     def __init__(self, tree: FlatDag, spec: AnyFilter, name: str, words: Words, *, asks_static: bool) -> None:
+        """Prepares the questions. No leaf is asked about yet."""
         self._tree = tree
         self._spec = spec
         self._name = name
         self._words = words
         self._parts = PartsOfPrefix()
-        self._of_leaves: dict[int, list[Asked]] = {
-            number: []
-            for number, (op, _) in enumerate(tree.records)
-            if op is LEAF or (asks_static and type(op) is Static)
-        }
+        # Number of a leaf → the answers about it, as in `Answers`.
+        self._of_leaves: dict[int, list[Asked]] = {}
+        for number, (op, _) in enumerate(tree.records):
+            if op is LEAF or (asks_static and type(op) is Static):
+                self._of_leaves[number] = []
         # (record, id of the variable, of the holder, of the filter) → answer, None for a record without leaves. `tree`
         # keeps the objects alive, and `_parts` the filters, so that no address is used again.
         self._answers: dict[tuple[int, int, int, int], Any] = {}
-        self._left_over: list[tuple[FilterPrefix, Path]] = []
+        # Static values that the prefix has at the same path as the tree: it was copied from the tree there.
+        self._repeated_static: list[tuple[FilterPrefix, Path]] = []
         self._visited: set[int] = set()
         self._num_repeated = 0
         # Record → its first visit outside views. Empty if the tree has no views.
-        self._own_places: dict[int, _Visit] = {}
+        self._visits_outside_views: dict[int, _Visit] = {}
 
     def asked_from(self, root_place: Place) -> Answers:
-        """Visits every record once, or once for each path if the filter looks at paths."""
+        """Asks the filter about all leaves: once for each record, or for each path if the filter looks at paths.
+
+        Args:
+            root_place: the place of the tree's root in a larger tree.
+
+        Raises:
+            SharingMismatchError: if the prefix does not fit, or has static values that were copied from the tree.
+        """
         root = _Visit(self._tree.root, (), root_place, self._spec)
         if any(type(op) is Node and op.type.is_view for op, _ in self._tree.records):
-            self._own_places = self._find_own_places(root)
-        # The answers of visited records whose parents wait for them.
-        done: list[Any] = []
+            self._visits_outside_views = self._find_visits_outside_views(root)
+        # Answers whose parents have none yet. The answers of a node's children are the last ones when the node is done.
+        pending: list[Any] = []
         stack = [root]
         while stack:
             visit = stack.pop()
@@ -192,11 +209,11 @@ class _Questions:
             key = visit.record, id(visit.place.variable), id(visit.place.holder), id(visit.spec)
             children = self._tree.records[visit.record][1]
             if not visit.spec.asks_for_path and key in self._answers:
-                done.append(self._answers[key])
+                pending.append(self._answers[key])
                 continue
             if visit.is_done:
-                answer = _joined(done[len(done) - len(children) :])
-                del done[len(done) - len(children) :]
+                answer = _joined(pending[len(pending) - len(children) :])
+                del pending[len(pending) - len(children) :]
             elif visit.record in self._of_leaves:
                 answer = self._of_leaf(visit)
             elif not children:
@@ -204,37 +221,39 @@ class _Questions:
             elif self._is_dag(visit):
                 answer = self._of_dag(visit)
             else:
+                # The node is visited again when its children, which are above it on the stack, have their answers.
                 self._count(visit)
                 stack.append(visit._replace(is_done=True))
-                stack.extend(reversed(self._below(visit)))
+                stack.extend(reversed(self._visits_of_children(visit)))
                 continue
             self._answers[key] = answer
-            done.append(answer)
-        if self._left_over:
-            raise _left_over(self._left_over)
-        return Answers(False if done[0] is None else done[0], self._of_leaves)
+            pending.append(answer)
+        if self._repeated_static:
+            raise _static_values_in_prefix(self._repeated_static)
+        # The last answer is that of the root. It is None if the tree has no leaves.
+        return Answers(False if pending[0] is None else pending[0], self._of_leaves)
 
-    def _find_own_places(self, root: _Visit) -> dict[int, _Visit]:
-        """Finds the first visit of each record outside views."""
-        own_places: dict[int, _Visit] = {}
+    def _find_visits_outside_views(self, root: _Visit) -> dict[int, _Visit]:
+        """Finds the first visit of each record on paths that lead through no view."""
+        first_visits: dict[int, _Visit] = {}
         stack = [root]
         while stack:
             visit = stack.pop()
-            if visit.record in own_places:
+            if visit.record in first_visits:
                 continue
-            own_places[visit.record] = visit
+            first_visits[visit.record] = visit
             op, children = self._tree.records[visit.record]
             if children and visit.record not in self._of_leaves and not self._is_dag(visit):
                 assert type(op) is Node
                 if not op.type.is_view:
-                    stack.extend(reversed(self._below(visit)))
-        return own_places
+                    stack.extend(reversed(self._visits_of_children(visit)))
+        return first_visits
 
     def _count(self, visit: _Visit) -> None:
-        """Counts repeated visits.
+        """Counts a visit of a node if the node was visited before.
 
         Raises:
-            ValueError: if there are too many.
+            ValueError: if there were too many repeated visits, because the filter looks at paths.
         """
         if visit.record in self._visited:
             self._num_repeated += 1
@@ -243,10 +262,18 @@ class _Questions:
             raise too_many_paths(self._words.option, _num_paths(self._tree, self._of_leaves))
 
     def _of_leaf(self, visit: _Visit) -> bool | None:
-        """Asks the filter about a leaf. None for a static value that the prefix merely repeats, which is an error."""
+        """Asks the filter about a leaf, and stores the answer.
+
+        Returns:
+            True if the leaf is selected. None if the prefix has a copy of a static leaf in its place: the error is
+            raised at the end, so that it names all such leaves.
+
+        Raises:
+            SharingMismatchError: if the prefix has no filter at the leaf.
+        """
         op, leaf = self._tree.records[visit.record][0], self._tree.objects[visit.record]
-        if type(op) is Static and visit.keys and isinstance(visit.spec, FilterPrefix) and _is_static(visit.spec, op):
-            self._left_over.append((visit.spec, visit.keys))
+        if type(op) is Static and visit.keys and isinstance(visit.spec, FilterPrefix) and _is_copied(visit.spec, op):
+            self._repeated_static.append((visit.spec, visit.keys))
             return None
         answer = self._parts.at_leaf(visit.spec, visit.keys).selects(visit.place._replace(leaf=leaf))
         self._of_leaves[visit.record].append(Asked(visit.keys, visit.place.path, answer))
@@ -254,11 +281,17 @@ class _Questions:
 
     def _is_dag(self, visit: _Visit) -> bool:
         """Returns True if a record is a `Dag` and the prefix has no `Dag` in its place."""
-        has_own_part = isinstance(visit.spec, FilterPrefix) and isinstance(visit.spec.tree, Dag)
-        return isinstance(self._tree.objects[visit.record], Dag) and not has_own_part
+        has_dag_in_prefix = isinstance(visit.spec, FilterPrefix) and isinstance(visit.spec.tree, Dag)
+        return isinstance(self._tree.objects[visit.record], Dag) and not has_dag_in_prefix
 
     def _of_dag(self, visit: _Visit) -> Any:
-        """Asks the filter about the leaves of a `Dag`, at their paths in its tree, where the record has a flat list."""
+        """Asks the filter about the leaves of a `Dag`, at their paths in the Dag's model, and stores the answers.
+
+        The record of the `Dag` itself has a flat list of leaves, whose paths mean nothing to the user.
+
+        Returns:
+            The answer for the record, as `_joined` makes it.
+        """
         op, children = self._tree.records[visit.record]
         assert type(op) is Node
         dag = self._tree.objects[visit.record]
@@ -269,15 +302,17 @@ class _Questions:
                 self._of_leaves[child].append(Asked((*visit.keys, key), visit.place.path, answer))
         return _joined(answers)
 
-    def _below(self, visit: _Visit) -> list[_Visit]:
+    def _visits_of_children(self, visit: _Visit) -> list[_Visit]:
         """Makes the visits of a node's children, each with its place and its part of the prefix."""
         op, children = self._tree.records[visit.record]
         assert type(op) is Node
         obj, place = self._tree.objects[visit.record], visit.place
+        # For the nodes in a variable of NNX, the variable remains the holder.
         if place.variable is None and is_module(obj):
             place = place._replace(holder=obj, variable=obj if op.type.convention == "variable" else None)
 
         def split(part: Any) -> Sequence[Any]:
+            """Splits a part of the prefix into one part for each child. Raises if it does not fit the node."""
             return parts_for(part, op, len(children), self._words.option, visit.keys)
 
         parts = self._parts.below(visit.spec, op.type.cls, len(children), visit.keys, split)
@@ -285,16 +320,24 @@ class _Questions:
         for key, child, part in zip(op.keys, children, parts, strict=True):
             # NNX's path of the array in a variable is the path of the variable.
             step = () if place.variable is not None else (step_of_path(key),)
-            place_below = place._replace(path=(*place.path, *step))
+            child_place = place._replace(path=(*place.path, *step))
             is_below_view = visit.is_below_view or op.type.is_view
-            below = _Visit(child, (*visit.keys, key), place_below, part, is_below_view=is_below_view)
-            # A filter is asked about a source of a view at the source's own place, if it has one.
-            visits.append(self._own_places.get(child, below) if is_below_view else below)
+            child_visit = _Visit(child, (*visit.keys, key), child_place, part, is_below_view=is_below_view)
+            # An array that a view is computed from is asked about at its place outside the view, if it has one. So
+            # `head.kernel.of[0]` is selected if and only if `embed.embedding`, the same array, is.
+            visits.append(self._visits_outside_views.get(child, child_visit) if is_below_view else child_visit)
         return visits
 
 
 def _joined(answers: Sequence[Any]) -> Any:
-    """Joins the answers of a node's children: one answer if all with leaves have it, else a `Branch`, None without."""
+    """Joins the answers of a node's children to the answer of the node.
+
+    Args:
+        answers: True, False, a `Branch`, or None for a child without leaves.
+
+    Returns:
+        True or False if all children with leaves have that answer. None if no child has leaves. Else a `Branch`.
+    """
     answers_of_leaves = [answer for answer in answers if answer is not None]
     if not answers_of_leaves:
         return None
@@ -305,7 +348,14 @@ def _joined(answers: Sequence[Any]) -> Any:
 
 
 def _answers_of_dag(dag: Dag[Any], spec: AnyFilter, name: str, place: Place, words: Words) -> list[bool]:
-    """Returns one answer for each leaf of a `Dag`.
+    """Asks a filter about the leaves of a `Dag`, at all paths in its model. Returns one answer for each leaf.
+
+    Args:
+        dag: the `Dag`.
+        spec: the filter.
+        name: name of the `Dag` in errors.
+        place: the place of the `Dag`.
+        words: words for errors.
 
     Raises:
         InconsistentSharingError: if a leaf is selected at one of its paths and not at another.
@@ -365,7 +415,17 @@ def step_of_path(key: Any) -> Any:
 def code_that_selects(
     paths: Sequence[tuple[Any, ...]], spec: AnyFilter, name: str = "wrt", brackets: str = "[]"
 ) -> str:
-    """Lines of an error with a filter that selects these paths, too. Empty if such a filter cannot be written down."""
+    """Returns lines of an error: the user's filter, extended so that it also selects these paths.
+
+    Args:
+        paths: paths as Flax NNX writes them.
+        spec: the user's filter.
+        name: name of the user's filter in the code.
+        brackets: the brackets of a list of filters in the code.
+
+    Returns:
+        The lines. Empty if the filter does not look at paths of this kind, or if there are no paths or too many.
+    """
     can_be_written = all(type(step) in (str, int) for path in paths for step in path)
     if isinstance(spec, FilterPrefix) or not 0 < len(paths) <= MOST_PATHS or not can_be_written:
         return ""
@@ -377,11 +437,11 @@ def code_that_selects(
 
 
 def too_many_paths(option: str, text: str) -> ValueError:
-    """Returns the error for a filter that looks at paths, of which there are too many to ask about each.
+    """Returns the error for a filter that looks at paths, if a tree has too many paths to ask about each.
 
     Args:
-        option: where the filter was given.
-        text: what there are too many of, as in "10 paths lead to the leaves of the tree".
+        option: name of the parameter that takes the filter.
+        text: a clause that counts the paths, such as "10 paths lead to the leaves of the tree".
     """
     return ValueError(
         f"`{option}` looks at paths, and {text}.\n"
@@ -392,7 +452,7 @@ def too_many_paths(option: str, text: str) -> ValueError:
 
 
 def _num_paths(tree: FlatDag, leaves: Collection[int]) -> str:
-    """Tells in words how many paths lead to leaves. Paths are counted, not walked, since there are too many."""
+    """Returns a clause with the number of paths to leaves. Paths are counted, not walked, since there are too many."""
     # Record → number of paths from it to leaves. Children come before their parents.
     num_paths: list[int] = []
     for number, (_, children) in enumerate(tree.records):
@@ -403,28 +463,36 @@ def _num_paths(tree: FlatDag, leaves: Collection[int]) -> str:
 
 
 class PartsOfPrefix:
-    """The filters in a tree prefix, each made once, so that an object shared below one filter is asked about once."""
+    """The filters in a tree prefix. Each part of the prefix is made a filter once.
+
+    So two visits with the same part have the same filter object, and the answer for the first serves for the second.
+    """
 
     def __init__(self) -> None:
-        # Part of the prefix → filter. Entries keep both alive, because callers know filters by their addresses.
+        # Part of the prefix → filter. Entries keep both alive, because `_Questions` compares filters by their ids.
         self._parts: IdentityDict[FilterPrefix] = IdentityDict()
         self._filters: IdentityDict[Filter] = IdentityDict()
 
     def below(
         self, spec: AnyFilter, cls: type, num_children: int, keys: Path, split: Callable[[Any], Sequence[Any]]
     ) -> Sequence[AnyFilter]:
-        """Returns the filter for each child of a node.
+        """Returns one filter, or part of a prefix, for each child of a node.
 
         Args:
-            spec: the filter at the node.
+            spec: the filter, or the part of the prefix, at the node.
             cls: the class of the node.
-            num_children: of the node.
-            keys: the path to it, for errors.
-            split: part of a prefix → what it has for each child. Raises if it does not fit the node.
+            num_children: number of the node's children.
+            keys: the path to the node, for errors.
+            split: part of a prefix → one part for each child. Raises if the part does not fit the node.
+
+        Raises:
+            SharingMismatchError: if the prefix does not fit, or has a string, which is a filter in a list only.
         """
         if isinstance(spec, Filter):
             return [spec] * num_children
         part, option = spec.tree, spec.option
+        # A list is ambiguous. It is a part of the prefix where the tree has a list of the same length, else a list of
+        # filters.
         has_list = cls is type(part) and isinstance(part, (list, tuple)) and len(part) == num_children
         if is_one_filter(part) or (not has_list and is_several_where_no_list_is(part, option)):
             return [self._filter(spec)] * num_children
@@ -433,7 +501,11 @@ class PartsOfPrefix:
         return [self._part(child_part, spec) for child_part in split(part)]
 
     def at_leaf(self, spec: AnyFilter, keys: Path) -> Filter:
-        """Returns the filter for a leaf."""
+        """Returns the filter for a leaf.
+
+        Raises:
+            SharingMismatchError: if the prefix has another object there.
+        """
         if isinstance(spec, Filter):
             return spec
         if is_one_filter(spec.tree) or is_several_where_no_list_is(spec.tree, spec.option):
@@ -441,6 +513,7 @@ class PartsOfPrefix:
         raise _not_a_filter(spec.tree, keys, spec.option)
 
     def _part(self, part: Any, parent: FilterPrefix) -> FilterPrefix:
+        """Returns the prefix for a part of a larger prefix, the same object at each call."""
         if part not in self._parts:
             # If no filter in the parent looks at paths, its parts need no search for one.
             no_paths = FilterPrefix(part, parent.option, asks_for_path=False)
@@ -448,18 +521,19 @@ class PartsOfPrefix:
         return self._parts[part]
 
     def _filter(self, spec: FilterPrefix) -> Filter:
+        """Returns the filter for a part of a prefix that is one filter or a list of filters. It is made once."""
         part, option = spec.tree, spec.option
         if part not in self._filters:
             self._filters[part] = one_filter(part, option) if is_one_filter(part) else any_of(part, option)
         return self._filters[part]
 
 
-def _is_static(spec: FilterPrefix, op: Static) -> bool:
-    """Returns True if a prefix has a value at a static leaf that can be no filter: it was copied from the tree."""
+def _is_copied(spec: FilterPrefix, op: Static) -> bool:
+    """Returns True if the part of a prefix at a static leaf can be no filter, so that it was copied from the tree."""
     part = spec.tree
     if part is ... or isinstance(part, (bool, np.bool_)) or node_type_of(part) is not None:
         return False
-    # A function may be a filter, unless the static leaf is a function, too.
+    # A function may be a filter, unless the static leaf is a function, too, such as `activation=relu`.
     return not callable(part) or callable(op.peek())
 
 
@@ -482,11 +556,15 @@ def _not_a_filter(part: Any, keys: Path, option: Option) -> SharingMismatchError
     )
 
 
-def _left_over(occurrences: Sequence[tuple[FilterPrefix, Path]]) -> SharingMismatchError:
-    """Makes the error for static values of the tree that its prefix repeats, with their paths."""
-    value, option, _ = occurrences[0][0]
+def _static_values_in_prefix(occurrences: Sequence[tuple[FilterPrefix, Path]]) -> SharingMismatchError:
+    """Makes the error for a prefix with static values that were copied from the tree.
+
+    Args:
+        occurrences: the part of the prefix and the path of each such value, at least one.
+    """
+    first_part, _ = occurrences[0]
+    value, name = first_part.tree, first_part.option.name
     paths = [jtu.keystr(keys) for _, keys in occurrences]
-    name = option.name
     return SharingMismatchError(
         f"`{name}` has {shown(value)} at {listed(paths)}, where the tree has a static value. That is "
         "no boolean, and a function there would be called as a filter.\n"

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class _Unbuilt:
-    """Stands for a model that was not built yet. It is a class, because copies and pickles of a class are the class."""
+    """Stands for a model that was not built yet. A class, because copies and pickles of a class are that very class."""
 
 
 _UNBUILT: Any = _Unbuilt
@@ -40,8 +40,8 @@ _building = Lock()
 class Dag(Generic[T]):
     """A pytree whose leaves are the unique traced leaves of a model, each tied one once.
 
-    `jax.jit`, `jax.grad`, `jax.tree.map`, `jax.device_put`, optax, jaxopt and checkpointers take it as it is, without
-    a decorator: they see one leaf where the model has one weight at two paths. `.tree` returns the model.
+    `jax.jit`, `jax.grad`, `jax.tree.map`, `jax.device_put`, optax, jaxopt and checkpointers take a Dag without a
+    decorator: they see one leaf where the model has one weight at two paths. `.tree` returns the model.
 
     Args:
         tree: a module, or any container of modules and arrays. All of it counts as inside a module, so tied arrays in
@@ -97,9 +97,9 @@ class Dag(Generic[T]):
 
     @classmethod
     def _of_file(cls, tree: Any) -> "Dag[Any]":
-        """Makes a Dag that reads its model when its leaves or its structure are first needed.
+        """Makes a Dag for `load`, whose model is packed when the leaves or the structure are first needed.
 
-        So `load` runs no flatten function of the model's classes.
+        So `load` itself calls no flatten function of the model's classes, which could be code of anybody.
         """
         dag: Dag[Any] = object.__new__(cls)
         dag._structure, dag._tree = None, tree
@@ -107,13 +107,14 @@ class Dag(Generic[T]):
 
     @property
     def structure(self) -> Structure:
-        """The structure; see the class."""
+        """The structure of the model: see the docstring of the class."""
         return self._flatten()[1]
 
     @property
     def tree(self) -> T:
-        """The model; see the class."""
+        """The model: see the docstring of the class."""
         if self._tree is _UNBUILT:
+            # JAX may have put one array in the places of two leaves. In the model they are two, so one is copied.
             leaves = distinct(self._leaves)
             tree = unpack(self.structure, leaves)
             # Of two threads that built a model, the first to get here sets it, and both return that one.
@@ -142,11 +143,12 @@ class Dag(Generic[T]):
         return type(self)._unflatten, (self.structure, self._leaves)
 
     def _flatten(self) -> tuple[Sequence[Any], Structure]:
-        """Returns the unique traced leaves and the structure. Packs the model if that was not done yet."""
+        """Returns the unique traced leaves and the structure. Packs the model at the first call."""
         if self._structure is None:
             leaves, structure = pack_alone(self._tree)
+            # Stores with the structure which leaves `tie` made one outside modules. `tree` reads it.
             remember(structure, leaves)
-            # As in `tree`: the first of two threads decides.
+            # Of two threads that packed the model, the first to get here sets the result, as in `tree`.
             with _building:
                 if self._structure is None:
                     self._leaves, self._structure = tuple(leaves), structure
@@ -154,7 +156,10 @@ class Dag(Generic[T]):
 
     @classmethod
     def _unflatten(cls, structure: Structure, leaves: Iterable[Any]) -> "Dag[Any]":
-        """Makes a Dag of leaves and a structure, as JAX does after `jax.tree.map`. Its model is built on first use."""
+        """Makes a Dag of leaves and a structure. Its model is built on first use.
+
+        JAX calls this for each Dag in the result of a function or of `jax.tree.map`.
+        """
         dag: Dag[Any] = object.__new__(cls)
         dag._structure, dag._leaves, dag._tree = structure, tuple(leaves), _UNBUILT  # noqa: SLF001
         return dag

@@ -20,7 +20,7 @@ from ..core._printing import printable, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Structure, with_several_edges
 
-# In characters, lines and levels.
+# The largest width in characters, number of lines, and depth of indentation in levels.
 _WIDTH, _MOST_LINES, _MOST_INDENT = 100, 200, 40
 
 # Addresses in the texts of functions differ from run to run, so they are left out.
@@ -79,6 +79,7 @@ class _Text:
         """Numbers the tied records, and makes the flat texts, children before parents."""
         tree = FlatDag.of_leaves(structure, leaves)
         self._records, self._root, self._leaf_of = tree.records, tree.root, tree.leaves
+        # Marks: #1, #2 and so on, in flatten order.
         shared = with_several_edges(tree.records, tree.root)
         tied = [number for number in tree.first_paths if number in shared]
         self._marks = {number: f"#{mark}" for mark, number in enumerate(tied, 1)}
@@ -89,7 +90,7 @@ class _Text:
             self._flat_texts.append(self._flat_text(number))
 
     def _find_first_places(self) -> dict[int, _Place]:
-        """Finds the first place of each record in flatten order. Elsewhere a tied record is only its mark."""
+        """Finds the first place of each record in flatten order. At all other places a tied record is only its mark."""
         first_places: dict[int, _Place] = {}
         stack = [(self._root, _Place(-1, -1))]
         while stack:
@@ -102,7 +103,7 @@ class _Text:
         return first_places
 
     def lines(self) -> Iterator[str]:
-        """Yields the flat text of the root if it fits between `Dag(` and `)`, or else the lines, indented."""
+        """Yields the lines of the text: the flat text of the root if it fits between `Dag(` and `)`, else several."""
         root_text = self._flat_texts[self._root]
         if root_text is not None:
             root_text = self._with_mark(self._root, root_text)
@@ -136,7 +137,7 @@ class _Text:
                     stack.append(_Line(name, children[i], depth + 1, ","))
 
     def _is_repeated(self, number: int, i: int) -> bool:
-        """Returns True if child `i` of a record is tied and was printed at an earlier place."""
+        """Returns True if child `i` of a record is tied and printed at an earlier place. Here only its mark is."""
         child = self._records[number][1][i]
         return child in self._marks and self._first_place_of.get(child) != _Place(number, i)
 
@@ -146,7 +147,7 @@ class _Text:
         return text if mark is None else f"{mark} {text}"
 
     def _flat_text(self, number: int) -> str | None:
-        """Prints a record on one line, without its mark. Returns None for a node that is too long for a line."""
+        """Prints a record on one line, without its mark. Returns None if the text would be longer than a line."""
         op, children = self._records[number]
         if op is LEAF:
             return _leaf_text(self._leaf_of[number])

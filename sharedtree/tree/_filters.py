@@ -17,7 +17,8 @@ A list is ambiguous: `[f, g]` may be a list of filters, or the tree prefix for a
 taken for a list of filters, as in NNX. If both readings are possible, the tree decides: the list is a tree prefix where
 the tree has a list of the same length.
 
-In this file a *specification* (`spec`) is the user's object. A `Filter` is made of it, and asked about each leaf.
+In this file a *specification* (`spec`) is the user's object. A `Filter` is made of it, and is asked about each leaf. A
+*tag* is a string: it selects the variables of NNX that have an attribute `tag` of this value.
 """
 
 import inspect
@@ -66,7 +67,7 @@ class Option(NamedTuple):
     Attributes:
         name: the name of the parameter.
         code: the beginning of a call, up to the filter. Messages append a filter and a parenthesis.
-        calls_with: the arguments for a function that accepts both one argument and two.
+        calls_with: the arguments for a function that can be called with one argument and with two.
     """
 
     name: str
@@ -89,12 +90,13 @@ class Filter(NamedTuple):
 class FilterPrefix(NamedTuple):
     """A tree prefix of filters, or a part of one.
 
-    Its leaves become filters only when the prefix is laid along the tree. Before, a function in it may be a filter or a
-    static value: a prefix `Linear(weight=True, activation=relu)` made of a model still has the model's `relu`.
+    The leaves of the prefix become filters only when it is compared with the tree. Before, a function in it may be a
+    filter or a static value: a prefix `Linear(weight=True, activation=relu)` made of a model still has the model's
+    `relu`.
 
     Attributes:
-        tree: the prefix, as the user gave it.
-        option: the parameter that it was given for.
+        tree: the prefix or its part, a user's object.
+        option: the parameter to which the user passed the prefix.
         asks_for_path: True if at least one function in the prefix takes a path.
     """
 
@@ -126,7 +128,7 @@ def filter_of(spec: Any, option: Option) -> AnyFilter:
 
     Args:
         spec: the specification.
-        option: the parameter that it was given for.
+        option: the parameter to which the user passed the specification.
 
     Raises:
         TypeError: if the specification is no filter.
@@ -136,16 +138,16 @@ def filter_of(spec: Any, option: Option) -> AnyFilter:
     # An empty list of filters selects nothing.
     if is_several(spec, option) or (isinstance(spec, (list, tuple)) and not spec):
         return any_of(spec, option)
-    # What is left can only be a tree prefix, so it must be a node with at least one filter in it.
+    # Any other object can only be a tree prefix, so it must be a node with at least one filter in it.
     if node_type_of(spec) is None or not any(map(is_one_filter, _leaves_of(spec))):
         raise _no_filter(spec, option)
     return prefix_of(spec, option)
 
 
 def filter_or_prefix(spec: Any, option: Option) -> AnyFilter:
-    """Makes a filter of a specification whose lists are left to the tree: each is kept as a part of a tree prefix.
+    """Makes a filter of a specification. Every list is kept as a part of a tree prefix.
 
-    `PartsOfPrefix` decides later, beside the tree, whether a list is a list of filters.
+    When the prefix is compared with the tree, `PartsOfPrefix` decides which of these are lists of filters.
 
     Raises:
         TypeError: if a function can be called neither with one argument nor with two.
@@ -176,25 +178,25 @@ def _looks_at_path(part: Any, option: Option) -> bool:
         return False
     try:
         return takes(part, option) == "path and value"
-    # It fits no filter. It may be a static value; if it is used as a filter, the error is raised then.
+    # The function cannot be a filter, but it can be a static value. If it is used as a filter, that raises.
     except TypeError:
         return False
 
 
 def is_one_filter(spec: Any) -> bool:
-    """Returns True for a boolean, `...`, a class or a function: what is a filter by itself, in any part of a prefix.
+    """Returns True for a boolean, `...`, a class or a function, each of which is a filter in any part of a prefix.
 
-    A node is none, even if it can be called: a module in a prefix has the filters in it.
+    False for a node, even if it can be called: a module in a prefix is a part of the prefix, with filters in it.
     """
     return spec is ... or isinstance(spec, (bool, np.bool_)) or (callable(spec) and node_type_of(spec) is None)
 
 
 def is_several(spec: Any, option: Option) -> bool:
-    """Returns True if a list or tuple is taken for a list of filters wherever it stands, as in NNX.
+    """Returns True if a list or tuple is a list of filters at any place in a prefix, as in NNX.
 
-    That holds if one part is `...`, a tag, a class, a function of a path, or such a list again. A list of booleans and
-    functions of a leaf only may also be a tree prefix, as in Equinox, with a filter for the part at the same place.
-    A namedtuple is a tree prefix, as a module is, because it names its parts.
+    That holds if one part is `...`, a tag, a class, a function of a path, or a list for which this returns True. A list
+    of booleans and functions of a leaf only may also be a tree prefix, as in Equinox, with a filter for each part. A
+    namedtuple is always a tree prefix, because it names its parts as a module does.
     """
     if type(spec) not in (list, tuple):
         return False
@@ -210,10 +212,10 @@ def is_several(spec: Any, option: Option) -> bool:
 
 
 def is_several_where_no_list_is(spec: Any, option: Option) -> bool:
-    """Returns True if a list or tuple is a list of filters at a place where the tree has no list of the same length.
+    """Returns True if a list or tuple is a list of filters where the tree has no list of the same length.
 
-    There, functions of a leaf are a list of filters, too. Booleans are not: they are a tree of booleans and do not fit,
-    so the caller raises.
+    At these places a list of functions of a leaf is a list of filters, too. A list of booleans is not: it was meant as
+    a tree of booleans, which does not fit, so the caller raises.
     """
     if type(spec) not in (list, tuple):
         return False
@@ -225,18 +227,19 @@ def one_filter(spec: Any, option: Option) -> Filter:
     """Makes a filter of a specification that is neither a list nor a prefix. None selects nothing.
 
     Raises:
-        TypeError: if it is a function that can be called neither with one argument nor with two.
+        TypeError: if the specification is a function that can be called neither with one argument nor with two.
     """
     if spec is None or isinstance(spec, (bool, np.bool_)) or spec is ...:
         return Filter(_selects_everything if spec is ... or spec else _selects_nothing)
     if isinstance(spec, str):
         return Filter(lambda place: getattr(place.value, "tag", None) == spec)
+    # The class of a generic: `nnx.Variable` for `nnx.Variable[int]`.
     cls = typing.get_origin(spec) or spec
     if isinstance(cls, type):
         return Filter(lambda place: isinstance(place.value, cls) or isinstance(place.holder, cls))
     if takes(spec, option) == "path and value":
         return Filter(lambda place: _answer(spec, place, option), asks_for_path=True)
-    # In Equinox, a function of a leaf may return any object; a true one selects. In NNX it has to be a boolean.
+    # In Equinox, a function of a leaf may return any object, and its truth value counts. In NNX it must be a boolean.
     if option.calls_with == "leaf":
         return Filter(lambda place: bool(spec(place.leaf)))
     return Filter(lambda place: _checked(spec(place.leaf), spec, place, option))
@@ -262,10 +265,10 @@ def any_of(spec: Sequence[Any], option: Option) -> Filter:
 
 
 def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path and value"]:
-    """Returns the arguments with which a function that is a filter is called.
+    """Returns the arguments with which a filter that is a function is called.
 
     Raises:
-        TypeError: if it can be called neither with a leaf nor with a path and a value.
+        TypeError: if the function can be called neither with a leaf nor with a path and a value.
     """
     try:
         signature = inspect.signature(function)
@@ -286,7 +289,7 @@ def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path
 
 
 def _binds(signature: inspect.Signature, count: int) -> bool:
-    """Returns True if a function of this signature can be called with so many positional arguments."""
+    """Returns True if a function with this signature can be called with `count` positional arguments."""
     try:
         signature.bind(*[None] * count)
     except TypeError:
@@ -300,7 +303,17 @@ def _answer(function: Callable[..., Any], place: Place, option: Option) -> bool:
 
 
 def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Option) -> bool:
-    """Returns what a function returned, if it is a boolean. Raises `TypeError` if not, as for a traced array."""
+    """Returns the answer of a filter as a bool.
+
+    Args:
+        answer: the object that the function returned.
+        function: the function.
+        place: the place about which it was asked.
+        option: the parameter to which the user passed the filter.
+
+    Raises:
+        TypeError: if the answer is no boolean, for example a traced array.
+    """
     if isinstance(answer, (bool, np.bool_)):
         return bool(answer)
     raise TypeError(
@@ -333,9 +346,9 @@ def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str
     """Returns text for an error that lists values which a filter could have selected, and code that selects one.
 
     Args:
-        candidates: the places at which the filter was asked, at least one.
-        spec: the filter, as the user gave it.
-        option: the parameter that it was given for.
+        candidates: the places about which the filter was asked, at least one.
+        spec: the user's specification.
+        option: the parameter to which the user passed the specification.
     """
     tags = strings_in(spec)
     words = {word for tag in tags for word in re.findall(r"\w+", tag)}
@@ -355,12 +368,12 @@ def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str
 
 
 def _step_in(place: Place, words: set[str]) -> Any:
-    """Returns the last step of a path whose text is among the words. None if there is none."""
+    """Returns the last step in the path of a place whose text is one of the words. None if no step is."""
     return next((step for step in reversed(place.path) if str(step) in words), None)
 
 
 def strings_in(spec: Any) -> list[str]:
-    """Returns the strings in a specification, which are tags of NNX; also those in nested lists."""
+    """Returns the strings in a specification and in its nested lists. They are tags of NNX."""
     if isinstance(spec, (list, tuple)):
         return [tag for part in typing.cast(Sequence[Any], spec) for tag in strings_in(part)]
     return [spec] if isinstance(spec, str) else []

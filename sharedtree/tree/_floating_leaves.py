@@ -1,11 +1,9 @@
 """Arithmetic on the floating-point leaves of a tree: their norm, and their dtype.
 
-Each tied leaf counts once.
+Each tied leaf counts once. Leaves that a library declares as state count, too.
 
-norm({"embed": w, "head": w})     |w|, and not √2 |w|, as functions of trees say
+norm({"embed": w, "head": w})     |w|, where functions of trees return √2 |w|
 cast(model, bfloat16)             fp32 arrays → bf16, ties kept; integers, PRNG keys and static values stay
-
-Which leaves these are is said of arrays. What a library calls state counts, too.
 """
 
 from typing import Any, TypeVar
@@ -45,20 +43,21 @@ def norm(tree: Any) -> jax.Array:
         5.0
 
     Limitations: squares are computed and added in the dtype of the leaves, as optax does, and may overflow or round.
-    In single precision it is `norm(cast(tree, jnp.float32))`. At zero its own gradient is NaN.
+    For single precision, call `norm(cast(tree, jnp.float32))`. At zero the gradient of `norm` is NaN.
     """
     squares = [_sum_of_squares(leaf) for leaf in leaves(tree) if is_inexact(leaf)]
     return jnp.array(jnp.sqrt(sum(squares)))
 
 
 def _sum_of_squares(leaf: Any) -> jax.Array:
+    """Returns the sum of the squared absolute values of a leaf, as a real scalar. The leaf may be a reference."""
     value = leaf[...] if isinstance(leaf, jax.Ref) else leaf
     square = jnp.square(value.real) + jnp.square(value.imag) if jnp.iscomplexobj(value) else jnp.square(value)
     return jnp.sum(square)
 
 
 def cast(tree: T, dtype: Any) -> T:
-    """Casts the floating-point arrays of a tree to another precision, each tied one once; ties are kept.
+    """Casts the floating-point arrays of a tree to another precision. Each tied array is cast once, so ties are kept.
 
     Args:
         tree: a model, a gradient, an optimizer state, or any container of modules and arrays; it is not changed.
@@ -72,7 +71,7 @@ def cast(tree: T, dtype: Any) -> T:
     Raises:
         TypeError: if `dtype` is no floating-point dtype, or a leaf is a floating-point `jax.Ref`, whose dtype is fixed.
 
-    Cost: one walk over the nodes, one new array for each leaf that has another dtype.
+    Cost: one walk over the nodes, and one new array for each leaf of another dtype.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -104,10 +103,10 @@ def cast(tree: T, dtype: Any) -> T:
 
 
 def _floating_dtype(dtype: Any) -> np.dtype[Any]:
-    """Converts an argument to a floating-point dtype.
+    """Converts the argument `dtype` of `cast` to a floating-point dtype of NumPy.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: if the argument is no dtype, or another dtype.
     """
     try:
         # NumPy takes None for float64.

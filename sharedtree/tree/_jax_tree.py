@@ -1,4 +1,9 @@
-"""`flatten`, `unflatten`, `map` and their kin: the functions of `jax.tree`, with each shared node visited once."""
+"""The functions of `jax.tree` on DAGs (`flatten`, `unflatten`, `map` and others): each shared node is visited once.
+
+A function of several trees *aligns* them: for each leaf of the first tree it finds the object at the same path in every
+further tree. A leaf that is tied in the first tree must be one object in the further trees as well, since the function
+is called once for it.
+"""
 
 import builtins
 from collections.abc import Callable, Sequence
@@ -32,7 +37,10 @@ T = TypeVar("T")
 
 
 class Advice(Protocol):
-    """A function that makes the advice in an error about a tree that lacks ties of another one."""
+    """A function that makes the advice in an error about a tree that lacks ties of another tree.
+
+    Its arguments are the names of the two trees in code, and True if the tied leaf stands in plain containers.
+    """
 
     def __call__(self, name: str, like: str, *, in_containers: bool) -> str: ...  # noqa: D102
 
@@ -66,7 +74,9 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
     """
     require_registered(tree)
     leaves, structure = pack_here(tree, is_leaf)
+    # Raises if an object that cannot be taken apart holds arrays.
     require_all_seen(structure)
+    # Stores with the structure which leaves `tie` made one outside modules, so that `unflatten` notes the new leaves.
     remember(structure, leaves)
     return leaves, structure
 
@@ -92,8 +102,8 @@ def unflatten(structure: Structure, leaves: Any) -> Any:
         >>> st.tree.unflatten(structure, [7])
         {'a': 7, 'b': 7}
 
-    Limitations: equal structures are one object, so the static values are those of the first tree that had an equal
-    one. `map` gives back those of its own argument.
+    Limitations: equal structures are one object, so the static values are those of the first tree with an equal
+    structure. `map` keeps the static values of its own argument.
     """
     leaves = builtins.list(leaves)
     tree = unpack_here(structure, leaves)
@@ -137,7 +147,7 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool
     Args:
         tree: a module, or any container of modules and arrays.
         is_leaf: nodes for which it is true count as leaves. A shared node is asked about once, at its first path.
-        is_leaf_takes_path: whether `is_leaf` takes the key path and the node.
+        is_leaf_takes_path: True if `is_leaf` takes the key path and the node, False if it takes the node only.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -152,25 +162,27 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool
 
 
 def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T:  # noqa: A001
-    """Applies a function to each traced leaf once; the result has the ties of `tree`.
+    """Applies a function to each traced leaf once. The result has the ties of `tree`.
 
     Args:
-        f: takes a leaf of `tree` and what is at its path in each of `rest`.
+        f: takes a leaf of `tree`, and for each of `rest` the object at the leaf's path.
         tree: a module, or any container of modules and arrays.
-        rest: trees of the same shape, which where `tree` has a leaf may hold anything: a subtree, a Python number, or
-            `None`, which is handed to `f` as None. What is tied in `tree` must be one object in each of them.
+        rest: trees of the same shape. In the place of a leaf of `tree` they can have any object: a subtree, a Python
+            number, or `None`, with which `f` is called. A leaf that is tied in `tree` must be one object in each of
+            these trees.
         is_leaf: nodes of `tree` for which it is true count as leaves.
 
     Returns:
-        A tree of new nodes; static leaves are those of `tree`. So it makes no specification for `partition`, in which
-        static leaves have booleans, too: `filter(tree, False, replace=False)` does.
+        A tree of new nodes, with the static leaves of `tree`. To make a specification for `partition`, in which static
+        leaves have booleans, too, call `filter(tree, False, replace=False)` instead.
 
     Raises:
-        SharingMismatchError: if one of `rest` has another shape, or lacks a tie of `tree`; names the paths.
-        UntiedError: under `Policy(on_untie="error")`, where there would be a warning.
+        SharingMismatchError: if one of `rest` has another shape, or lacks a tie of `tree`. The error names the paths.
+        UntiedError: under `Policy(on_untie="error")`, in place of the warning.
 
     Warns:
-        UntiedWarning: if what several trees hold as one module at one path is stacked, so that it becomes several.
+        UntiedWarning: if several trees hold one module at one path, and `f` stacks its leaves. In the result the module
+            is one with larger arrays, and its parts are trained separately.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -179,8 +191,8 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
         >>> doubled["a"] is doubled["b"]
         True
 
-    Limitations: if `f` returns one object for two leaves, the result has that tie too. Numbers carry no identity: where
-    `f` returns one of NumPy's for a tied leaf, the result has an array without dimensions.
+    Limitations: if `f` returns one object for two leaves, the result has that tie too. If `f` returns a NumPy number
+    for a tied leaf, the result has an array without dimensions, because numbers carry no identity.
     """
     return _mapped(f, tree, rest, is_leaf, with_paths=False)
 
@@ -198,7 +210,7 @@ def map_with_path(
         rest: trees of the same shape, see `map`.
         is_leaf: nodes of `tree` for which it is true count as leaves. A shared node is asked about once, at its first
             path.
-        is_leaf_takes_path: whether `is_leaf` takes the key path and the node.
+        is_leaf_takes_path: True if `is_leaf` takes the key path and the node, False if it takes the node only.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -218,17 +230,19 @@ def _mapped(
     with_paths: bool,
     takes_path: bool = False,
 ) -> Any:
-    """Applies a function to each traced leaf once, for `map` and `map_with_path`.
+    """Applies a function to each traced leaf once, for `map` and `map_with_path`. For errors see `map`.
 
     Args:
-        f: takes the path if `with_paths`, a leaf of `tree`, and the objects at its path in each of `rest`.
+        f: takes the path if `with_paths`, a leaf of `tree`, and for each of `rest` the object at the leaf's path.
         tree: the tree whose leaves are mapped.
         rest: further trees of the same shape.
         is_leaf: nodes for which it is true count as leaves.
-        with_paths: whether `f` takes the path.
-        takes_path: whether `is_leaf` takes the path.
+        with_paths: True if `f` takes the path.
+        takes_path: True if `is_leaf` takes the path.
     """
     require_registered(tree)
+
+    # Get the arguments of `f`. A column is a list of one argument for all leaves, in their order.
     if with_paths:
         walked = walk_exactly(tree, is_leaf, takes_path=takes_path)
         leaves, structure = builtins.list(walked.leaves.values()), walked.structure
@@ -238,10 +252,10 @@ def _mapped(
         leaves, structure = pack_exactly(tree, is_leaf, takes_path=takes_path)
         path_columns = []
     require_all_seen(structure)
-    # One list of objects for each further tree, in the order of the leaves.
     columns: list[list[Any]] = []
     for i, further_tree in enumerate(rest):
         columns.append(_aligned(structure, further_tree, _NamesOfTrees(f"rest[{i}]", "tree", "the tree", how_to_tie)))
+
     results = [f(*args) for args in zip(*path_columns, leaves, *columns, strict=True)]
     if rest:
         report_stacked_modules((tree, *rest), leaves, results)
@@ -249,7 +263,7 @@ def _mapped(
 
 
 def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie: Advice) -> T:
-    """Applies a function to each traced leaf of a model and its update. Errors speak of `model` and `updates`.
+    """Applies a function to each traced leaf of a model and its update. Errors call the trees `model` and `updates`.
 
     Args:
         f: takes a leaf and its update.
@@ -261,6 +275,7 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
         SharingMismatchError: if `updates` has another shape, lacks a tie, or has an update for a static leaf.
     """
     require_registered(model)
+    # Packed exactly: the result has the model's very static values, not equal ones.
     leaves, structure = pack_exactly(model)
     require_all_seen(structure)
     names = _NamesOfTrees("updates", "model", "the model", how_to_tie)
@@ -281,11 +296,12 @@ def require_alike(tree: Any, aligned_tree: Any, name: str, like: str, how_to_tie
     Raises:
         SharingMismatchError: with the paths.
     """
+    # Only the errors are of interest, not the list of objects.
     _aligned(pack_exactly(tree)[1], aligned_tree, _NamesOfTrees(name, like, f"the {like}", how_to_tie))
 
 
 def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: Advice) -> T:
-    """Applies a function to the path, the new and the old value of each traced leaf. Errors speak of `new` and `old`.
+    """Applies a function to the path, the new and the old value of each traced leaf. Errors call the trees so, too.
 
     If `new` has None at a path, `old` may have anything there, and the result has None.
 
@@ -302,8 +318,9 @@ def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: 
     require_registered(new)
     walked = walk_exactly(new)
     require_all_seen(walked.structure)
-    words = _NamesOfTrees("old", "new", "`new`", how_to_tie)
-    old_tree, records = _aligned_records(walked.structure, old, words, may_lack=True)
+    names = _NamesOfTrees("old", "new", "`new`", how_to_tie)
+    # For each leaf of `new`, the number of its record in `old`.
+    old_tree, records = _aligned_records(walked.structure, old, names, may_lack=True)
     leaves, paths = builtins.list(walked.leaves.values()), _leaf_paths(walked)
     _refuse_lost_ties(old_tree, records, leaves, paths)
     old_leaves = [old_tree.objects[record] for record in records]
@@ -343,9 +360,17 @@ def _refuse_lost_ties(old: FlatDag, numbers: Sequence[int], leaves: Sequence[Any
 def _refuse_static(static: Static, update: Any, path: Path) -> None:
     """Raises an error if there is an update for a static leaf, which would be lost.
 
-    An update that equals the static leaf and is no number was copied from the model, by a function such as `map`.
+    Args:
+        static: the static leaf of the model.
+        update: the object at its path in the updates. None is no update.
+        path: the path.
+
+    Raises:
+        SharingMismatchError: with the path.
     """
     value = static.peek()
+    # `map` on a gradient keeps static leaves, so the updates often have copies of them. But an equal number may be an
+    # update by chance: a model with `scale=1.0` and the update `1.0`.
     is_copied = type(value) not in PYTHON_NUMBERS and Static(update) == static
     if update is not None and not is_copied:
         text = jtu.keystr(path)
@@ -359,7 +384,7 @@ def _refuse_static(static: Static, update: Any, path: Path) -> None:
 
 
 def _put_together(structure: Structure, old_leaves: list[Any], new_leaves: list[Any]) -> Any:
-    """Puts a tree together from new leaves, and copies the notes of the old leaves to them (see `_leaf_notes`)."""
+    """Builds a tree from new leaves. What is noted of an old leaf (see `_leaf_notes`) is noted of the new one."""
     # A tied leaf must stay tied, so a number of NumPy, which has no identity, becomes an array there.
     leaves = with_identity(new_leaves, structure)
     hand_on(old_leaves, leaves)
@@ -367,17 +392,17 @@ def _put_together(structure: Structure, old_leaves: list[Any], new_leaves: list[
 
 
 def _leaf_paths(tree: FlatDag) -> list[Path]:
-    """Representative path of each traced leaf, in order."""
+    """Returns the first path of each traced leaf, in the order of the leaves."""
     return [tree.first_paths[number] for number in tree.leaf_numbers]
 
 
 class _NamesOfTrees(NamedTuple):
-    """Words for errors about two trees.
+    """Names of two trees in errors, and advice.
 
     Attributes:
-        name: the second tree in code.
-        like: the first tree in code.
-        title: the first tree in a sentence.
+        name: name of the second tree in code.
+        like: name of the first tree in code.
+        title: name of the first tree in a sentence.
         advice: makes the advice if the second tree lacks ties of the first.
     """
 
@@ -399,7 +424,10 @@ def _aligned(
     *,
     may_lack: bool = False,
 ) -> list[Any]:
-    """Lists the objects of a second tree at the paths of the first tree's leaves. Arguments as `_aligned_records`."""
+    """Lists the objects of a second tree at the paths of the first tree's leaves, in the order of these leaves.
+
+    The parameters and errors are those of `_aligned_records`.
+    """
     tree, records = _aligned_records(structure, aligned_tree, names, refuses, may_lack=may_lack)
     return [tree.objects[record] for record in records]
 
@@ -419,7 +447,7 @@ def _aligned_records(
         aligned_tree: the second tree.
         names: words for errors.
         refuses: (static leaf of the first tree, object of the second tree at its path, path) → None. It may raise.
-        may_lack: whether the second tree may have anything where the first has None.
+        may_lack: True if the first tree may lack parts of the second: where it has None, any object is accepted.
 
     Returns:
         The walked second tree, and the number of its record for each leaf of the first, in order.
@@ -430,6 +458,7 @@ def _aligned_records(
     walked, model = walk_alone(aligned_tree), structure.records
 
     def agree(i: int, _: int) -> bool:
+        """Returns True if a record of the first tree accepts any object of the second tree."""
         op = model[i][0]
         return op is LEAF or type(op) is Static or (may_lack and type(op) is Node and op.type.cls is type(None))
 
@@ -475,6 +504,7 @@ def equal(*trees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0
         >>> bool(st.tree.equal([w, w], [w, w])), bool(st.tree.equal([w, w], [w, jnp.ones(2)]))
         (True, False)
     """
+    # Pairs of leaves and structure.
     packed = [pack_alone(tree) for tree in trees]
     # Equal structures are one object.
     if any(structure is not packed[0][1] for _, structure in packed):

@@ -18,30 +18,31 @@ from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, Place, filter_or
 T = TypeVar("T")
 
 
-class _Occurrence(NamedTuple):
+class _TreeRecord(NamedTuple):
     """A record of one of several trees.
 
     Attributes:
         tree: index of the tree.
-        record: number of the record in it.
+        record: number of the record in the tree.
     """
 
     tree: int
     record: int
 
 
-_Column = tuple[_Occurrence, ...]
-"""The records of several trees at one path, without those that are None."""
+_Column = tuple[_TreeRecord, ...]
+"""The records of several trees at one path, in the order of the trees. Trees that have None there are left out."""
 
 
 def rebuilt(root: Any, expand: Callable[[Any], tuple[Op, Sequence[Any]]], object_of: Callable[[Any], Any]) -> Any:
-    """Builds the tree of new nodes that `expand` describes.
+    """Builds a tree of new nodes from a description of each node.
 
     Args:
         root: key of the root. Keys are hashable, and equal keys become one object.
-        expand: key → the operation, and the keys of the children, as for `canonical`.
+        expand: key → the operation of the node or leaf, and the keys of its children.
         object_of: key of a leaf → the object in its place.
     """
+    # Visits the keys from the root down. Returns the records, and key → number of its record.
     records, numbers = canonical(root, expand)
     table: list[Any] = []
     build(records, [object_of(key) for key, number in numbers.items() if records[number][0] is LEAF], table)
@@ -53,17 +54,17 @@ def filter(  # noqa: A001
 ) -> T:
     """Replaces the leaves, traced or static, that a specification does not select. `equinox.filter`, with ties kept.
 
-    With `replace` it also makes specifications: `filter(model, False, replace=False)` is the model with False at every
-    leaf, traced or static, of which `at` says where it should be True. `map` does not, for it keeps static leaves.
+    It also makes specifications: `filter(model, False, replace=False)` is the model with False at every leaf, traced or
+    static. Then `at` can set some of them to True. `map` cannot make one, because it keeps static leaves.
 
     Args:
         tree: the tree; it is not changed.
-        filter_spec: what to keep, a filter. A function of a leaf says whether to keep it; one of a path and a value,
-            a class, a tag, or a list of several of these are as in `sharedtree.grad(f, wrt=...)`. Or a tree prefix of
-            filters and booleans; a list or tuple is one where the tree has one of that length. Where the tree has a
-            static function, a prefix has a boolean, unless a function is said for a node around it.
-        inverse: keep what is not selected instead.
-        replace: what comes in place of the others.
+        filter_spec: selects the leaves to keep. A filter, as in `sharedtree.grad(f, wrt=...)`: a function of a leaf, a
+            function of a path and a value, a class, a tag, or a list of these. Or a tree prefix of filters and
+            booleans. A list or tuple is a part of a prefix where the tree has a list or tuple of the same length, else
+            a list of filters. At a static function of the tree, a prefix has a boolean, or a filter at a node above.
+        inverse: True to keep the leaves that are not selected instead.
+        replace: the object in the place of all other leaves.
         is_leaf: nodes for which it is true count as leaves.
 
     Returns:
@@ -71,9 +72,9 @@ def filter(  # noqa: A001
 
     Raises:
         InconsistentSharingError: if a tied leaf is selected at one of its paths and not at another.
-        SharingMismatchError: if a prefix has nodes that the tree has not, or at a leaf what is no filter.
+        SharingMismatchError: if a prefix has nodes that the tree lacks, or an object at a leaf that is no filter.
         TypeError: if a function takes neither a leaf nor a path and a value.
-        ValueError: if nothing has a tag of NNX, which a string is.
+        ValueError: if the filter has a string, which is a tag of NNX, and selects nothing.
 
     Example:
         >>> import jax.numpy as jnp, equinox as eqx, sharedtree as st
@@ -89,12 +90,12 @@ def filter(  # noqa: A001
 
 
 def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = None) -> tuple[T, T]:
-    """Splits a tree into what a specification selects and the rest. `equinox.partition`, with ties kept in both.
+    """Splits a tree in two: the selected leaves, and all other leaves. `equinox.partition`, with ties kept in both.
 
-    Args and errors as for `filter`.
+    The parameters and errors are those of `filter`.
 
     Returns:
-        Two trees of the shape of `tree`, each with `replace` where the other has a leaf; `combine` joins them again.
+        Two trees of the shape of `tree`. Each has `replace` where the other one has a leaf. `combine` joins them again.
 
     Example:
         >>> import jax.numpy as jnp, equinox as eqx, sharedtree as st
@@ -103,46 +104,51 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     """
     require_registered(tree)
     walked = walk_exactly(tree, is_leaf)
+    # Raises if an object that cannot be taken apart holds arrays.
     require_all_seen_in(walked.records, walked.root)
     spec = filter_or_prefix(filter_spec, OF_TREE)
-    of_leaves = ask(walked, spec, asks_static=True, words=IN_TREE).of_leaves
+    # Number of a leaf → the answers at its paths.
+    answers_of_leaves = ask(walked, spec, asks_static=True, words=IN_TREE).of_leaves
     selected: dict[int, bool] = {}
-    for number, questions in of_leaves.items():
-        for question in questions:
-            if question.answer is not questions[0].answer:
-                raise _inconsistent_filter(questions, spec, tree)
+    for number, answers in answers_of_leaves.items():
+        for asked in answers:
+            if asked.answer is not answers[0].answer:
+                raise _inconsistent_filter(answers, spec, tree)
         # A record that no path leads to is not asked about.
-        if questions:
-            selected[number] = questions[0].answer
+        if answers:
+            selected[number] = answers[0].answer
     if strings_in(filter_spec) and selected and not any(selected.values()):
         _raise_no_tag(walked, filter_spec)
 
-    def half(keep: bool) -> Any:
+    def half(answer: bool) -> Any:
+        """Builds the tree that keeps the leaves with this answer."""
+
         def expand(number: int) -> tuple[Op, Sequence[int]]:
+            # A static leaf becomes a traced one, since `replace` can be any object.
             return (LEAF, ()) if number in selected else walked.records[number]
 
-        def leaf(number: int) -> Any:
-            return walked.objects[number] if selected[number] is keep else replace
+        def object_of(number: int) -> Any:
+            return walked.objects[number] if selected[number] is answer else replace
 
-        return rebuilt(walked.root, expand, leaf)
+        return rebuilt(walked.root, expand, object_of)
 
     return half(True), half(False)
 
 
-def _inconsistent_filter(questions: Sequence[Asked], spec: AnyFilter, tree: Any) -> InconsistentSharingError:
+def _inconsistent_filter(answers: Sequence[Asked], spec: AnyFilter, tree: Any) -> InconsistentSharingError:
     """Makes the error for a leaf that is selected at one of its paths and not at another.
 
     Args:
-        questions: the questions about the leaf, one for each path, with their answers.
+        answers: the answers about the leaf, one for each path.
         spec: the filter.
         tree: the tree as the user passed it.
     """
-    first = questions[0]
-    second = next(question for question in questions if question.answer is not first.answer)
+    first = answers[0]
+    second = next(asked for asked in answers if asked.answer is not first.answer)
     treatments = ("selected", "not selected") if first.answer else ("not selected", "selected")
     path1, path2 = jtu.keystr(first.keys), jtu.keystr(second.keys)
-    unselected_paths = list(dict.fromkeys(question.path for question in questions if not question.answer))
-    # If the tree is a list, a list of as many filters would be taken for a tree prefix. A tuple is not.
+    unselected_paths = list(dict.fromkeys(asked.path for asked in answers if not asked.answer))
+    # If the tree is a list, a list of as many filters would be taken for a tree prefix. A tuple would not.
     fix = code_that_selects(unselected_paths, spec, OF_TREE.name, "()" if isinstance(tree, list) else "[]")
     if isinstance(spec, FilterPrefix):
         fix = (
@@ -159,29 +165,30 @@ def _inconsistent_filter(questions: Sequence[Asked], spec: AnyFilter, tree: Any)
 
 def _raise_no_tag(walked: FlatDag, filter_spec: Any) -> NoReturn:
     """Raises the error for a string as the filter, if nothing in the tree has that tag of Flax NNX."""
+    # All places that the user's filter was asked about.
     places: list[Place] = []
 
-    def note(place: Place) -> bool:
+    def collect(place: Place) -> bool:
         places.append(place)
         return True
 
-    ask(walked, Filter(note))
+    ask(walked, Filter(collect))
     advice = f" {how_to_select(places, filter_spec, OF_TREE)}" if places else ""
     raise ValueError(f"`filter_spec={shown(filter_spec)}` selects nothing.{advice}")
 
 
 def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
-    """Joins trees of one shape, taking each leaf from the first that has one. `equinox.combine`, with ties kept.
+    """Joins trees of one shape. Each leaf is that of the first tree that has one. `equinox.combine`, with ties kept.
 
     Args:
-        trees: trees of one shape, with `None` where another has a leaf or a subtree.
+        trees: trees of one shape. A tree may have `None` where another tree has a leaf or a subtree.
         is_leaf: nodes for which it is true count as leaves.
 
     Returns:
-        A tree of new nodes; statics that are not leaves are those of the first tree.
+        A tree of new nodes. Static data of nodes are those of the first tree.
 
     Raises:
-        SharingMismatchError: if the trees differ in shape other than by `None`.
+        SharingMismatchError: if the trees have nodes of different classes at one path. `None` fits every node.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -192,19 +199,26 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
     """
     walked = [walk_exactly(tree, is_leaf) for tree in trees]
 
-    def record_of(occurrence: _Occurrence) -> Record:
-        return walked[occurrence.tree].records[occurrence.record]
+    # The keys of the result's nodes are columns. So two paths of the result are one object if each tree has one object
+    # at the two paths.
+
+    def record_of(tree_record: _TreeRecord) -> Record:
+        return walked[tree_record.tree].records[tree_record.record]
 
     def without_nones(column: _Column) -> _Column:
-        """Drops the trees that have None. If all have it, keeps the first."""
-        return tuple([occurrence for occurrence in column if not _is_none(record_of(occurrence))]) or column[:1]
+        """Drops the trees that have None. If all trees have None, keeps the first."""
+        return tuple([tree_record for tree_record in column if not _is_none(record_of(tree_record))]) or column[:1]
 
     def without_ignored(column: _Column) -> _Column:
-        """Keeps the first tree alone if it has a leaf, so that leaves which differ elsewhere do not cut a tie."""
+        """Keeps the first tree alone if it has a leaf there: `combine` ignores the objects of the others.
+
+        Otherwise a tie of the first tree would get lost if another tree has different objects at the two paths.
+        """
         return column if type(record_of(column[0])[0]) is Node else column[:1]
 
     def expand(column: _Column) -> tuple[Op, Sequence[_Column]]:
-        records = [record_of(occurrence) for occurrence in column]
+        """Returns the operation of a node or leaf of the result, and the columns of its children."""
+        records = [record_of(tree_record) for tree_record in column]
         op, _ = records[0]
         if type(op) is not Node:
             return LEAF, ()
@@ -213,16 +227,16 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
                 "The trees to combine differ in shape: where one has a node, each other must have a node of the same "
                 f"class or None, but there are {', '.join(repr(tree_op) for tree_op, _ in records)}."
             )
-        # For each tree its children, then for each child its column of trees.
-        rows: list[list[_Occurrence]] = []
-        for occurrence, (_, tree_children) in zip(column, records, strict=True):
-            rows.append([_Occurrence(occurrence.tree, child) for child in tree_children])
+        # A row has the children in one tree, and a column has one child in all trees.
+        rows: list[list[_TreeRecord]] = []
+        for tree_record, (_, tree_children) in zip(column, records, strict=True):
+            rows.append([_TreeRecord(tree_record.tree, child) for child in tree_children])
         return op, [without_ignored(without_nones(child_column)) for child_column in zip(*rows, strict=True)]
 
     def object_of(column: _Column) -> Any:
         return walked[column[0].tree].objects[column[0].record]
 
-    roots = tuple([_Occurrence(i, tree.root) for i, tree in enumerate(walked)])
+    roots = tuple([_TreeRecord(i, tree.root) for i, tree in enumerate(walked)])
     return rebuilt(without_ignored(without_nones(roots)), expand, object_of)
 
 
@@ -234,5 +248,6 @@ def _is_same_node(record: Record, node_record: Record) -> bool:
 
 
 def _is_none(record: Record) -> bool:
+    """Returns True for the record of a None, which is a node without children."""
     op, _ = record
     return type(op) is Node and op.type.cls is type(None)

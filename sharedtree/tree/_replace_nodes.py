@@ -1,13 +1,16 @@
-"""Replacing nodes of a DAG: `sharedtree.tree.at`.
+"""Replaces nodes of a DAG: `sharedtree.tree.at`. A *target* is a node that the user's `where` function names.
 
 The tree and the replacements are walked with one numbering, so an object that occurs in several of them is one record.
 In the result each edge of the tree to a target leads to its replacement. Replacements are not edited themselves: if one
 holds a part of the tree, it holds the old part. So `at(lambda m: (m.a, m.b), m, (m.b, m.a))` swaps the two. A record of
-the result is therefore a record of the walk, *edited* if it is a node of the tree above a target.
+the walk can therefore occur in the result in two versions: unchanged in a replacement, and *edited* in the tree, if a
+target is below it.
 
-A target may share parts with the rest of the tree. If its replacement has another object in the place of such a part,
+A target can share parts with the rest of the tree. If its replacement has another object in the place of such a part,
 and the two could be one object, that object replaces the part everywhere, which keeps the tie. Otherwise the tie is
 lost, with one warning for each maximal tie.
+
+    [block, block.w]   at(lambda m: m[0], …, new_block)      [new_block, new_block.w]     the tie is kept
 """
 
 import builtins
@@ -48,8 +51,8 @@ def at(
 
     Args:
         where: takes the tree and returns the node to replace, or a sequence of nodes. It is called on the tree and on
-            stand-ins whose leaves have no values, and must name the same places, so it cannot look at leaves. In a
-            stand-in a `None` is a `None`; one that is returned is replaced at its own path only.
+            stand-ins whose leaves have no values. It must return the same places for both, so it cannot look at leaves.
+            In a stand-in a `None` is a `None`. A `None` that is returned is replaced at its own path only.
         tree: the tree; it is not changed.
         replace: the replacement, or a sequence of as many as `where` returned.
         replace_fn: instead of `replace`: takes what is there and returns the replacement. Called once for each node.
@@ -61,14 +64,14 @@ def at(
 
     Raises:
         InconsistentSharingError: if `replace` has two different replacements for one tied node.
-        SharingMismatchError: if `where` returns what is not in the tree, a node and a part of that node, or nothing
-            for `replace_fn`; if it depends on leaves; or if it cannot be told which `None` it means.
-        TypeError: if `where` is no function, as when it and the tree are in the wrong order.
+        SharingMismatchError: if `where` returns an object that is not in the tree, or both a node and a part of it; if
+            it returns no node for `replace_fn`; if it depends on leaves; or if it is unclear which `None` it means.
+        TypeError: if `where` is no function, for example because `where` and the tree are in the wrong order.
         ValueError: if not exactly one of `replace` and `replace_fn` is given, or their numbers differ.
 
     Warns:
-        UntiedWarning: if a replaced node shared a part with something else, and the two are two objects now. As
-            `Policy(on_untie=)` says, this is an `UntiedError` or nothing.
+        UntiedWarning: if a replaced node shared a part with another node, and the part is two objects in the result.
+            `Policy(on_untie=)` makes this an `UntiedError`, or turns it off.
 
     Cost: a walk over the nodes of the tree, and one over those of each replaced node and its replacement.
 
@@ -83,11 +86,15 @@ def at(
         raise ValueError("Give exactly one of `replace` and `replace_fn`.")
     require_where(where, tree, "    model = sharedtree.tree.at(lambda m: m.head.weight, model, new)")
     require_registered(tree)
+
+    # Walk the tree, and find the targets. The tags number the objects; later walks of replacements go on counting.
     tags = Tags()
     _, records, root = walk(tree, tags, exact_rules_here(is_leaf))
     require_all_seen_in(records, root)
     walked = FlatDag(records, root, tags.objects)
     targets, is_single = WhereTree(walked).named_by(where, none_fix=_fix_for_none)
+
+    # Get one replacement for each target.
     if replace_fn is not _NOT_GIVEN:
         if not targets:
             raise _nothing_to_replace()
@@ -97,8 +104,11 @@ def at(
         new = [replace] if is_single else builtins.list(replace)
     if len(new) != len(targets):
         raise ValueError(f"`where` returned {len(targets)} nodes, but `replace` has {len(new)}.")
+
+    # Build the result, and report the ties that it lacks.
     edit = _Edit.of(walked, tags, builtins.list(zip(targets, new, strict=True)))
     edit.require_all_replaced()
+    # Notes about a replaced leaf, such as that its tie was undone on purpose, hold for the new leaf as well.
     hand_on([tags.objects[target] for target in targets], new)
     _hand_on_tied_values(walked, targets, new)
     lost = edit.keep_ties()
@@ -109,10 +119,12 @@ def at(
 
 
 def _fix_for_none(path: str) -> str:
+    """Returns code that replaces the `None` at a path, for an error that says that `where` is unclear."""
     return f"    model = sharedtree.tree.at(lambda m: m{path}, model, new, is_leaf=lambda x: x is None)"
 
 
 def _nothing_to_replace() -> SharingMismatchError:
+    """Makes the error for a `where` that returned no node, where `replace_fn` was to be called."""
     return SharingMismatchError(
         "`where` returned no node, so there is nothing that `replace_fn` could be called with.\n"
         "Most often it looks for the wrong thing. If a tree may have no such node, ask first:\n"
@@ -121,7 +133,15 @@ def _nothing_to_replace() -> SharingMismatchError:
 
 
 def _hand_on_tied_values(tree: FlatDag, targets: Sequence[int], new: Sequence[Any]) -> None:
-    """Notes all leaves of a replacement as tied outside modules, if a leaf of the replaced node was noted so."""
+    """Notes the leaves of a replacement as tied outside modules, if a leaf of the replaced node has this note.
+
+    Transforms take arrays outside modules for values, and warn if they lose the tie of a noted array.
+
+    Args:
+        tree: the tree, with its objects.
+        targets: numbers of the replaced nodes.
+        new: the replacement of each target.
+    """
     for target, replacement in zip(targets, new, strict=True):
         if any(is_tied_value(tree.objects[number]) for number in tree.below(target).reached):
             note_tied_values(walk(replacement, Tags(), rules_here())[0])
@@ -159,11 +179,11 @@ class _Edit(NamedTuple):
 
     @classmethod
     def of(cls, tree: FlatDag, tags: Tags, replacements: Sequence[tuple[int, Any]]) -> "_Edit":
-        """Walks the replacements.
+        """Walks the replacements, and returns the edit that puts each in the place of its target.
 
         Args:
             tree: the walked tree.
-            tags: the tags of that walk. Extended.
+            tags: the tags of the walk. The objects of the replacements are added.
             replacements: pairs of a target and its replacement.
 
         Raises:
@@ -172,7 +192,7 @@ class _Edit(NamedTuple):
         records = [*tree.records]
         everything = FlatDag(records, tree.root, tags.objects)
         replacement_of: dict[int, int] = {}
-        # Every object that is no node is a leaf here, also if it would be static, so that it is used as it is.
+        # In a replacement, static values count as leaves, too, so that the result has the very objects.
         rules = exact_rules_here(lambda obj: node_type_of(obj) is None)
         for position, (target, replacement) in enumerate(replacements):
             _, new_records, number = walk(replacement, tags, rules, f"replace[{position}]")
@@ -183,7 +203,12 @@ class _Edit(NamedTuple):
         return cls(tree, everything, replacement_of, builtins.list(replacement_of))
 
     def require_all_replaced(self) -> None:
-        """Raises an error if a target lies inside another target only, so that its replacement has no place."""
+        """Raises an error if all paths to a target lead through another target, so that its replacement has no place.
+
+        Raises:
+            SharingMismatchError: with both paths.
+        """
+        # Records on paths that lead through no target, and the targets at the ends of such paths.
         remaining = self._reached([self.tree.root], enter=lambda number: number not in self.replacement_of)
         for target in self.targets:
             if target not in remaining:
@@ -200,12 +225,12 @@ class _Edit(NamedTuple):
                 )
 
     def keep_ties(self) -> list[_LostTie]:
-        """Extends the replacements to tied parts in the rest of the tree.
+        """Adds replacements for parts of targets that are tied to the rest of the tree, so that the ties are kept.
 
         Returns:
             The maximal ties that cannot be kept.
         """
-        # Tied part → the targets that hold it.
+        # Find the tied parts of targets. Tied part → the targets that hold it.
         holders: dict[int, list[int]] = {}
         tied = _tied(self.tree)
         parts_of = {t: self._reached([t]) - {t} if tied else set[int]() for t in self.targets}
@@ -214,17 +239,21 @@ class _Edit(NamedTuple):
                 holders.setdefault(part, []).append(target)
         if not holders:
             return []
+
+        # Find the parts of the tree that remain, and the parts of the replacements.
         remaining = self._reached([self.tree.root], enter=lambda number: number not in self.replacement_of)
         new_parts_of = {t: self._reached([self.replacement_of[t]]) for t in self.targets}
         counterparts = {t: self._counterparts(t) for t in self.targets if parts_of[t] & tied}
         in_replacements = set[int]().union(*new_parts_of.values())
-        # Part → a target that holds it, and the arrays that were one.
+
+        # Decide for each tied part. `lost`: part → a target that holds it, and the arrays that were one.
         lost: dict[int, tuple[int, list[Any]]] = {}
-        # Parents have higher numbers than their children, and come first.
+        # Parents have higher numbers than their children, so they come first.
         for part in sorted(holders, reverse=True):
-            # The objects that the part becomes: itself, where it remains, and those in its place in replacements.
+            # The objects that the part becomes: itself, if it remains, and the objects in its place in replacements.
             successors: set[int] = {part} if part in remaining else set()
-            # Arrays in replacements of another shape, where nothing is in the place of the part.
+            # If a replacement has another shape, nothing in it is in the place of the part. Then all its arrays of the
+            # same shape and dtype count, since any of them may be a copy of the part.
             copies: set[int] = set()
             for target in holders[part]:
                 is_still_held = part in new_parts_of[target]
@@ -233,7 +262,8 @@ class _Edit(NamedTuple):
                 if not counterparts_of_part:
                     copies |= self._possible_copies(part, new_parts_of[target])
             new_objects = successors - {part}
-            # One new object, and the old one stays in the rest of the tree alone: the new one can replace it there.
+            # If there is one new object, and the old one remains in the rest of the tree but in no replacement, the new
+            # one can replace it there.
             if part in remaining and len(new_objects) == 1 and not copies and part not in in_replacements:
                 (new_object,) = new_objects
                 if self._can_be_one(part, new_object):
@@ -245,7 +275,7 @@ class _Edit(NamedTuple):
         return self._maximal_ties(lost)
 
     def _maximal_ties(self, lost: dict[int, tuple[int, list[Any]]]) -> list[_LostTie]:
-        """Describes the lost ties of parts, except of those all of whose parents are lost ties themselves.
+        """Describes the maximal lost ties. A lost tie is not maximal if the ties of all its parents are lost as well.
 
         Args:
             lost: part → a target that holds it, and the arrays that were one.
@@ -257,41 +287,52 @@ class _Edit(NamedTuple):
             for child in children:
                 parents.setdefault(child, set()).add(number)
         paths = self.tree.all_paths
-        return [
-            _LostTie(tuple(paths[part]), paths[target][0], arrays)
-            for part, (target, arrays) in lost.items()
-            if not parents[part] <= lost.keys()
-        ]
+        maximal: list[_LostTie] = []
+        for part, (target, arrays) in lost.items():
+            if not parents[part] <= lost.keys():
+                maximal.append(_LostTie(tuple(paths[part]), paths[target][0], arrays))
+        return maximal
 
     def result(self) -> Any:
-        """Puts the edited tree together."""
+        """Builds the edited tree."""
         num_tree_records = len(self.tree.records)
+        # True for the records that have an edited version.
         has_target_below = [False] * num_tree_records
         for number, (_, children) in enumerate(self.tree.records):
             has_target_below[number] = any(
                 child in self.replacement_of or has_target_below[child] for child in children
             )
-        # A node of a replacement stays the same object, unless it holds a node of the tree. Those are all made anew.
+        # All nodes of the tree are made anew. A node of a replacement stays the same object, unless it holds a node of
+        # the tree. `is_kept` is True for the records whose objects go into the result.
         is_kept = [False] * len(self.all.records)
         for number, (op, children) in enumerate(self.all.records):
             is_in_replacement = number >= num_tree_records
             is_kept[number] = op is LEAF or (is_in_replacement and all(is_kept[child] for child in children))
 
         def expand(version: _Version) -> tuple[Op, Sequence[_Version]]:
+            """Returns the operation of a node of the result, and its children. A kept object counts as a leaf."""
             op, children = self.all.records[version.number]
             if is_kept[version.number]:
                 return LEAF, ()
-            return op, [edited(child) if version.is_edited else _Version(child, False) for child in children]
+            if version.is_edited:
+                return op, [edited(child) for child in children]
+            return op, [_Version(child, is_edited=False) for child in children]
 
         def edited(number: int) -> _Version:
+            """Returns the version of a record in the edited tree: its replacement, if it has one."""
             if number in self.replacement_of:
-                return _Version(self.replacement_of[number], False)
-            return _Version(number, has_target_below[number])
+                return _Version(self.replacement_of[number], is_edited=False)
+            return _Version(number, is_edited=has_target_below[number])
 
         return rebuilt(edited(self.tree.root), expand, lambda version: self.all.objects[version.number])
 
     def _reached(self, roots: Iterable[int], enter: Callable[[int], bool] = lambda _: True) -> set[int]:
-        """Numbers of all records below the roots, and the roots. It goes down only where `enter` returns True."""
+        """Returns the numbers of the roots and of all records below them.
+
+        Args:
+            roots: numbers of records.
+            enter: (number of a node) → False to leave out the records below it, unless another path leads to them.
+        """
         visited: set[int] = set()
         stack = [*roots]
         while stack:
@@ -303,15 +344,17 @@ class _Edit(NamedTuple):
         return visited
 
     def _counterparts(self, target: int) -> dict[int, set[int]]:
-        """For each part of a target, the records in its place in the replacement of the target."""
+        """Maps each part of a target to the parts of its replacement at the same paths below."""
         counterparts: dict[int, set[int]] = {}
-        for pair in pairs(self.all.below(target), self.all.below(self.replacement_of[target]), lambda *_: True):
+        # Where the two differ in shape, they are not compared further down.
+        new = self.all.below(self.replacement_of[target])
+        for pair in pairs(self.all.below(target), new, agree=lambda *_: True):
             assert isinstance(pair, RecordPair)
             counterparts.setdefault(pair.left, set()).add(pair.right)
         return counterparts
 
     def _arrays(self, number: int) -> list[Any]:
-        """The arrays in a record."""
+        """Returns the arrays below a record, or the array itself."""
         leaves = [self.all.objects[n] for n in self._reached([number]) if self.all.records[n][0] is LEAF]
         return [leaf for leaf in leaves if carries_identity(leaf)]
 
@@ -327,9 +370,10 @@ class _Edit(NamedTuple):
         return {n for n in arrays if (self.all.objects[n].shape, self.all.objects[n].dtype) in kinds}
 
     def _can_be_one(self, part: int, successor: int) -> bool:
-        """Returns True if two records agree in class, static data and children, down to the dtypes of their arrays."""
+        """Returns True if two records, and those below them, agree in class, static data, shape and dtype."""
 
         def agree(i: int, j: int) -> bool:
+            """Returns True for two arrays of one shape and dtype, and for two equal values."""
             x, y = self.all.objects[i], self.all.objects[j]
             if carries_identity(x) and carries_identity(y):
                 return x.shape == y.shape and x.dtype == y.dtype
@@ -348,14 +392,19 @@ class _Edit(NamedTuple):
 
 
 class _Version(NamedTuple):
-    """A record in the result: as it is, or with the replacements of its parts."""
+    """A record in the result.
+
+    Attributes:
+        number: number of the record.
+        is_edited: True if the targets below the record are replaced. False if it has its old parts.
+    """
 
     number: int
     is_edited: bool
 
 
 def _tied(tree: FlatDag) -> set[int]:
-    """Finds the tied records: those with several edges to them and with identity."""
+    """Returns the numbers of the tied records: those that carry identity, and to which several edges lead."""
     numbers = with_several_edges(tree.records, tree.root)
     ops = {number: tree.records[number][0] for number in numbers if can_be_tied(tree.records[number][0])}
     return {number for number, op in ops.items() if op is not LEAF or carries_identity(tree.objects[number])}
@@ -385,7 +434,7 @@ def _two_replacements(tree: FlatDag, target: int) -> InconsistentSharingError:
 
 
 def _report(tie: _LostTie) -> None:
-    """Warns about a lost tie or raises, as the policy says."""
+    """Warns about a lost tie. Raises `UntiedError` under `Policy(on_untie="error")`."""
     policy = current_policy()
     report_untied(
         policy.on_untie,

@@ -1,4 +1,4 @@
-"""Warns about a module that several trees hold at one path, and that `map` stacks with itself.
+"""Warns if `map` stacks a module with itself, because several of its trees hold the module at one path.
 
     blocks = [Block(layer_1, shared), Block(layer_2, shared)]
     st.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)        `shared` twice, with two gradients
@@ -36,7 +36,7 @@ class _Shared(NamedTuple):
 
 
 def report_stacked_modules(trees: Sequence[Any], leaves: Sequence[Any], new: Sequence[Any]) -> None:
-    """Warns if leaves of a module that several trees share were stacked.
+    """Warns if `map` stacked leaves of a module that several of its trees share.
 
     Args:
         trees: the operands of `map`.
@@ -87,10 +87,10 @@ def _has_grown(leaf: Any, new_leaf: Any) -> bool:
 
 
 def _shared_modules(trees: Sequence[Any], grown_leaves: Sequence[Any]) -> list[_Shared]:
-    """Finds the outermost modules that several trees hold at one path, and that hold a leaf that has grown.
+    """Finds the outermost modules that several trees hold at one path, and in which a leaf has grown.
 
     Args:
-        trees: the trees.
+        trees: the trees. Only the paths of modules in the first tree are looked at.
         grown_leaves: the leaves of the first tree from which larger arrays were made.
     """
     walked = [walk_alone(tree) for tree in trees]
@@ -103,6 +103,7 @@ def _shared_modules(trees: Sequence[Any], grown_leaves: Sequence[Any]) -> list[_
     for number, path in first.first_paths.items():
         if path not in modules_of[0]:
             continue
+        # Skip the modules inside a module that was found.
         if any(path[: len(shared.path)] == shared.path for shared in shared_modules):
             continue
         # Module → indices of the trees that hold it at this path.

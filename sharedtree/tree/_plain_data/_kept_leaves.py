@@ -54,7 +54,7 @@ class _Answer(NamedTuple):
 
 
 class KeptLeaves:
-    """The answers of a filter about all leaves of a tree. A leaf is named by the object that holds it and its index.
+    """The answers of a filter about all leaves of a tree. The key of a leaf is the object that holds it, and its index.
 
     Args:
         tree: the model.
@@ -79,7 +79,7 @@ class KeptLeaves:
         root = _Occurrence(tree, (), ROOT, spec)
         if forms[tree] is None:
             # A tree that is a leaf has no holder.
-            self._note((id(None), 0), root)
+            self._ask_about((id(None), 0), root)
         else:
             self._ask_from(root)
 
@@ -91,8 +91,8 @@ class KeptLeaves:
     def _ask_from(self, root: _Occurrence) -> None:
         """Visits every object from the root on, and asks about its leaves.
 
-        A filter that looks at paths is asked again at each path to an object, and other filters only if the variable,
-        the module or the filter differ.
+        A filter that looks at paths is asked again at each path to an object. Another filter is asked again only if the
+        variable or the module around the object, or the filter for it, differs.
         """
         visited: set[tuple[int, int, int, int]] = set()
         num_repeated = 0
@@ -113,7 +113,7 @@ class KeptLeaves:
                 if self._forms[occurrence.obj] is not None:
                     stack.append(occurrence)
                 elif is_state_leaf(occurrence.obj):
-                    self._note((id(visit.obj), index), occurrence)
+                    self._ask_about((id(visit.obj), index), occurrence)
 
     def _parts_of(self, visit: _Occurrence) -> list[_Occurrence]:
         """Returns the parts of an object, each with its path and its filter."""
@@ -136,7 +136,7 @@ class KeptLeaves:
             visits.append(_Occurrence(part, (*keys, *key), place._replace(path=(*place.path, *step)), part_spec))
         return visits
 
-    def _note(self, slot: tuple[int, int], visit: _Occurrence) -> None:
+    def _ask_about(self, slot: tuple[int, int], visit: _Occurrence) -> None:
         """Asks the filter about a leaf, and records the answer.
 
         Args:

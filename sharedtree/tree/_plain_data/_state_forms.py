@@ -10,7 +10,7 @@ lists its parts, and the container that holds their states:
     nnx.Param(w)                              no container: the state of `w`
 
 Functions that a user registered work as in the last row: the state of what `to_state` returns is the state of the
-object. That idea is `flax.serialization`'s.
+object. The idea is that of `flax.serialization`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,12 @@ T = TypeVar("T")
 
 
 class Functions(NamedTuple):
-    """The two functions that a class was registered with; see `register_state`."""
+    """The two functions that were registered for a class.
+
+    Attributes:
+        to_state: instance → an object that represents it in the state.
+        from_state: (instance of the model, the loaded object from the state) → the new instance.
+    """
 
     to_state: Callable[[Any], Any]
     from_state: Callable[[Any, Any], Any]
@@ -150,7 +155,13 @@ def form_of(obj: Any) -> Form | None:
     if functions is not None:
         # If the class is registered again before the object is made, the old pair of functions is used for both.
         from_state = functions.from_state
-        return Form("whole", (), (), (functions.to_state(obj),), 0, lambda new: from_state(obj, new[0]), is_object)
+
+        def from_part(new: Sequence[Any]) -> Any:
+            return from_state(obj, new[0])
+
+        # The only part has neither a name nor a key: its path is the path of the object.
+        part = functions.to_state(obj)
+        return Form("whole", (), (), (part,), num_static=0, put_together=from_part, is_object=is_object)
     if node_type is None:
         return None
     if node_type.is_plain:
@@ -171,7 +182,8 @@ def _plain_form(obj: Any, node_type: NodeType) -> Form:
             return filled
 
         keys = tuple([jtu.DictKey(name) for name in names])
-        return Form("dict", names, keys, tuple(mapping.values()), 0, fill_copy, True, True)
+        parts = tuple(mapping.values())
+        return Form("dict", names, keys, parts, num_static=0, put_together=fill_copy, is_object=True, is_mutable=True)
     children, aux = node_type.take_apart(obj)
     kind: Any = "dict" if is_namedtuple(node_type.cls) else "tuple" if node_type.cls is tuple else "list"
     names = tuple(getattr(node_type.cls, "_fields", ()))
@@ -179,7 +191,7 @@ def _plain_form(obj: Any, node_type: NodeType) -> Form:
 
 
 def _of_children(kind: Any, names: Any, obj: Any, node_type: NodeType, children: Sequence[Any], aux: Any) -> Form:
-    """Returns a form whose parts are the children of a node, and which keeps the auxiliary data of the node."""
+    """Returns a form with the children of a node as its parts. A new object gets the auxiliary data of the node."""
 
     def put_together(new: Sequence[Any]) -> Any:
         return node_type.put_together(aux, new)
@@ -207,7 +219,12 @@ def _attribute_form(obj: Any, node_type: NodeType) -> Form | None:
         return None if form is None else _named_form(form.names, form.children, form.statics, form.make)
     # A list, or the value of a variable of NNX. Neither has static attributes.
     make = form.make
-    return Form(form.kind, (), form.keys, tuple(form.children), 0, lambda new: make(new, {}), True)
+
+    def put_together(new: Sequence[Any]) -> Any:
+        return make(new, {})
+
+    children = tuple(form.children)
+    return Form(form.kind, (), form.keys, children, num_static=0, put_together=put_together, is_object=True)
 
 
 def _named_form(
@@ -230,7 +247,8 @@ def _named_form(
 
     all_names = (*names, *statics)
     keys = tuple([jtu.GetAttrKey(name) for name in all_names])
-    return Form("dict", all_names, keys, (*children, *statics.values()), len(statics), put_together, True)
+    parts = (*children, *statics.values())
+    return Form("dict", all_names, keys, parts, len(statics), put_together, is_object=True)
 
 
 def _keyed_form(obj: Any, node_type: NodeType) -> Form:

@@ -27,15 +27,15 @@ class _Frame:
     Attributes:
         obj: the object.
         form: its form.
-        done: the number of parts that were visited, which is the index of the next one.
+        num_visited: number of its parts that were visited. It is the index of the next part.
     """
 
-    __slots__ = ("done", "form", "obj")
+    __slots__ = ("form", "num_visited", "obj")
 
     def __init__(self, obj: Any, form: Form) -> None:
         self.obj = obj
         self.form = form
-        self.done = 0
+        self.num_visited = 0
 
 
 class Objects(IdentityDict[Form | None]):
@@ -63,7 +63,7 @@ class Objects(IdentityDict[Form | None]):
                     return
                 # Visited and not finished: the object has a frame, and contains itself. A frame's step is empty if the
                 # path of the part is the path of the object.
-                steps = [frame.form.keys[frame.done : frame.done + 1] for frame in frames]
+                steps = [frame.form.keys[frame.num_visited : frame.num_visited + 1] for frame in frames]
                 depth_of_first = next(i for i, frame in enumerate(frames) if frame.obj is obj)
                 raise cycle_error(obj, _path_text(steps[:depth_of_first]), _path_text(steps))
             form = form_of(obj)
@@ -77,17 +77,17 @@ class Objects(IdentityDict[Form | None]):
         visit(tree)
         while frames:
             frame = frames[-1]
-            if frame.done == len(frame.form.parts):
+            if frame.num_visited == len(frame.form.parts):
                 frames.pop()
                 self[frame.obj] = frame.form
                 if frames:
-                    frames[-1].done += 1
+                    frames[-1].num_visited += 1
                 continue
-            part, depth = frame.form.parts[frame.done], len(frames)
+            part, depth = frame.form.parts[frame.num_visited], len(frames)
             visit(part)
             # If the part got a frame, its parent counts it when that frame is finished.
             if len(frames) == depth:
-                frame.done += 1
+                frame.num_visited += 1
 
     def form(self, obj: Any) -> Form | None:
         """Returns the form of an object of the tree."""
