@@ -1,4 +1,4 @@
-"""`draw`: a model as a picture."""
+"""`draw` shows a model as a picture. `_drawing_layout` chooses and places boxes and wires; the SVG is written here."""
 
 import importlib
 import os
@@ -12,25 +12,25 @@ from ._tables import figure
 
 
 class Drawing:
-    """A picture of a model, in SVG: notebooks show it, and `.save("m.svg")` writes it.
+    """Picture of a model, in SVG. Notebooks show it, and `.save("m.svg")` writes it.
 
     Attributes:
         svg: the picture, as text.
 
-    It holds texts only, and keeps nothing of the model alive.
+    A drawing holds that text only, so it keeps nothing of the model alive.
     """
 
     def __init__(self, svg: str) -> None:
         self.svg = svg
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the picture to a file, as UTF-8. What was there is replaced.
+        """Writes the picture to a file, as UTF-8. A file that exists is replaced.
 
         Args:
-            path: of the file. It should end in `.svg`, since that is what is written.
+            path: path of the file. Should end in `.svg`, which is the format that is written.
 
         Raises:
-            ValueError: if it ends in the name of another format.
+            ValueError: if the path ends in the name of another format, such as `.png`.
         """
         ending = os.path.splitext(os.fspath(path))[1].lower()
         if ending in _OTHER_FORMATS:
@@ -42,40 +42,40 @@ class Drawing:
             file.write(self.svg)
 
     def _repr_svg_(self) -> str:
-        # Within a page there is no place for a declaration.
+        # The text begins with an XML declaration, which must not stand inside a page.
         return self.svg[self.svg.index("<svg") :]
 
     def __repr__(self) -> str:
         return f'<a drawing, {len(self.svg):,} bytes of SVG: save it with .save("m.svg")>'
 
 
+# Endings that people try. Any other ending is accepted.
 _OTHER_FORMATS = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp", ".eps", ".ps"})
 
 
 def draw(tree: Any, *, depth: int | None = None, boxes: int = MOST_BOXES) -> Drawing:
-    """A model as a picture of its DAG: modules are boxes, fields are wires, and every tie is seen at a glance.
+    """Draws a model as a picture of its DAG: modules are boxes, fields are wires, and every tie stands out.
 
-    What is tied is one box with a double frame and the number of its tie, to which thick dashed wires lead from each
-    place. Arrays are lines in the box of their module, plain containers part of the fields' names, and three or more
-    equal neighbours a stack with `×12`, as in `summary`. Numbers of ties are those of `summary`, too. The picture is
-    light or dark as the reader's system is.
+    A tied object is one box with a double frame and the number of its tie. Thick dashed wires lead to that box from
+    each of its places. Arrays are lines in the box of their module. Plain containers are part of the names of fields.
+    Three or more equal neighbours are a stack with `×12`. Ties have the same numbers as in `summary`. The picture is
+    light or dark, like the reader's system.
 
     Args:
-        tree: as for `summary`.
-        depth: how many levels below the root have boxes. Default: all.
-        boxes: how many boxes there are at most; of more, the uppermost are drawn, and the others are lines. Default:
-            150.
+        tree: a model of any library, any container of models and arrays, or a `Dag`. Its arrays may be abstract.
+        depth: number of levels below the root that have boxes. Default: all.
+        boxes: most boxes. If there are more, the uppermost are drawn, and the others are lines. Default: 150.
 
     Returns:
         A drawing, which a notebook shows. The same model has the same drawing.
 
     Raises:
-        ImportError: if igraph or drawsvg is not installed; it says how to.
+        ImportError: if igraph or drawsvg is not installed. The message says how to install them.
         CycleError: if an object contains itself.
         UnregisteredTypeError: if `tree` is no pytree.
         ValueError: if `depth` is negative, or `boxes` is less than 1.
 
-    Cost: that of `summary`, and up to a second for the layout of 150 boxes. No array is read, copied or kept.
+    Cost: one walk over the nodes, and up to a second for the layout of 150 boxes. No array is read, copied or kept.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -84,8 +84,8 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int = MOST_BOXES) -> Dra
         >>> "12 parameters, at 2 places" in drawing.svg  # `drawing.save("model.svg")` writes it
         True
 
-    Limitations: the boxes are as wide as texts are in a usual monospaced font. Drawings of many unequal layers are
-    large: choose a `depth`.
+    Limitations: the width of boxes is computed for a usual monospaced font. Drawings of many unequal layers are large:
+    choose a `depth`.
     """
     for name, value, least in (("depth", depth, 0), ("boxes", boxes, 1)):
         if value is not None and value < least:
@@ -95,12 +95,21 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int = MOST_BOXES) -> Dra
 
 
 def drawing_of(outline: Outline, depth: int | None, most: int, igraph: Any, drawsvg: Any) -> Drawing:
-    """The drawing of an outline, by these libraries."""
+    """Draws an outline.
+
+    Args:
+        outline: the outline of a model.
+        depth: number of levels below the root that have boxes. None for all.
+        most: most boxes.
+        igraph: the module `igraph`.
+        drawsvg: the module `drawsvg`.
+    """
     boxes = boxes_of(outline, depth=depth, most=most)
     return Drawing(svg_of(boxes, _notes(outline, boxes), igraph=igraph, drawsvg=drawsvg))
 
 
 def _notes(outline: Outline, boxes: Boxes) -> list[str]:
+    """Returns the lines of text below a drawing: the totals, and the ties that are not drawn."""
     description = outline.description
     notes = [f"{figure(description.size.parameters)} parameters"]
     if description.num_ties:
@@ -112,14 +121,15 @@ def _notes(outline: Outline, boxes: Boxes) -> list[str]:
     return notes
 
 
+# Most marks of ties that are not drawn, in the text below a drawing.
 _MOST_HIDDEN = 12
 
 
 def libraries() -> tuple[Any, Any]:
-    """The two that draw, igraph and drawsvg.
+    """Imports igraph and drawsvg and returns both modules, in this order.
 
     Raises:
-        ImportError: if one is missing.
+        ImportError: if one of them is not installed.
     """
     try:
         return importlib.import_module("igraph"), importlib.import_module("drawsvg")
