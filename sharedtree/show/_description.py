@@ -50,6 +50,18 @@ class Part(NamedTuple):
     through: str = ""
 
 
+class Edge(NamedTuple):
+    """Edge from an object to a child that has a part.
+
+    Attributes:
+        child: number of the child.
+        step: text of the edge, as it is printed: `.weight`, `[0]`.
+    """
+
+    child: int
+    step: str
+
+
 class Size(NamedTuple):
     """Size of a part together with its children.
 

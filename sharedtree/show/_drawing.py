@@ -148,7 +148,7 @@ def libraries() -> tuple[Any, Any]:
         ) from error
 
 
-# --- SVG ---------------------------------------------------------------------------------------------------------------
+# --- SVG --------------------------------------------------------------------------------------------------------------
 
 # All sizes are in pixels. Widths of one character in a line, in a title and in a label, for usual monospaced fonts.
 _CHARACTER, _TITLE_CHARACTER, _LABEL_CHARACTER = 7.3, 8.0, 6.7

@@ -1,6 +1,6 @@
 """Makes the description of a live model from its flat DAG: the records and objects that every transform reads, too."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from ..core._printing import printable
 from ..core._structure import LEAF, FlatDag, Node, roles_in
 from ..ties._list_ties import is_inexact, nbytes_of, read_tree, sources_of_view, text_of_function
 from ..tree._dag import Dag
-from ._description import Description, Part
+from ._description import Description, Edge, Part
 
 _LIBRARY_ENTRIES = frozenset[str]().union(*[library.attributes.own_entries for library in LIBRARIES])
 """Names under which libraries keep entries of their own in an instance. Such an entry is no part of the model."""
@@ -91,18 +91,6 @@ def _parts(flat_dag: FlatDag) -> list[Part | None]:
     return parts
 
 
-class _Edge(NamedTuple):
-    """Edge from a node to a child that has a part of its own.
-
-    Attributes:
-        child: number of the child.
-        step: text of the edge: `.weight`, `[0]`.
-    """
-
-    child: int
-    step: str
-
-
 def _node(op: Node, children: tuple[int, ...], parts: list[Part | None], flat_dag: FlatDag) -> Part:
     """Returns the part of a module or container.
 
@@ -112,10 +100,10 @@ def _node(op: Node, children: tuple[int, ...], parts: list[Part | None], flat_da
         parts: the parts of all earlier records, which include the children.
         flat_dag: the flat DAG of the model.
     """
-    edges: list[_Edge] = []
+    edges: list[Edge] = []
     for key, child in zip(op.keys, children, strict=True):
         if parts[child] is not None and getattr(key, "name", None) not in _LIBRARY_ENTRIES:
-            edges.append(_Edge(child, _step(key)))
+            edges.append(Edge(child, _step(key)))
     name = printable(op.type.cls.__name__)
     # A variable of Flax NNX that holds one array is shown as that array, under the variable's class.
     if op.type.convention == "variable" and len(edges) == 1 and flat_dag.records[edges[0].child][0] is LEAF:

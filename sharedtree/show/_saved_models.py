@@ -5,7 +5,7 @@ The header's *manifest* has one node for each object of the model. A node is a l
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ from ..serialise.trust._allow_list import STATE, STATE_ENTRIES
 from ..serialise.values._all_kinds_of_nodes import KINDS, inline_text, node_text, steps
 from ..serialise.values._nodes import Child, Manifest, Node
 from ..serialise.values._paths import array_nbytes, carries_identity
-from ._description import Description, Part
+from ._description import Description, Edge, Part
 
 # Steps of a file that no path of the model has. Their children are static.
 _LEFT_OUT = ("<key>", "<aux>", ".<attributes>", ".default_factory")
@@ -159,19 +159,7 @@ _OF_CLASSES = frozenset({"object", "wrapper", "registered", "Partial"})
 _SHOWN = _OF_CLASSES | {"tuple"} | {kind.name for kind in KINDS.values() if kind.has_identity}
 
 
-class _Edge(NamedTuple):
-    """Edge from a node to a child that is a node.
-
-    Attributes:
-        child: number of the child.
-        step: text of the edge, as it is printed.
-    """
-
-    child: int
-    step: str
-
-
-def _edges(manifest: Manifest, node: Node, step_texts: dict[str, str]) -> list[_Edge]:
+def _edges(manifest: Manifest, node: Node, step_texts: dict[str, str]) -> list[Edge]:
     """Returns the edges from a node to the children that are nodes, in JAX's order.
 
     Args:
@@ -188,7 +176,7 @@ def _edges(manifest: Manifest, node: Node, step_texts: dict[str, str]) -> list[_
             edges = [
                 edge for _, edge in sorted(zip(keys, edges, strict=True), key=lambda key_and_edge: key_and_edge[0])
             ]
-    return [_Edge(child, step_texts.setdefault(step, printable(step))) for child, step in edges if type(child) is int]
+    return [Edge(child, step_texts.setdefault(step, printable(step))) for child, step in edges if type(child) is int]
 
 
 # Kinds of nodes whose keys JAX sorts.
