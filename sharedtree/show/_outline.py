@@ -245,11 +245,11 @@ class _PlaceOfRun(NamedTuple):
 
     Attributes:
         parent: number of the part that holds the run.
-        index: index of the run among those of the parent.
+        run_index: index of the run among those of the parent.
     """
 
     parent: int
-    index: int
+    run_index: int
 
 
 # The root is in no run.
