@@ -184,7 +184,7 @@ def answers_as_told(cls: Any) -> bool:
     return any(f"{base.__module__}.".startswith("flax.nnx.") for base in bases)
 
 
-class _Rules(AttributeRules):
+class _NnxRules(AttributeRules):
     """The rules for writing and loading objects and holders attribute by attribute; see the docstring of this file."""
 
     is_open = True
@@ -419,7 +419,7 @@ NNX = Library(
     argument_and_filter=argument_and_filter,
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
-    attributes=_Rules(),
+    attributes=_NnxRules(),
     fault_of_aux=fault_of_aux,
     answers_as_told=answers_as_told,
     names=_NAMES,

@@ -55,7 +55,7 @@ def _is_tree(cls: Any) -> bool:
     return all(inherited(cls, name) is inherited(tree, name) for name in ("tree_flatten", "tree_unflatten"))
 
 
-class _Rules(AttributeRules):
+class _TreeoRules(AttributeRules):
     """The rules for writing and loading trees attribute by attribute; see the docstring of this file."""
 
     own_entries = frozenset({METADATA})
@@ -223,7 +223,7 @@ TREEO = Library(
     "treeo",
     writes_back=writes_back,
     kind_in_files=kind_in_files,
-    attributes=_Rules(),
+    attributes=_TreeoRules(),
     # A file may have these classes of treex, because they only call functions that they hold, and each such function is
     # on the list of its own library. `FlaxModule` is left out: a file could choose the method that it calls. The
     # `classes` are kinds of parameters.
