@@ -8,9 +8,9 @@ A module consists of its `__dict__`, and of the kind of each attribute: paramete
 The order of the kinds is the order of the attributes, and of the leaves. If a file lacks the kinds of some or all
 attributes, they follow from the values. No code of the class runs when a file is loaded.
 
-An assignment takes the mark off a value, notes the kind of the attribute, and refuses some values. Parameter and state
-are *marked* by `st.parameter` and `st.state_field`, or *declared* by a field of a dataclass. The *noted* kinds are
-stored with the instance.
+An assignment takes the mark off a value, stores the kind of the attribute, and refuses some values. Parameter and state
+are *marked* by `st.parameter` and `st.state_field`, or *declared* by a field of a dataclass. The *stored* kinds are
+in a slot of the instance.
 """
 
 import dataclasses
@@ -54,9 +54,9 @@ from ._sharedtree_module_kinds import (
     kind_of_value,
     kinds_in,
     kinds_of,
-    note_kinds,
-    noted_kinds,
     require_markable,
+    store_kinds,
+    stored_kinds,
 )
 
 
@@ -156,9 +156,9 @@ class _ModuleRules(AttributeRules):
         return module_kinds.static_attributes(aux)
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        """Notes the kinds of a loaded module, and sorts its attributes in the order of the kinds. Returns the module.
+        """Stores the kinds of a loaded module, and sorts its attributes in the order of the kinds. Returns the module.
 
-        So far, the slot for the noted kinds holds the object from the file.
+        So far, the slot for the stored kinds holds the object from the file.
 
         Args:
             obj: the module.
@@ -168,7 +168,7 @@ class _ModuleRules(AttributeRules):
         Raises:
             FormatError: if the object from the file is no dict of names and kinds.
         """
-        file_kinds: Any = module_kinds.noted_kinds(obj)
+        file_kinds: Any = module_kinds.stored_kinds(obj)
         # The file has no kinds, so the slot still has its first value.
         if type(file_kinds) is module_kinds.Kinds:
             return obj
@@ -184,7 +184,7 @@ class _ModuleRules(AttributeRules):
         values = dict(attributes)
         attributes.clear()
         attributes.update({name: values.pop(name) for name, _ in items} | values)
-        module_kinds.note_kinds(obj, module_kinds.kinds_of(items))
+        module_kinds.store_kinds(obj, module_kinds.kinds_of(items))
         return obj
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
@@ -229,7 +229,7 @@ OWN_METHODS = frozenset({"merge", "parameters"})
 
 
 def assign(module: Any, name: str, value: Any) -> Any:
-    """Notes the kind of an attribute before an assignment, and returns the value without its mark. The caller sets it.
+    """Stores the kind of an attribute before an assignment, and returns the value without its mark. The caller sets it.
 
     Raises:
         UnregisteredTypeError: if the value holds arrays or modules where no pytree could hold them.
@@ -248,14 +248,14 @@ def assign(module: Any, name: str, value: Any) -> Any:
             "A DAG has no cycles. Give it to the methods that need it, as an argument of the call.",
             ("", f".{name}"),
         )
-    noted = noted_kinds(module)
-    noted_kind = noted.by_name.get(name)
+    stored = stored_kinds(module)
+    stored_kind = stored.by_name.get(name)
     declared = facts_of(cls).declared.get(name)
-    # A mark wins over the noted and the declared kind, and these over the kind that follows from the value.
+    # A mark wins over the stored and the declared kind, and these over the kind that follows from the value.
     if type(value) is Marked:
         kind, value = value.kind, value.value
-    elif noted_kind in MARKED or declared in MARKED:
-        kind = noted_kind if noted_kind in MARKED else declared
+    elif stored_kind in MARKED or declared in MARKED:
+        kind = stored_kind if stored_kind in MARKED else declared
         assert kind is not None
         require_markable(value, kind, f"`{cls.__name__}.{name}`")
     elif declared is not None:
@@ -265,11 +265,11 @@ def assign(module: Any, name: str, value: Any) -> Any:
         # An array that becomes a number stays traced, as in a counter that is reset to 0. So does this number if it
         # becomes another number.
         current = attributes_of(module).get(name)
-        if noted_kind == SUBTREE and (is_array(current) or _is_number(current)) and _is_number(value):
+        if stored_kind == SUBTREE and (is_array(current) or _is_number(current)) and _is_number(value):
             kind = SUBTREE
-    if kind != noted_kind and name not in facts_of(cls).ignored:
-        kinds: dict[str, Kind] = {**noted.by_name, name: kind}
-        note_kinds(module, kinds_of(kinds.items()))
+    if kind != stored_kind and name not in facts_of(cls).ignored:
+        kinds: dict[str, Kind] = {**stored.by_name, name: kind}
+        store_kinds(module, kinds_of(kinds.items()))
     return value
 
 
@@ -279,10 +279,10 @@ def _is_number(value: Any) -> bool:
 
 
 def forget(module: Any, name: str) -> None:
-    """Removes the noted kind of an attribute that is deleted, and with it its mark."""
-    noted = noted_kinds(module)
-    if name in noted.by_name:
-        note_kinds(module, kinds_of([item for item in noted.items if item[0] != name]))
+    """Removes the stored kind of an attribute that is deleted, and with it its mark."""
+    stored = stored_kinds(module)
+    if name in stored.by_name:
+        store_kinds(module, kinds_of([item for item in stored.items if item[0] != name]))
 
 
 def require_soundness(cls: Any) -> None:

@@ -8,14 +8,14 @@ There are four kinds. Attributes of the first three are children of the module. 
                 marks, and bare arrays are not trainable.
     static      anything else
 
-An assignment notes the kind (see `_sharedtree_module`): that of the mark, or else the kind that follows from the value.
-A mark stays with the attribute when another value is assigned. The *noted* kinds of an instance are one `Kinds`, in a
-slot beside its `__dict__`. A `Kinds` cannot be changed, and equal ones are one object. So `is` compares the kinds of
-two modules:
+An assignment stores the kind (see `_sharedtree_module`): the kind of the mark, or else the one that follows from the
+value. A mark stays with the attribute when another value is assigned. The *stored* kinds of an instance are one
+`Kinds`, in a slot beside its `__dict__`. A `Kinds` cannot be changed, and equal ones are one object. So `is` compares
+the kinds of two modules:
 
     Linear(weight=w, calls=n, activation=f)     Kinds(weight: parameter, calls: state, activation: static)
 
-The *present* kinds are those by which a module is flattened. They differ from the noted kinds in two cases. The
+The *present* kinds are those by which a module is flattened. They differ from the stored kinds in two cases. The
 `__dict__` may have a name that was never assigned, as after `vars(module).update(...)`. And somebody may have put an
 array into a container that was static. In both cases the kind follows from the present value.
 
@@ -55,7 +55,7 @@ ALL_KINDS: frozenset[Any] = frozenset({PARAMETER, STATE, SUBTREE, STATIC})
 
 
 KINDS_SLOT = "_sharedtree_kinds"
-"""Name of the slot for the noted kinds of an instance. Also on disk."""
+"""Name of the slot for the stored kinds of an instance. Also on disk."""
 
 DECLARED = "sharedtree"
 """Key in the metadata of a dataclass field for the kind that the field declares."""
@@ -120,7 +120,7 @@ NO_KINDS = kinds_of(())
 
 
 class HasKinds:
-    """Base class of `Module`. It has the slot for the noted kinds."""
+    """Base class of `Module`. It has the slot for the stored kinds."""
 
     __slots__ = ("__dict__", "__weakref__", KINDS_SLOT)
 
@@ -130,7 +130,7 @@ class HasKinds:
             """Makes an instance with an empty `Kinds`, so that the native walk can read a module without attributes."""
             require_init(cls, bool(args or kwargs))
             module = super().__new__(cls)
-            note_kinds(module, NO_KINDS)
+            store_kinds(module, NO_KINDS)
             return module
 
 
@@ -169,16 +169,16 @@ def is_read_by_kinds(cls: type) -> bool:
     return dict_descriptor(cls) is HasKinds.__dict__["__dict__"]
 
 
-def noted_kinds(module: Any) -> Kinds:
-    """Returns the noted kinds of an instance. They are empty if it was made without our `__new__`."""
+def stored_kinds(module: Any) -> Kinds:
+    """Returns the stored kinds of an instance. They are empty if it was made without our `__new__`."""
     try:
         return object.__getattribute__(module, KINDS_SLOT)
     except AttributeError:
         return NO_KINDS
 
 
-def note_kinds(module: Any, kinds: Kinds) -> None:
-    """Sets the noted kinds of an instance."""
+def store_kinds(module: Any, kinds: Kinds) -> None:
+    """Sets the stored kinds of an instance."""
     object.__setattr__(module, KINDS_SLOT, kinds)
 
 
@@ -196,11 +196,11 @@ def present_kinds(module: Any) -> Kinds:
     Cost: one step for each attribute, and for each part of a static container.
     """
     cls: Any = type(module)
-    noted = noted_kinds(module)
+    stored = stored_kinds(module)
     declared, ignored, _ = facts_of(cls)
     present: list[tuple[str, Kind]] = []
     for name, value in attributes_of(module).items():
-        kind = noted.by_name.get(name)
+        kind = stored.by_name.get(name)
         if kind is None:
             # The attribute was not assigned.
             if name in ignored:
@@ -213,7 +213,7 @@ def present_kinds(module: Any) -> Kinds:
             kind = kind_of_value(value)
         present.append((name, kind))
     items = tuple(present)
-    return noted if items == noted.items else kinds_of(items)
+    return stored if items == stored.items else kinds_of(items)
 
 
 def take_apart(module: Any) -> tuple[Sequence[Any], Any]:
@@ -239,7 +239,7 @@ def put_together(cls: Any, aux: Any, children: Iterable[Any]) -> Any:
     attributes = attributes_of(module)
     for name, kind in kinds.items:
         attributes[name] = next(next_statics if kind == STATIC else next_children)
-    note_kinds(module, kinds)
+    store_kinds(module, kinds)
     return module
 
 
@@ -249,9 +249,9 @@ def blank(cls: Any) -> Any:
 
 
 def with_kinds(cls: Any, kinds: Kinds) -> Any:
-    """Makes an instance without attributes, whose kinds are noted already. Copies and pickles begin with it."""
+    """Makes an instance without attributes, whose kinds are stored already. Copies and pickles begin with it."""
     module = blank(cls)
-    note_kinds(module, kinds)
+    store_kinds(module, kinds)
     return module
 
 
@@ -268,7 +268,7 @@ def static_attributes(aux: Any) -> dict[str, Any]:
 
 
 def copied(module: Any, copy_of: Callable[[Kind | None, Any], Any], memo: dict[int, Any] | None = None) -> Any:
-    """Copies a module. The copy has the same class and the same noted kinds.
+    """Copies a module. The copy has the same class and the same stored kinds.
 
     Args:
         module: the original.
@@ -279,8 +279,8 @@ def copied(module: Any, copy_of: Callable[[Kind | None, Any], Any], memo: dict[i
     # The caller keeps the original alive, so its id stays its own.
     if memo is not None:
         memo[id(module)] = new_module
-    kinds = noted_kinds(module)
-    note_kinds(new_module, kinds)
+    kinds = stored_kinds(module)
+    store_kinds(new_module, kinds)
     # The present kinds, because somebody may have put an array or a module into a container that was static.
     present = present_kinds(module).by_name
     copies = {name: copy_of(present.get(name), value) for name, value in attributes_of(module).items()}

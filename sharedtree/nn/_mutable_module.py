@@ -260,7 +260,7 @@ class Module(kinds.HasKinds):
         else:
             # Pickle finds plain functions by name. `jax.nn.relu` is an object, so its name is put in its place.
             state = {name: with_names(value) for name, value in kinds.attributes_of(self).items()}
-        return kinds.with_kinds, (type(self), kinds.noted_kinds(self)), state
+        return kinds.with_kinds, (type(self), kinds.stored_kinds(self)), state
 
     def __repr__(self) -> str:
         return eqx.tree_pformat(self)
@@ -276,7 +276,7 @@ class Module(kinds.HasKinds):
         # `add` returns False for an object that is in the set already.
         if not seen.add(self):
             return wl.TextDoc(f"<{name}, as above>")
-        marks = kinds.noted_kinds(self).by_name
+        marks = kinds.stored_kinds(self).by_name
         attributes: list[wl.AbstractDoc] = []
         for attribute, value in kinds.attributes_of(self).items():
             doc, mark = _doc_of(value, options), _MARKS.get(marks.get(attribute, STATIC))
