@@ -112,13 +112,14 @@ class LanguageModel(eqx.Module):
     head: Embedding
 
     def __init__(self, sizes: Sizes, *, key: jax.Array) -> None:
+        """Makes a model with random parameters."""
         embed_key, *block_keys = jax.random.split(key, 1 + sizes.blocks)
         # The scale is small, since `head` compares a vector of `embed` with itself. At the usual scale of an embedding,
         # the model would begin with the certainty that each byte follows itself.
         self.embed = Embedding(0.02 * jax.random.normal(embed_key, (256, sizes.width)))
         self.blocks = [Block(sizes.width, sizes.heads, key=block_key) for block_key in block_keys]
         self.norm = eqx.nn.LayerNorm(sizes.width)
-        # The tie.
+        # The tie. Nothing else is needed.
         self.head = self.embed
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -276,14 +277,17 @@ class Training:
     """
 
     def __init__(self, data: np.ndarray, sizes: Sizes, *, steps: int, seed: int) -> None:
+        """Makes the model, the state of the optimizer and the step."""
         self.data, self.traces = data, 0
         key, optimizer = jax.random.key(seed), make_optimizer(steps)
         model = LanguageModel(sizes, key=key)
+        # The state of a generator is plain data, so a checkpoint can hold it.
         windows = dict(np.random.default_rng(seed).bit_generator.state)
         self.start = Checkpoint(model, optimizer.init(model), 0, windows, key, sizes, steps)
 
         @st.preserve_identities(jax.jit, donate_argnums=(0, 1))
         def step(model: LanguageModel, state: Any, windows: jax.Array) -> tuple[LanguageModel, Any, jax.Array]:
+            """Takes one step. Returns the new model, the new state of the optimizer and the loss."""
             # Python code of a jitted function runs only when JAX traces the function.
             self.traces += 1
             loss, gradient = st.value_and_grad(next_byte_loss)(model, windows)
@@ -384,6 +388,7 @@ def reload(checkpoint: Checkpoint, path: FilePath) -> tuple[Checkpoint, FileSize
         The loaded checkpoint, and the size of its file beside the sizes of other files.
     """
     st.save(path, checkpoint, metadata={"step": str(checkpoint.step)})
+    # Equinox's function writes arrays only, and a tied array once for each path.
     by_equinox = io.BytesIO()
     eqx.tree_serialise_leaves(by_equinox, (checkpoint.model, checkpoint.optimizer_state))
     untied = len(st.to_bytes(st.untie(checkpoint)))

@@ -42,6 +42,7 @@ def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
     """
 
     def command(arguments: argparse.Namespace) -> int:
+        """Runs the command, and returns its exit status or that of the error."""
         try:
             status = run(arguments)
             # A closed pipe is noticed here at the latest, and not when Python ends.

@@ -11,7 +11,7 @@ Both functions choose nodes and look at no values, so they are called on a stand
 finds out the records of the nodes that they return. Then the source is put in the place of the target. It has two paths
 now, which is a tie.
 
-A *record* is an object of the walked tree, by its number: its operation (node type, leaf or static value) and the
+A *record* is an object of the tree, by its number: its operation (node type, leaf or static value) and the
 numbers of its children.
 """
 
@@ -66,21 +66,21 @@ def unwrap_shared(tree: Any) -> Any:
     the pytree of another one; its nodes are at `.pytree`. Instances of subclasses of `Shared` stay as they are.
     """
     require_registered(tree)
-    walked = walk_exactly(tree)
-    records = walked.records
-    wrappers = _wrappers(walked)
+    dag = walk_exactly(tree)
+    records = dag.records
+    wrappers = _wrappers(dag)
     if not wrappers:
         raise TypeError(
             f"`unwrap_shared` found no `equinox.nn.Shared` in {shown(tree)}. If what is to be one object is two there, "
             "tie it:\n    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
-    where_tree = WhereTree(walked)
+    where_tree = WhereTree(dag)
     # Record of a wrapper → its pytree; target → source. The result has the second in the place of the first.
     replacements: dict[int, int] = {}
     for number, path in wrappers.items():
         # The children of a `Shared` are its pytree, `where` and `get`.
         pytree, *functions = records[number][1]
-        where, get = [walked.objects[function] for function in functions]
+        where, get = [dag.objects[function] for function in functions]
         if not callable(where) or not callable(get):
             raise _filtered_error(path)
         # `named_by` returns the records of the nodes, and True if the function returned one node and no sequence.
@@ -99,9 +99,9 @@ def unwrap_shared(tree: Any) -> Any:
         op, children = records[number]
         return op, [_resolve(child, replacements) for child in children]
 
-    if _has_cycle(walked, replacements):
+    if _has_cycle(dag, replacements):
         raise _circular_error([*wrappers.values()])
-    return rebuilt(_resolve(walked.root, replacements), expand, walked.objects.__getitem__)
+    return rebuilt(_resolve(dag.root, replacements), expand, dag.objects.__getitem__)
 
 
 def _wrappers(tree: FlatDag) -> dict[int, str]:
