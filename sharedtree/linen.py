@@ -1,8 +1,8 @@
-"""Flax's `TrainState` for parameters with ties. The one file that imports Flax.
+"""`TrainState` is Flax's class of the same name, for parameters with ties. Only this file imports Flax.
 
-In comes what Flax's own takes: parameters (dicts of arrays, as Linen makes them), an optax transformation, gradients;
-out go states. Nothing here is a transform, and nothing decides what is tied: a `TrainState` is a module, so all that it
-holds is inside one, and `sharedtree.jit` keeps its ties without a policy. Only the update is another one than Flax's:
+It takes the same arguments as Flax's class: parameters (dicts of arrays, as Linen makes them), an optax transformation
+and gradients. A `TrainState` is a module, so its arrays carry identity, even those in dicts, and `sharedtree.jit` keeps
+their ties without a policy. Only the update differs from Flax's:
 
     Flax          tx.update                       optax.apply_updates           a slot and an update for each path
     here          sharedtree.optimizer(tx).update sharedtree.apply_updates      one for each tied array
@@ -24,7 +24,8 @@ try:
     from flax.training import train_state as _of_flax
 except ImportError as error:
     if (error.name or "").partition(".")[0] != "flax":
-        raise  # Flax is there, and lacks something itself
+        # Flax is installed, but a library that it needs is not.
+        raise
     raise ImportError(
         "`sharedtree.linen` needs Flax, whose `TrainState` it extends. Install it:\n    pip install flax",
         name=error.name,
@@ -34,21 +35,21 @@ __all__ = ["TrainState"]
 
 
 def __dir__() -> list[str]:
-    """What is offered, since this file is the public module."""
+    """Returns the public names only, since users complete names in this very module."""
     return __all__
 
 
 class TrainState(_of_flax.TrainState):
     """`flax.training.train_state.TrainState` whose parameters may have ties. Without ties, they are Flax's.
 
-    A subclass of Flax's, with its fields, `create`, `replace` and subclasses with fields of their own. A program that
-    has Flax's changes the import. `apply_gradients` updates what is tied once and keeps it tied, and the state of the
-    optimizer has one slot for it, in dicts, too, without a policy.
+    This is a subclass of Flax's class, with the same fields, `create` and `replace`. A program changes only the import.
+    `apply_gradients` updates a tied array once and keeps it tied. The state of the optimizer has one slot for it. This
+    holds for dicts, too, without a policy.
 
-    What is around the update must keep ties, too. Use `sharedtree.jit` for the step. Take the gradient with
-    `sharedtree.grad` under `Policy(containers=True)`: `state.params` by itself is a dict, which transforms take for
-    separate arrays. `jax.grad` returns a part of the gradient for each path, and `apply_gradients` then raises. With
-    `sharedtree.Dag`, vanilla transforms do as well.
+    The code around the update must keep ties, too. Use `sharedtree.jit` for the step. Take the gradient with
+    `sharedtree.grad` under `Policy(containers=True)`, because `state.params` by itself is a dict, whose arrays are
+    separate for transforms. `jax.grad` returns a part of the gradient for each path, and `apply_gradients` then raises.
+    With `sharedtree.Dag`, vanilla transforms keep ties as well.
 
     `st.save(path, state, leave_out=["apply_fn", "tx"])` saves a state, and `st.load(path, like=state)` loads it.
 
@@ -56,7 +57,7 @@ class TrainState(_of_flax.TrainState):
         step: the number of updates so far.
         apply_fn: usually `model.apply`. Static.
         params: the parameters. Arrays that are one object are tied.
-        tx: any optax transformation, as it is. `sharedtree.optimizer(tx, wrt=...)` selects what is trained. Static.
+        tx: any optax transformation, unchanged. `sharedtree.optimizer(tx, wrt=...)` selects what is trained. Static.
         opt_state: the state of `sharedtree.optimizer(tx)`, which `create` makes.
 
     Example:
@@ -77,53 +78,55 @@ class TrainState(_of_flax.TrainState):
         >>> state.opt_state[0].mu["embed"] is state.opt_state[0].mu["head"]
         True
 
-    Limitations: where the loss depends on a sum `a + b` of two tied arrays alone, `jax.grad` may return one array for
-    both paths, which looks like the whole gradient and is half of it. `sharedtree.grad` returns the whole. Leaves that
-    are not floating point have no slots and no updates; Flax's rounds updates for them. A field of a subclass that
-    begins as `params` itself, such as a target, is tied to them: begin with `sharedtree.copy(params)`.
+    Limitations: if the loss depends only on a sum `a + b` of two tied arrays, `jax.grad` may return one array for both
+    paths. It looks like the whole gradient and is half of it. `sharedtree.grad` returns the whole. Leaves that are not
+    floating point have no slots and no updates; Flax's class rounds updates for them. A field of a subclass that begins
+    as `params` itself, such as a target network, is tied to `params`: begin with `sharedtree.copy(params)`.
     """
 
     def apply_gradients(self, *, grads: Any, **kwargs: Any) -> Self:
-        """The state after one update, in which what was tied is tied.
+        """Returns the state after one update. Tied parameters stay tied.
 
         Args:
-            grads: a gradient with the nodes and ties of `params`, as `sharedtree.grad` returns it. What is in a
-                collection `"_overwrite_with_gradient"` becomes the new value itself, as in Flax.
+            grads: a gradient with the nodes and ties of `params`, as `sharedtree.grad` returns it. The arrays of a
+                collection `"_overwrite_with_gradient"` become the new parameters themselves, as in Flax.
             **kwargs: other fields to replace.
 
         Raises:
             SharingMismatchError: if the gradient or the optimizer's state has other nodes than the parameters, or lacks
-                ties of theirs.
+                ties of the parameters.
 
-        Warns with `UntiedWarning` as `sharedtree.optimizer` does: if the parameters have lost ties that they had in
-        `create`, because vanilla `jax.jit` is around the step, say.
+        Warns with `UntiedWarning`, like `sharedtree.optimizer`, if the parameters have lost ties that they had in
+        `create`. An example is a step under vanilla `jax.jit`.
 
-        Cost: beside the update, a few walks over the nodes of the parameters and the optimizer's state, while a step is
-        traced. Arrays are aliased.
+        Cost: besides the update, a few walks over the nodes of the parameters and of the optimizer's state, while a
+        step is traced. Arrays are aliased.
         """
         params: Any = self.params
         gradient = grads
+        # Raises if the gradient has other nodes than the parameters, or lacks ties. `_how_to_sum` gives the advice.
         require_alike(_differentiated(params), grads, "grads", "tree of parameters", _how_to_sum)
-        if _is_overwritten(grads):
+        # The collection that gradients overwrite takes no part in the optimizer's update.
+        if _has_overwritten(grads):
             params, gradient = params["params"], grads["params"]
         updates, opt_state = _keeping_ties(self.tx).update(gradient, self.opt_state, params)
-        new: Any = apply_updates(params, updates)
-        if _is_overwritten(grads):
-            new = {"params": new, OVERWRITE_WITH_GRADIENT: grads[OVERWRITE_WITH_GRADIENT]}
-        return self.replace(step=self.step + 1, params=new, opt_state=opt_state, **kwargs)
+        new_params: Any = apply_updates(params, updates)
+        if _has_overwritten(grads):
+            new_params = {"params": new_params, OVERWRITE_WITH_GRADIENT: grads[OVERWRITE_WITH_GRADIENT]}
+        return self.replace(step=self.step + 1, params=new_params, opt_state=opt_state, **kwargs)
 
     @classmethod
     def create(cls, *, apply_fn: Callable[..., Any] | None, params: Any, tx: Any, **kwargs: Any) -> Self:
-        """A state at step 0, with a new state of the optimizer.
+        """Makes a state at step 0, with a new state of the optimizer.
 
         Args:
-            apply_fn: see the class.
-            params: see the class. A collection `"_overwrite_with_gradient"` has no slots, as in Flax.
-            tx: see the class.
+            apply_fn: usually `model.apply`.
+            params: the parameters. A collection `"_overwrite_with_gradient"` has no slots, as in Flax.
+            tx: any optax transformation.
             **kwargs: the fields that a subclass adds.
 
         Raises:
-            TypeError: if `tx` is no transformation.
+            TypeError: if `tx` has no `init` and `update`.
         """
         if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
             raise TypeError(
@@ -131,19 +134,23 @@ class TrainState(_of_flax.TrainState):
                 f"{shown(tx)}. Functions of optax make one:\n"
                 "    tx = optax.adam(1e-3)"
             )
-        trained = params["params"] if _is_overwritten(params) else params
+        trained = params["params"] if _has_overwritten(params) else params
         opt_state = _keeping_ties(tx).init(trained)
-        make: Any = cls  # Flax's fields are typed more narrowly than what it takes
+        # The types of Flax's fields are narrower than the values that Flax accepts, so no type is checked here.
+        make: Any = cls
         return make(step=0, apply_fn=apply_fn, params=params, tx=tx, opt_state=opt_state, **kwargs)
 
 
 def _differentiated(params: Any) -> Any:
-    """The parameters that a gradient is of. With `optax.lookahead` these are the fast ones."""
+    """Returns the parameters that the loss is a function of. With `optax.lookahead` these are the fast ones."""
     return getattr(params, "fast", params) if holds_several_models(params) else params
 
 
-def _is_overwritten(tree: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether parameters or gradients have the collection that gradients overwrite. Modules have no collections."""
+def _has_overwritten(tree: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Returns True if parameters or gradients have the collection `"_overwrite_with_gradient"`.
+
+    Linen's fp8 layers keep scales there, whose gradient is the new value itself. Modules have no collections.
+    """
     return isinstance(tree, Mapping) and OVERWRITE_WITH_GRADIENT in tree
 
 
@@ -151,35 +158,43 @@ def _is_overwritten(tree: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _keeping_ties(tx: Any) -> Any:
-    """`sharedtree.optimizer(tx)`, which knows what `create` has seen with the same `tx`.
+    """Returns `sharedtree.optimizer(tx)`. It warns if parameters have lost ties that they had in `create`.
 
-    The state keeps `tx` as it is, so two states of one `tx` have one treedef, and `replace(tx=...)` works, as in Flax.
+    If `tx` is an optimizer of sharedtree already, returns it. The state has only `tx` itself in its fields. So two
+    states of one `tx` have one treedef, and `replace(tx=...)` works, as in Flax.
     """
     return tx if is_optimizer(tx) else optimizer_with(tx, None, _ties_seen_with(tx), _WORDING)
 
 
-_seen: WeakIdentityDict[InitialTies] = WeakIdentityDict()
-"""Of a transformation, or of its `update` where it is a tuple, to which there are no weak references: what was tied."""
+_initial_ties: WeakIdentityDict[InitialTies] = WeakIdentityDict()
+"""Transformation → the ties of the parameters in `create`. If it is a tuple, the key is its function `update`."""
 
 
 def _ties_seen_with(tx: Any) -> InitialTies:
+    """Returns the ties that parameters had in `create` with a transformation. The first call makes an empty record.
+
+    Each call with the same transformation returns the same record, to which the optimizer adds ties.
+    """
     update = tx.update
+    # A tuple allows no weak references. Optax's transformations are tuples.
     owner = update if isinstance(tx, tuple) else tx
-    seen = _seen.get(owner)
-    if seen is None:
-        seen = InitialTies(_WORDING)
-        # One that allows no weak reference is not remembered. Then a loss of ties under `jax.jit` is not reported.
+    initial_ties = _initial_ties.get(owner)
+    if initial_ties is None:
+        initial_ties = InitialTies(_WORDING)
+        # The record of an owner without weak references is lost. Then a loss of ties under `jax.jit` is not reported.
         with contextlib.suppress(TypeError):
-            _seen[owner] = seen
-    return seen
+            _initial_ties[owner] = initial_ties
+    return initial_ties
 
 
+# Advice for a loss of ties between two calls of `apply_gradients`.
 _AROUND = (
     "`jax.jit` around the step takes a tied `TrainState` apart, and so does what reads or moves it as a tree. The "
     "first of these keeps its ties, the second puts them back:",
     "    step = sharedtree.jit(step)\n    state = sharedtree.retie(state, like=before)",
 )
 
+# Words of the warnings and errors of the optimizer, for users who see only the `TrainState`.
 _WORDING = Wording(
     model="state.params",
     around_modules=_AROUND,
@@ -198,6 +213,13 @@ _WORDING = Wording(
 
 
 def _how_to_sum(name: str, like: str, *, in_containers: bool) -> str:
+    """Returns the advice for a gradient that lacks ties of the parameters. `require_alike` calls it.
+
+    Args:
+        name: name of the argument, which this advice does not need.
+        like: name of the tree it is compared with, which this advice does not need.
+        in_containers: True if a tie that the gradient lacks is outside modules, where lists and dicts need a policy.
+    """
     by, policy = "`sharedtree.grad`", ""
     if in_containers:
         by += " under this policy, which makes lists and dicts carry identity"

@@ -163,7 +163,7 @@ def test_a_class_that_is_changed_is_left_to_its_functions():
 def test_kinds_that_were_tampered_with():
     for slot, value in [("names", 3), ("names", ()), ("are_static", None), ("are_static", b"")]:
         module = Free(tampered=W, **{slot: "text"})
-        kinds = _sharedtree_module_kinds.noted_kinds(module)
+        kinds = _sharedtree_module_kinds.stored_kinds(module)
         before = getattr(kinds, slot)
         setattr(kinds, slot, value)
         try:
@@ -175,6 +175,6 @@ def test_kinds_that_were_tampered_with():
 
 def test_something_else_in_the_slot():
     module = Free(a=W)
-    _sharedtree_module_kinds.note_kinds(module, "text")
+    _sharedtree_module_kinds.store_kinds(module, "text")
     with pytest.raises(AttributeError):
         st.tree.leaves(module)

@@ -1,8 +1,10 @@
-"""The command line: the commands that look at files, and the demo of `sharedtree demo`.
+"""Command line: the commands that look at files, and the demo of `sharedtree demo`.
 
-In come the parser of `__main__` and paths of files, which may be anyone's; out go text for people or, with `--json`,
-one JSON object, whose keys the command's file lists: they stay, and new ones may be added; and an exit status. Never
-looks up a name of a file, but by `audit --trusted`, nor prints a character that a terminal obeys.
+The commands take paths of files, which may come from anyone. They print text for people or, with `--json`, one JSON
+object. The file of each command lists the keys of its JSON. Keys are never removed, but new ones may be added. Each
+command returns an exit status.
+
+Only `audit --trusted` looks up names that a file contains. No command prints a character that a terminal obeys.
 """
 
 from typing import Any
@@ -12,6 +14,6 @@ from ._terminal_output import TROUBLE as TROUBLE, guarded as guarded, write_erro
 
 
 def add_to(commands: Any) -> None:
-    """Adds the commands to the subparsers of a parser."""
+    """Adds the commands to `commands`, the subparsers of an argument parser."""
     for command in (_show_and_draw, _verify_and_audit):
         command.add_to(commands)

@@ -1,10 +1,16 @@
-"""The demo behind `python -m sharedtree demo`: a language model whose embedding is its output layer, trained on a CPU.
+"""Demo behind `python -m sharedtree demo`: a language model whose embedding is its output layer, trained on a CPU.
 
-One table turns a byte into a vector, and scores each byte by comparing a vector with that byte's (Press and Wolf,
-"Using the Output Embedding to Improve Language Models", 2017): fewer parameters, less optimizer state, and each step
-teaches both uses. With `sharedtree` that takes one assignment, `self.head = self.embed`. `preserve_identities(jax.jit)`
-takes the model in and out as the graph that it is, `value_and_grad` sums the gradient of the table over its two uses,
-`optimizer` gives it one slot, and `save` and `load` keep it one in a file. Losses are in nats per byte.
+One table of vectors has two uses: it turns bytes into vectors, and it scores each byte by comparing a vector with the
+byte's vector (Press and Wolf, "Using the Output Embedding to Improve Language Models", 2017). The model has fewer
+parameters and less optimizer state, and each step trains both uses. With `sharedtree` one assignment is enough:
+`self.head = self.embed`.
+
+- `preserve_identities(jax.jit)` keeps the two one object inside and outside the compiled step.
+- `value_and_grad` sums the gradient of the table over its two uses.
+- `optimizer` gives the table one slot.
+- `save` and `load` keep it one object in a file.
+
+Losses are in nats per byte.
 """
 
 import dataclasses
@@ -26,42 +32,58 @@ from ..core._native_or_python import engine
 
 FilePath = str | os.PathLike[str]
 STEPS, QUICK_STEPS = 900, 30
-"""Enough for words, in about a minute on two cores; enough to see the loss fall."""
+"""Number of steps of a full run and of a quick one. 900 are enough for words, in about a minute on two cores."""
 
 
 class Sizes(NamedTuple):
-    """How large the model is, and how many windows (`batch`) of how many bytes (`context`) it learns from in a step."""
+    """Sizes of the model and of its training.
+
+    Attributes:
+        width: numbers in the vector of a byte.
+        heads: attention heads of a block. `width // heads` must be even, see `rotated`.
+        blocks: number of blocks.
+        context: bytes that the model sees.
+        batch: windows of a text in one step, each of `context` bytes and the one to predict.
+    """
 
     width: int = 128
-    heads: int = 4  # each gets `width // heads` numbers, which must be even
+    heads: int = 4
     blocks: int = 2
     context: int = 64
     batch: int = 16
 
 
 class Embedding(eqx.Module):
-    """A table with a vector for each byte, of shape (256, width), to be read both ways."""
+    """Table with a vector for each byte, of shape (256, width). It turns bytes into vectors and vectors into scores."""
 
     weight: jax.Array
 
 
 class Attention(eqx.Module):
-    """Causal self-attention, (context, width) → (context, width): each position looks at itself and those before it."""
+    """Causal self-attention: each position attends to itself and to earlier positions.
+
+    Attributes:
+        inward: layer that makes queries, keys and values.
+        outward: layer that mixes the results of the heads.
+        heads: number of heads.
+    """
 
     inward: eqx.nn.Linear
     outward: eqx.nn.Linear
     heads: int = eqx.field(static=True)
 
     def __call__(self, features: jax.Array) -> jax.Array:
+        """Maps features of shape (context, width) to features of the same shape."""
         context, width = features.shape
+        # The last axis holds queries, keys and values, one after another, and each of them holds all heads.
         parts = jax.vmap(self.inward)(features).reshape(context, 3, self.heads, width // self.heads)
         queries, keys, values = jnp.moveaxis(parts, 1, 0)
-        found = jax.nn.dot_product_attention(rotated(queries), rotated(keys), values, is_causal=True)
-        return jax.vmap(self.outward)(found.reshape(context, width))
+        attended = jax.nn.dot_product_attention(rotated(queries), rotated(keys), values, is_causal=True)
+        return jax.vmap(self.outward)(attended.reshape(context, width))
 
 
 class Block(eqx.Module):
-    """Attention and then a perceptron, each on normalised input and added to what it reads."""
+    """Attention and then a perceptron. Each reads the features, normalised, and its result is added to them."""
 
     attention: Attention
     attention_norm: eqx.nn.LayerNorm
@@ -82,7 +104,7 @@ class Block(eqx.Module):
 
 
 class LanguageModel(eqx.Module):
-    """Predicts the byte after each position of a text: (context,) integers → logits of shape (context, 256)."""
+    """Transformer that predicts the byte after each position of a text. Embedding and output layer are tied."""
 
     embed: Embedding
     blocks: list[Block]
@@ -90,15 +112,18 @@ class LanguageModel(eqx.Module):
     head: Embedding
 
     def __init__(self, sizes: Sizes, *, key: jax.Array) -> None:
+        """Makes a model with random parameters."""
         embed_key, *block_keys = jax.random.split(key, 1 + sizes.blocks)
-        # Small, since a vector in `embed` is compared with itself in `head`: at the usual scale of an embedding the
-        # model would start out sure that each byte follows itself.
+        # The scale is small, since `head` compares a vector of `embed` with itself. At the usual scale of an embedding,
+        # the model would begin with the certainty that each byte follows itself.
         self.embed = Embedding(0.02 * jax.random.normal(embed_key, (256, sizes.width)))
         self.blocks = [Block(sizes.width, sizes.heads, key=block_key) for block_key in block_keys]
         self.norm = eqx.nn.LayerNorm(sizes.width)
-        self.head = self.embed  # this is all that it takes to tie them
+        # The tie. Nothing else is needed.
+        self.head = self.embed
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Maps bytes, integers of shape (context,), to logits of shape (context, 256)."""
         features = self.embed.weight[tokens]
         for block in self.blocks:
             features = block(features)
@@ -106,9 +131,16 @@ class LanguageModel(eqx.Module):
 
 
 def rotated(vectors: jax.Array) -> jax.Array:
-    """Turns vectors, (context, heads, even size), by position, so that attention sees distances: RoFormer, 2021."""
+    """Rotates each vector by an angle that grows with its position (RoFormer, 2021).
+
+    The product of two rotated vectors depends on their distance, so attention sees how far apart two bytes are.
+
+    Args:
+        vectors: array of shape (context, heads, size). `size` is even, since two numbers are rotated together.
+    """
     context, _, size = vectors.shape
     positions = jnp.arange(context, dtype=vectors.dtype)
+    # Each pair of numbers rotates at a speed of its own.
     frequencies = 10_000.0 ** (-jnp.arange(0, size, 2, dtype=vectors.dtype) / size)
     angles = (positions[:, None] * frequencies)[:, None]
     x, y = jnp.split(vectors, 2, axis=-1)
@@ -116,71 +148,113 @@ def rotated(vectors: jax.Array) -> jax.Array:
 
 
 class Text(NamedTuple):
-    """A text in two parts, as arrays of uint8."""
+    """Text in two parts, as arrays of uint8: one to learn from, and one to measure the loss on."""
 
     train: np.ndarray
     validation: np.ndarray
 
 
 def python_help() -> Text:
-    """The texts behind `help("topics")`: half a million bytes of English and some Python, a tenth for validation.
+    """Returns the texts behind `help("topics")`: half a million bytes of English and some Python.
 
-    They repeat one another. Each paragraph is kept once, or a model would be measured on what it learnt by heart.
+    A tenth is for validation. The texts repeat one another. Each paragraph is kept once, because the validation part
+    must not hold what the model has learnt by heart.
     """
     from pydoc_data.topics import topics
 
-    found = (paragraph.strip("\n") for name in sorted(topics) for paragraph in topics[name].split("\n\n"))
-    data = np.frombuffer("\n\n".join(dict.fromkeys(filter(None, found))).encode(), np.uint8)
+    paragraphs = (paragraph.strip("\n") for name in sorted(topics) for paragraph in topics[name].split("\n\n"))
+    data = np.frombuffer("\n\n".join(dict.fromkeys(filter(None, paragraphs))).encode(), np.uint8)
     return Text(*np.split(data, [round(0.9 * len(data))]))
 
 
 def unigram_loss(text: Text) -> float:
-    """The loss on the validation part of the best model without context; no byte is impossible for it."""
+    """Returns the loss of a model without context, which knows only how often each byte is in the training part."""
+    # Each count is one too large, so no byte has the probability 0, whose loss would be infinite.
     counts = np.bincount(text.train, minlength=256) + 1
     return float(-np.log(counts / counts.sum())[text.validation].mean())
 
 
 def random_windows(data: np.ndarray, number: int, length: int, generator: np.random.Generator) -> np.ndarray:
-    """Windows of a text that begin at random places, as int32 of shape (number, length)."""
+    """Cuts windows out of a text, at random positions.
+
+    Args:
+        data: the text, as uint8.
+        number: number of windows.
+        length: bytes of a window.
+        generator: source of the positions.
+
+    Returns:
+        Array of int32, of shape (number, length).
+    """
     starts = generator.integers(0, len(data) - length, number, endpoint=True)
     return data[starts[:, None] + np.arange(length)].astype(np.int32)
 
 
 def consecutive_windows(data: np.ndarray, length: int) -> np.ndarray:
-    """Windows that cover a text, but for a rest. Each begins with the last byte of the one before."""
+    """Cuts a text into windows, as int32 of shape (number, length).
+
+    Each window begins with the last byte of the window before, so each byte but the first is predicted once. The rest
+    of the text that fills no window is left out.
+    """
     return data[np.arange(0, len(data) - length + 1, length - 1)[:, None] + np.arange(length)].astype(np.int32)
 
 
 def make_optimizer(steps: int, peak: float = 3e-3) -> Any:
-    """AdamW for tied models. The learning rate rises during the first tenth of the steps and then falls to zero."""
+    """Makes AdamW for tied models. The learning rate rises during the first tenth of the steps, then falls to zero.
+
+    Args:
+        steps: number of steps of the whole training.
+        peak: highest learning rate.
+    """
     import optax
 
     warmup = steps // 10
-    # The schedule ends one step past the last, or the last would be taken at a rate of zero.
+    # The schedule ends one step later than the training. Otherwise the rate of the last step would be zero.
     schedule = optax.warmup_cosine_decay_schedule(peak / (warmup + 1), peak, warmup, steps + 1)
     return st.optimizer(optax.adamw(schedule, b2=0.99, weight_decay=0.01))
 
 
 def next_byte_loss(model: LanguageModel, windows: jax.Array) -> jax.Array:
-    """The mean loss of predicting each byte but the first of windows, (batch, context + 1) integers → a scalar."""
+    """Returns the mean loss of a model that predicts each byte of the windows but the first ones.
+
+    Args:
+        model: the model.
+        windows: integers of shape (batch, context + 1).
+    """
     log_probabilities = jax.nn.log_softmax(jax.vmap(model)(windows[:, :-1]))
     return -jnp.take_along_axis(log_probabilities, windows[:, 1:, None], axis=-1).mean()
 
 
 class Checkpoint(NamedTuple):
-    """All that training needs to go on as if it had not stopped."""
+    """State of a training. It goes on from a checkpoint as if it had not stopped.
+
+    Attributes:
+        model: the model.
+        optimizer_state: the state of `make_optimizer(steps)`.
+        step: number of steps so far.
+        windows: state of the NumPy generator that chooses the windows.
+        key: JAX key for the text that the model writes at the end.
+        sizes: sizes of the model and of its training.
+        steps: number of steps of the whole training, which decides the learning rates.
+    """
 
     model: LanguageModel
     optimizer_state: Any
     step: int
-    windows: dict[str, Any]  # the state of the NumPy generator that chooses what is read
-    key: jax.Array  # for the text that is written in the end
+    windows: dict[str, Any]
+    key: jax.Array
     sizes: Sizes
-    steps: int  # how many there will be, which decides the learning rates
+    steps: int
 
 
 class Advanced(NamedTuple):
-    """The checkpoint after some steps, their losses, and their seconds, without that step which is compiled first."""
+    """Result of some steps.
+
+    Attributes:
+        checkpoint: the state after the steps.
+        losses: loss of each step, float32.
+        seconds: duration of the steps, without the very first one of the training, which is compiled.
+    """
 
     checkpoint: Checkpoint
     losses: np.ndarray
@@ -188,18 +262,34 @@ class Advanced(NamedTuple):
 
 
 class Training:
-    """A training on random windows of a text, from `start` on. `traces` is how often JAX traced its step."""
+    """Training of a language model on random windows of a text.
+
+    Args:
+        data: the text, as uint8.
+        sizes: sizes of the model and of its training.
+        steps: number of steps of the whole training.
+        seed: seed of the model, of the windows and of the text that the model writes.
+
+    Attributes:
+        data: the text.
+        traces: number of times that JAX traced the step.
+        start: the checkpoint before the first step.
+    """
 
     def __init__(self, data: np.ndarray, sizes: Sizes, *, steps: int, seed: int) -> None:
+        """Makes the model, the state of the optimizer and the step."""
         self.data, self.traces = data, 0
         key, optimizer = jax.random.key(seed), make_optimizer(steps)
         model = LanguageModel(sizes, key=key)
+        # The state of a generator is plain data, so a checkpoint can hold it.
         windows = dict(np.random.default_rng(seed).bit_generator.state)
         self.start = Checkpoint(model, optimizer.init(model), 0, windows, key, sizes, steps)
 
         @st.preserve_identities(jax.jit, donate_argnums=(0, 1))
         def step(model: LanguageModel, state: Any, windows: jax.Array) -> tuple[LanguageModel, Any, jax.Array]:
-            self.traces += 1  # this line is Python, so it runs when JAX traces the function and never again
+            """Takes one step. Returns the new model, the new state of the optimizer and the loss."""
+            # Python code of a jitted function runs only when JAX traces the function.
+            self.traces += 1
             loss, gradient = st.value_and_grad(next_byte_loss)(model, windows)
             updates, state = optimizer.update(gradient, state, model)
             return st.apply_updates(model, updates), state, loss
@@ -207,7 +297,13 @@ class Training:
         self._step = step
 
     def advance(self, start: Checkpoint, until: int, bar: Any) -> Advanced:
-        """Trains from a checkpoint on, whose model and optimizer state are donated: their arrays are gone."""
+        """Takes steps from a checkpoint on.
+
+        Args:
+            start: the checkpoint. Its model and optimizer state are donated, so their arrays cannot be used any more.
+            until: number of the step to stop before.
+            bar: progress bar of tqdm, to which the bytes of each step are added.
+        """
         model, state, _, _, key, sizes, steps = start
         generator = np.random.default_rng()
         generator.bit_generator.state = start.windows
@@ -218,10 +314,12 @@ class Training:
             model, state, loss = self._step(model, state, jnp.asarray(windows))
             losses.append(loss)
             if number == 0:
-                loss.block_until_ready()  # so the compilation is over when the clock starts
+                # The clock starts after the compilation.
+                loss.block_until_ready()
                 begin = time.perf_counter()
+            # `float` waits for the step, so it is called only now and then.
             if number % 10 == 0 or number == until - 1:
-                bar.set_postfix(loss=f"{float(loss):.3f}", refresh=False)  # waits
+                bar.set_postfix(loss=f"{float(loss):.3f}", refresh=False)
             bar.update(sizes.batch * sizes.context)
         seconds = time.perf_counter() - begin
         end = Checkpoint(model, state, until, dict(generator.bit_generator.state), key, sizes, steps)
@@ -229,7 +327,13 @@ class Training:
 
 
 def mean_loss(model: LanguageModel, data: np.ndarray, sizes: Sizes) -> float:
-    """The loss of a model on a text. A rest that fills no batch of windows is left out."""
+    """Returns the loss of a model on a text. A rest that fills no batch of windows is left out.
+
+    Args:
+        model: the model.
+        data: the text, as uint8.
+        sizes: sizes of windows and batches.
+    """
     windows = consecutive_windows(data, sizes.context + 1)
     batches = windows[: len(windows) // sizes.batch * sizes.batch].reshape(-1, sizes.batch, windows.shape[1])
     loss_of = st.jit(next_byte_loss)
@@ -237,17 +341,34 @@ def mean_loss(model: LanguageModel, data: np.ndarray, sizes: Sizes) -> float:
 
 
 def continuation(model: LanguageModel, prompt: np.ndarray, length: int, *, key: jax.Array) -> bytes:
-    """Lets a model write on after a prompt of shape (context,), at a temperature of 0.6: likelier bytes."""
+    """Lets a model continue a text.
+
+    Bytes are drawn at a temperature of 0.6, so likely bytes become more likely than the model says.
+
+    Args:
+        model: the model.
+        prompt: the text, integers of shape (context,).
+        length: number of bytes to write.
+        key: JAX key for the draws.
+    """
 
     def write_byte(window: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Draws the byte after a window. Returns the window that ends with that byte, and the byte."""
         byte = jax.random.categorical(key, model(window)[-1] / 0.6).astype(window.dtype)
         return jnp.append(window[1:], byte), byte
 
-    return np.asarray(jax.lax.scan(write_byte, jnp.asarray(prompt), jax.random.split(key, length))[1]).tobytes()
+    _, written = jax.lax.scan(write_byte, jnp.asarray(prompt), jax.random.split(key, length))
+    return np.asarray(written).tobytes()
 
 
 class FileSizes(NamedTuple):
-    """Bytes: of the file, of the same untied, and of model and optimizer state by `eqx.tree_serialise_leaves`."""
+    """Sizes of files with the same content, in bytes.
+
+    Attributes:
+        tied: size of the checkpoint.
+        untied: size of a checkpoint without ties.
+        equinox: size of the model and the optimizer state, as `eqx.tree_serialise_leaves` writes them.
+    """
 
     tied: int
     untied: int
@@ -255,33 +376,54 @@ class FileSizes(NamedTuple):
 
 
 def reload(checkpoint: Checkpoint, path: FilePath) -> tuple[Checkpoint, FileSizes]:
-    """Saves a checkpoint and loads it again, without a template. Classes of your own would need `trusted=`."""
+    """Saves a checkpoint and loads it again.
+
+    No template is needed. A program with classes of its own would pass them to `load` as `trusted=`.
+
+    Args:
+        checkpoint: the checkpoint.
+        path: path of the file.
+
+    Returns:
+        The loaded checkpoint, and the size of its file beside the sizes of other files.
+    """
     st.save(path, checkpoint, metadata={"step": str(checkpoint.step)})
+    # Equinox's function writes arrays only, and a tied array once for each path.
     by_equinox = io.BytesIO()
     eqx.tree_serialise_leaves(by_equinox, (checkpoint.model, checkpoint.optimizer_state))
     untied = len(st.to_bytes(st.untie(checkpoint)))
     return st.load(path), FileSizes(os.path.getsize(path), untied, by_equinox.tell())
 
 
-def differences(live: Advanced, again: Advanced) -> tuple[str, ...]:
-    """What is not the same, bit for bit, after the same steps from two checkpoints: `losses`, and paths."""
-    found = ["losses"] if live.losses.tobytes() != again.losses.tobytes() else []
-    ties, other_ties = ({" is ".join(tie.paths) for tie in st.ties(each.checkpoint)} for each in (live, again))
-    bits, other_bits = (_bits_by_path(each.checkpoint) for each in (live, again))
-    differing = [path for path in bits | other_bits if bits.get(path) != other_bits.get(path)]
-    return (*found, *sorted(ties ^ other_ties), *differing)
+def differences(live: Advanced, resumed: Advanced) -> tuple[str, ...]:
+    """Compares two runs of the same steps, from two checkpoints, bit for bit.
+
+    Returns:
+        `losses` if the losses differ, the ties that only one of the models has, and the paths of values that differ.
+    """
+    names = ["losses"] if live.losses.tobytes() != resumed.losses.tobytes() else []
+    live_ties, resumed_ties = _tie_texts(live.checkpoint), _tie_texts(resumed.checkpoint)
+    live_bits, resumed_bits = _bits_by_path(live.checkpoint), _bits_by_path(resumed.checkpoint)
+    paths = [path for path in live_bits | resumed_bits if live_bits.get(path) != resumed_bits.get(path)]
+    return (*names, *sorted(live_ties ^ resumed_ties), *paths)
+
+
+def _tie_texts(checkpoint: Checkpoint) -> set[str]:
+    """Returns a text for each tie: `.embed is .head`."""
+    return {" is ".join(tie.paths) for tie in st.ties(checkpoint)}
 
 
 def _bits_by_path(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Path → what is there: of an array its class, dtype, shape and bytes; of anything else the class and the value."""
-    found: dict[str, Any] = {}
+    """Returns path → value in a form that `==` compares bit for bit: the class, and then dtype, shape and bytes."""
+    bits: dict[str, Any] = {}
     for path, value in jax.tree_util.tree_leaves_with_path(checkpoint):
+        # A key array has no bytes of its own.
         is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         plain = jax.random.key_data(value) if is_key else value
         is_array = isinstance(plain, (jax.Array, np.ndarray))
         content = (plain.dtype, plain.shape, np.asarray(plain).tobytes()) if is_array else plain
-        found[jax.tree_util.keystr(path)] = type(value), content
-    return found
+        bits[jax.tree_util.keystr(path)] = type(value), content
+    return bits
 
 
 ANNOUNCEMENT = """\
@@ -298,7 +440,27 @@ bytes is the layer that writes them: one object at two paths, .embed and .head. 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a run: `str` of it is what the command prints. A quick one is compared with its own first step."""
+    """Result of a run of the demo. Its `str` is the text that the command prints.
+
+    Attributes:
+        quick: True for a quick run, whose loss is compared with its first loss.
+        first_loss: loss of the first step.
+        validation_loss: loss of the trained model on the validation part.
+        unigram_loss: loss of a model without context, with which a full run is compared.
+        prompt: the text that the model continued.
+        sample: the continuation.
+        ties_before: ties of the model before the first step.
+        ties_after: ties of the model after the last step.
+        parameters: number of parameters.
+        parameters_untied: number of parameters if nothing were tied.
+        optimizer_bytes: bytes of the optimizer's state.
+        optimizer_bytes_untied: bytes of that state if nothing were tied.
+        traces: number of times that JAX traced the step.
+        bytes_per_second: bytes of the text that were learnt from in a second.
+        file_bytes: sizes of the checkpoint and of other files with its content.
+        resumed_steps: number of steps that were taken again from the loaded checkpoint.
+        resumed_differences: see `differences`.
+    """
 
     quick: bool
     first_loss: float
@@ -319,59 +481,82 @@ class Report:
     resumed_differences: tuple[str, ...]
 
     def __str__(self) -> str:
-        prompt, sample = ("\n".join(f"    {line}" for line in text.splitlines()) for text in (self.prompt, self.sample))
+        prompt, sample = _indented(self.prompt), _indented(self.sample)
         table = "\n".join(f"{name:<21}{value}" for name, value in self.rows().items())
         return f"The model was given\n\n{prompt}\n\nand wrote on\n\n{sample}\n\n{table}"
 
     def rows(self) -> dict[str, str]:
-        """What was measured, and what came out."""
-        before, after = (
-            ", ".join(f"{' is '.join(tie.paths)} ({tie.kind}, {tie.nbytes:,} bytes)" for tie in ties) or "none"
-            for ties in (self.ties_before, self.ties_after)
-        )
+        """Returns the rows of the printed table: name of a measurement → its result, in words."""
+        ties_before, ties_after = _described(self.ties_before), _described(self.ties_after)
         names = ", ".join(self.resumed_differences)
-        same = f"which DIFFER: {names}" if names else "losses and parameters the same bit for bit"
+        comparison = f"which DIFFER: {names}" if names else "losses and parameters the same bit for bit"
 
         def saved(tied: int, untied: int) -> str:
+            """Compares two amounts."""
             return f"{tied:,} (untied: {untied:,}, {1 - tied / untied:.1%} saved)"
 
         return {
             "validation loss": f"{self.validation_loss:.3f} nats/byte (unigram baseline: {self.unigram_loss:.3f})",
-            "ties": f"Before: {before}. After: {'the same' if after == before else after}",
+            "ties": f"Before: {ties_before}. After: {'the same' if ties_after == ties_before else ties_after}",
             "parameters": saved(self.parameters, self.parameters_untied),
             "optimizer bytes": saved(self.optimizer_bytes, self.optimizer_bytes_untied),
             "checkpoint bytes": saved(self.file_bytes.tied, self.file_bytes.untied),
             "the same by Equinox": f"{self.file_bytes.equinox:,} (equinox.tree_serialise_leaves, to fill a template)",
-            "from the file": f"{self.resumed_steps} steps taken again, {same}",
+            "from the file": f"{self.resumed_steps} steps taken again, {comparison}",
             "train step": f"traced {'once' if self.traces == 1 else f'{self.traces} times'}",
             "training speed": f"{self.bytes_per_second:,.0f} tokens/s, a token being a byte",
             "engine": engine(),
         }
 
 
+def _indented(text: str) -> str:
+    """Indents each line of a text."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _described(ties: tuple[st.Tie, ...]) -> str:
+    """Describes ties in words."""
+    texts = [f"{' is '.join(tie.paths)} ({tie.kind}, {tie.nbytes:,} bytes)" for tie in ties]
+    return ", ".join(texts) or "none"
+
+
 def failures(report: Report) -> tuple[str, ...]:
-    """The rows of a report that are not what they should be; none if all is well."""
-    loss = ("first step's loss", report.first_loss) if report.quick else ("unigram baseline", report.unigram_loss)
-    better = f"It should be below the {loss[0]}, {loss[1]:.3f}. More steps may help: --steps."
+    """Returns a text for each row of a report that is not as it should be. Empty if all is well."""
+    if report.quick:
+        baseline, baseline_loss = "first step's loss", report.first_loss
+    else:
+        baseline, baseline_loss = "unigram baseline", report.unigram_loss
+    advice = f"It should be below the {baseline}, {baseline_loss:.3f}. More steps may help: --steps."
     (tied, untied, _), ties = report.file_bytes, report.ties_before
-    wrong = {
-        "validation loss": "" if report.validation_loss < loss[1] else better,  # so put, NaN fails too
+    # Row → what should be so. Nothing, or False, if it is so.
+    complaints = {
+        # NaN is not below the baseline either, so it fails.
+        "validation loss": "" if report.validation_loss < baseline_loss else advice,
         "ties": "" if ties and ties == report.ties_after else "There should be some, and they should last.",
         "checkpoint bytes": "" if tied < untied else "What is tied should be saved once.",
         "from the file": report.resumed_differences and "Training should go on in the same way.",
         "train step": report.traces != 1 and "It should be traced once.",
     }
-    return tuple(f"{name}: {report.rows()[name]}. {should}" for name, should in wrong.items() if should)
+    return tuple(f"{name}: {report.rows()[name]}. {complaint}" for name, complaint in complaints.items() if complaint)
 
 
 def run(
     *, steps: int, seed: int = 0, quick: bool = False, sizes: Sizes | None = None, save: FilePath | None = None
 ) -> Report:
-    """Trains a language model with tied weights on the help texts of Python, and reports what came of it.
+    """Trains a language model with tied weights on the help texts of Python, and returns a report.
 
-    Before the last steps it saves a checkpoint, to `save` or to a file that is deleted in the end, loads it, and takes
-    those steps twice: as if nothing had been, and from what was loaded. A quick run writes less. What has to be
-    installed first is said by an `ImportError`.
+    Shortly before the end, the model is saved and loaded again. The last steps are taken twice: without interruption,
+    and from the loaded checkpoint.
+
+    Args:
+        steps: number of steps.
+        seed: seed of the model, of the windows and of the text that the model writes.
+        quick: True to let the model write less. The report then compares its loss with the first one.
+        sizes: sizes of the model and of its training. Default: those of `Sizes`.
+        save: path of the checkpoint. Default: a file that is deleted at the end.
+
+    Raises:
+        ImportError: if optax or tqdm is not installed. The message says how to install them.
     """
     try:
         import optax  # noqa: F401
@@ -382,22 +567,24 @@ def run(
             "    pip install optax tqdm\n"
             "They are also what the extra of sharedtree brings: `sharedtree[demo]`."
         ) from None
-    sizes, resumed = sizes or Sizes(), max(1, min(20, steps // 2))
+    sizes, num_resumed = sizes or Sizes(), max(1, min(20, steps // 2))
     compared = "the first step" if quick else "a model that knows no context"
-    sys.stderr.write(ANNOUNCEMENT.format(steps=steps, compared=compared, resumed=resumed))
+    sys.stderr.write(ANNOUNCEMENT.format(steps=steps, compared=compared, resumed=num_resumed))
     text = python_help()
     training = Training(text.train, sizes, steps=steps, seed=seed)
-    before = st.ties(training.start.model)
-    tokens, bar = sizes.batch * sizes.context, {"unit": "tokens", "unit_scale": True}
-    with tempfile.TemporaryDirectory() as folder, tqdm(total=steps * tokens, desc="training", **bar) as shown:
-        first = training.advance(training.start, steps - resumed, shown)
+    ties_before = st.ties(training.start.model)
+    # A token is a byte.
+    tokens, bar_options = sizes.batch * sizes.context, {"unit": "tokens", "unit_scale": True}
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=steps * tokens, desc="training", **bar_options) as bar:
+        first = training.advance(training.start, steps - num_resumed, bar)
         path = os.path.join(folder, "checkpoint.safetensors") if save is None else save
+        # The checkpoint is saved before its arrays are donated to the last steps.
         reloaded, file_bytes = reload(first.checkpoint, path)
-        last = training.advance(first.checkpoint, steps, shown)
-    with tqdm(total=resumed * tokens, desc="from the file", **bar) as shown:
-        again = training.advance(reloaded, steps, shown)
+        last = training.advance(first.checkpoint, steps, bar)
+    with tqdm(total=num_resumed * tokens, desc="from the file", **bar_options) as bar:
+        resumed = training.advance(reloaded, steps, bar)
     model, state, _, _, key, *_ = last.checkpoint
-    twin = st.untie(model)
+    untied_model = st.untie(model)
     prompt = text.validation[: sizes.context]
     return Report(
         quick=quick,
@@ -406,15 +593,15 @@ def run(
         unigram_loss=unigram_loss(text),
         prompt=prompt.tobytes().decode(errors="replace"),
         sample=continuation(model, prompt, 100 if quick else 400, key=key).decode(errors="replace"),
-        ties_before=before,
+        ties_before=ties_before,
         ties_after=st.ties(model),
         parameters=st.count_parameters(model),
-        parameters_untied=st.count_parameters(twin),
+        parameters_untied=st.count_parameters(untied_model),
         optimizer_bytes=sum(leaf.nbytes for leaf in st.tree.leaves(state)),
-        optimizer_bytes_untied=sum(leaf.nbytes for leaf in st.tree.leaves(make_optimizer(steps).init(twin))),
+        optimizer_bytes_untied=sum(leaf.nbytes for leaf in st.tree.leaves(make_optimizer(steps).init(untied_model))),
         traces=training.traces,
         bytes_per_second=(steps - 1) * tokens / (first.seconds + last.seconds),
         file_bytes=file_bytes,
-        resumed_steps=len(again.losses),
-        resumed_differences=differences(last, again),
+        resumed_steps=len(resumed.losses),
+        resumed_differences=differences(last, resumed),
     )

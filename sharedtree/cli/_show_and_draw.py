@@ -1,16 +1,23 @@
-"""`show FILE` and `draw FILE -o m.svg`: what a file holds, as a table or as a picture, each tie marked.
+"""`show FILE` and `draw FILE -o m.svg`: the content of a file as a table or a picture, with each tie marked.
 
-`show` is the table that `sharedtree.summary` makes of a model. With `--values` it is the tree instead, in which what is
-static in the model has its lines, and numbers theirs. Of long metadata the beginning is shown. `draw` is the picture
-that `sharedtree.draw` makes. It needs igraph and drawsvg, and nothing that the file names.
+`show` prints the table that `sharedtree.summary` makes of a live model. With `--values` it prints the whole tree
+instead, with lines for static values and numbers, too. Only the beginning of long metadata is shown. `draw` makes the
+picture that `sharedtree.draw` makes of a live model. It needs igraph and drawsvg. Neither command imports anything that
+the file names.
 
-JSON of `show`: `file`; `file_nbytes`; `library`, who wrote it; `metadata`, an object of texts; `nbytes`, of all arrays;
-`arrays`, each with `name`, `dtype`, `shape`, `nbytes` and `kind` (`"jax"`, `"numpy"` or `"key"`); `tree`, the lines
-from the root down, each with `depth`, `step`, `path`, `text`, `nbytes` (of what comes first there, and below) and
-`tied_to` (the path where the same object came first, or null); `num_lines`, how many there are in all to this depth: of
-more than `--lines` only the first are in `tree`.
+JSON of `show`:
 
-A safetensors file of another program has no tree. Its tensors are listed, with the dtypes that the file says; in JSON
+- `file`, `file_nbytes`;
+- `library`, which wrote the file;
+- `metadata`, an object of texts;
+- `nbytes`, of all arrays together;
+- `arrays`, each with `name`, `dtype`, `shape`, `nbytes` and `kind` (`"jax"`, `"numpy"` or `"key"`);
+- `tree`, the lines from the root down, at most as many as `--lines`. Each has `depth`, `step`, `path`, `text`, `nbytes`
+  (of the arrays with their first place there or below) and `tied_to` (the path of the first place of the same object,
+  or null);
+- `num_lines`, the number of all lines down to the chosen depth.
+
+A safetensors file of another program has no tree. Its tensors are listed, with the dtypes that the file says. In JSON
 `library` and each `kind` are null, and `tree` is empty.
 """
 
@@ -40,13 +47,13 @@ from ..show._tables import table_lines
 from ._terminal_output import OK, TROUBLE, counted, line_writer, write_error, write_json
 
 
-class Sized(NamedTuple):
-    """A line, and what belongs to it.
+class SizedLine(NamedTuple):
+    """Line of a tree with its size.
 
     Attributes:
         line: the line.
-        nbytes: of the arrays that come first there or below.
-        is_cut: whether there are lines below that are not shown.
+        nbytes: bytes of the arrays that have their first place in this line or below it.
+        is_cut: True if there are lines below it that are not shown.
     """
 
     line: Line
@@ -55,12 +62,13 @@ class Sized(NamedTuple):
 
 
 def add_to(commands: Any) -> None:
-    """Adds the two commands."""
+    """Adds `show` and `draw` to the subparsers of an argument parser."""
     _add_show(commands)
     _add_draw(commands)
 
 
 def _add_show(commands: Any) -> None:
+    """Adds `show` and its arguments."""
     summary = "show what a file holds, with ties marked"
     parser = commands.add_parser(
         "show",
@@ -71,7 +79,11 @@ def _add_show(commands: Any) -> None:
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--depth", type=number, metavar="N", help="show this many levels below the root")
     parser.add_argument(
-        "--lines", type=number, default=MAX_LINES, metavar="N", help=f"show at most N lines (default: {MAX_LINES:,})"
+        "--lines",
+        type=number,
+        default=MAX_LINES,
+        metavar="N",
+        help=f"show at most N lines (default: {MAX_LINES:,})",
     )
     parser.add_argument(
         "--values", action="store_true", help="show all of the tree, numbers, texts and functions included"
@@ -82,6 +94,7 @@ def _add_show(commands: Any) -> None:
 
 
 def _add_draw(commands: Any) -> None:
+    """Adds `draw` and its arguments."""
     summary = "draw what a file holds as SVG, with ties marked"
     parser = commands.add_parser(
         "draw",
@@ -93,132 +106,197 @@ def _add_draw(commands: Any) -> None:
     parser.add_argument("-o", "--output", metavar="SVG", help="where to write it (default: standard output)")
     parser.add_argument("--depth", type=number, metavar="N", help="draw this many levels below the root")
     parser.add_argument(
-        "--boxes", type=number, default=MOST_BOXES, metavar="N", help=f"draw at most N boxes (default: {MOST_BOXES})"
+        "--boxes",
+        type=number,
+        default=MOST_BOXES,
+        metavar="N",
+        help=f"draw at most N boxes (default: {MOST_BOXES})",
     )
     parser.set_defaults(run=draw)
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Runs `show`."""
-    # A pipe can be opened only once, so all that is shown comes from this source.
+    """Runs `show`, and returns the exit status."""
+    # A pipe can be opened only once, so everything is read from this one source.
     with contextlib.closing(open_source(arguments.file)) as source:
-        found, manifest = _inspected(source)
+        inspection, manifest = _inspect(source)
         file_nbytes = source.size
-    lines = Sizes(found.lines, arguments.depth)
+    lines = SizedLines(inspection.lines, arguments.depth)
     if arguments.json:
-        write_json(_as_json(arguments.file, file_nbytes, found, lines, arguments.lines))
+        write_json(_as_json(arguments.file, file_nbytes, inspection, lines, arguments.lines))
         return OK
     write = line_writer()
-    by = f"written by {found.library}" if found.library else "which another program wrote: it has tensors, and no tree"
-    write((arguments.file, "path"), (f"  {file_nbytes:,} bytes, {by}", ""))
-    write((f"{counted(len(found.arrays), 'array')}, {found.nbytes:,} bytes", ""))
-    if lines.num_ties:
-        write((f"{counted(lines.num_ties, 'place')} tied to an earlier one", "tie"))
-    for key, value in metadata_lines(found.metadata):
-        write((key, "dim"), (value, ""))
-    write()
+    _write_head(arguments.file, file_nbytes, inspection, lines.num_ties, write)
+    # The arrays, the tree with all values, or the table.
     if arguments.arrays or manifest is None:
-        rows = [(a.name, a.dtype, str(list(a.shape)), f"{a.nbytes:,}", a.kind or "") for a in found.arrays]
-        rows = [tuple(map(printable, row)) for row in rows]
-        for text in columns([("name", "dtype", "shape", "bytes", "kind" if manifest is not None else ""), *rows]):
-            write((text, ""))
-        return OK
-    if not arguments.values:
+        _write_arrays(inspection, has_kinds=manifest is not None, write=write)
+    elif arguments.values:
+        _write_tree(lines, arguments.lines, write)
+    else:
         _write_table(arguments, manifest, write)
-        return OK
-    for line, nbytes, is_cut in itertools.islice(lines, arguments.lines):
-        parts = [(indent(line.depth), ""), (line.step, "path"), ("  " if line.step else "", "")]
-        parts.append((line.what, "tie" if line.tied_to is not None else ""))
-        write(*parts, (f"  {nbytes:,} bytes" if nbytes else "", "dim"), ("  ..." if is_cut else "", "dim"))
-    if len(lines) > arguments.lines:
-        more = counted(len(lines) - arguments.lines, "more line")
-        write((f"... and {more}; see --lines and --depth", "dim"))
     return OK
 
 
+def _write_head(file: str, file_nbytes: int, inspection: Inspection, num_ties: int, write: Callable[..., None]) -> None:
+    """Writes the lines above the table, and an empty line.
+
+    Args:
+        file: path of the file.
+        file_nbytes: its size.
+        inspection: its content.
+        num_ties: number of places that are tied to an earlier one.
+        write: writes one line, see `line_writer`.
+    """
+    by = f"written by {inspection.library}" if inspection.library else _BY_ANOTHER_PROGRAM
+    write((file, "path"), (f"  {file_nbytes:,} bytes, {by}", ""))
+    write((f"{counted(len(inspection.arrays), 'array')}, {inspection.nbytes:,} bytes", ""))
+    if num_ties:
+        write((f"{counted(num_ties, 'place')} tied to an earlier one", "tie"))
+    for key, value in metadata_lines(inspection.metadata):
+        write((key, "dim"), (value, ""))
+    write()
+
+
+_BY_ANOTHER_PROGRAM = "which another program wrote: it has tensors, and no tree"
+
+
+def _write_arrays(inspection: Inspection, *, has_kinds: bool, write: Callable[..., None]) -> None:
+    """Writes a table of the arrays. Their kinds are unknown in a file of another program."""
+    rows = [(a.name, a.dtype, str(list(a.shape)), f"{a.nbytes:,}", a.kind or "") for a in inspection.arrays]
+    rows = [tuple(map(printable, row)) for row in rows]
+    for text in columns([("name", "dtype", "shape", "bytes", "kind" if has_kinds else ""), *rows]):
+        write((text, ""))
+
+
+def _write_tree(lines: "SizedLines", most: int, write: Callable[..., None]) -> None:
+    """Writes the whole tree, with static values and numbers, but at most `most` lines."""
+    for line, nbytes, is_cut in itertools.islice(lines, most):
+        texts = [(indent(line.depth), ""), (line.step, "path"), ("  " if line.step else "", "")]
+        texts.append((line.what, "tie" if line.tied_to is not None else ""))
+        write(*texts, (f"  {nbytes:,} bytes" if nbytes else "", "dim"), ("  ..." if is_cut else "", "dim"))
+    if len(lines) > most:
+        num_hidden = counted(len(lines) - most, "more line")
+        write((f"... and {num_hidden}; see --lines and --depth", "dim"))
+
+
 def _write_table(arguments: argparse.Namespace, manifest: Manifest, write: Callable[..., None]) -> None:
+    """Writes the table that `sharedtree.summary` makes, as wide as the terminal."""
     outline = Outline(description_of_file(manifest))
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH
-    for line in table_lines(outline, depth=arguments.depth, most=arguments.lines, width=width, how=_HOW):
+    # Redirected output has the same width everywhere, unless the user chooses one by COLUMNS.
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns if has_width else _WIDTH
+    for line in table_lines(outline, depth=arguments.depth, most=arguments.lines, width=width, how=_OPTIONS):
         write(*line)
 
 
 _WIDTH = 120
-_HOW = "--lines and --depth"
+_OPTIONS = "--lines and --depth"
 
 
-def _inspected(source: Source) -> tuple[Inspection, Manifest | None]:
-    """What a file holds, and its tree; of one that another program wrote, without a library, lines, and a tree."""
+def _inspect(source: Source) -> tuple[Inspection, Manifest | None]:
+    """Reads the header of a file.
+
+    Returns:
+        The content of the file, and its manifest: the header's description of the tree. In a file of another program,
+        the content is only tensors and metadata, and the manifest is None.
+    """
     if not is_foreign(source):
         with opened(source) as file:
             return inspection_of(file), file.manifest
     header = read_header(source, foreign=True)
-    arrays = tuple([ArrayInfo(each.name, each.dtype, each.shape, each.nbytes, "") for each in header.tensors])
-    return Inspection("", header.metadata, arrays, (), sum(array.nbytes for array in arrays)), None
+    arrays = tuple([ArrayInfo(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, "") for tensor in header.tensors])
+    nbytes = sum(array.nbytes for array in arrays)
+    return Inspection(library="", metadata=header.metadata, arrays=arrays, lines=(), nbytes=nbytes), None
 
 
-class Sizes:
-    """The lines of a whole tree up to a depth, each with the size of all below it.
+class SizedLines:
+    """Lines of a tree down to a depth, each with the size of all that is below it.
 
     Args:
-        lines: from the root down; they are iterated over anew each time that this is.
-        depth: default: any.
+        lines: the lines of the whole tree, from the root down. They are iterated over once, and once more for each
+            iteration over this object.
+        depth: number of levels below the root. None for all.
 
     Attributes:
-        num_ties: how many lines of the whole tree are ties.
+        num_ties: number of lines of the whole tree that are tied to an earlier one.
 
-    Cost: two looks at each line, and 16 bytes for each.
+    Cost: two passes over the lines, and 16 bytes for each.
     """
 
     def __init__(self, lines: Iterable[Line], depth: int | None = None) -> None:
+        """Reads the lines once, and computes their sizes."""
         self._lines, self._depth = lines, depth
         self.num_ties = 0
+        # Depth and size of each line, in 8 bytes each. A file can have millions of lines.
         self._depths, self._nbytes = array("q"), array("q")
         for line in lines:
             self.num_ties += line.tied_to is not None
             self._depths.append(line.depth)
             self._nbytes.append(line.nbytes or 0)
-        below: dict[int, int] = {}  # depth → bytes of the lines of that depth whose parent was not met yet
+        # From the last line to the first, each line takes the sizes of its children, which come after it.
+        # Depth → bytes of the lines of that depth whose parent has not been reached yet.
+        waiting: dict[int, int] = {}
         for i in range(len(self._depths) - 1, -1, -1):
-            at = self._depths[i]
-            self._nbytes[i] += below.pop(at + 1, 0)
-            below[at] = below.get(at, 0) + self._nbytes[i]
+            line_depth = self._depths[i]
+            self._nbytes[i] += waiting.pop(line_depth + 1, 0)
+            waiting[line_depth] = waiting.get(line_depth, 0) + self._nbytes[i]
 
     def __len__(self) -> int:
-        return len(self._depths) if self._depth is None else sum(at <= self._depth for at in self._depths)
+        if self._depth is None:
+            return len(self._depths)
+        return sum(line_depth <= self._depth for line_depth in self._depths)
 
-    def __iter__(self) -> Iterator[Sized]:
+    def __iter__(self) -> Iterator[SizedLine]:
         for i, line in enumerate(self._lines):
             if self._depth is None or line.depth <= self._depth:
+                # The next line, if there is one, is a child of this one if it is deeper.
                 is_cut = line.depth == self._depth and self._depths[i + 1 : i + 2] > array("q", [line.depth])
-                yield Sized(line, self._nbytes[i], is_cut)
+                yield SizedLine(line, self._nbytes[i], is_cut)
 
 
-def _as_json(file: str, file_nbytes: int, found: Inspection, lines: Sizes, most: int) -> dict[str, Any]:
+def _as_json(file: str, file_nbytes: int, inspection: Inspection, lines: SizedLines, most: int) -> dict[str, Any]:
+    """Returns the JSON object of `show`, whose keys the docstring of this file explains.
+
+    Args:
+        file: path of the file.
+        file_nbytes: its size.
+        inspection: its content.
+        lines: the lines of its tree.
+        most: most lines in `tree`.
+    """
+    arrays = [
+        {**array._asdict(), "shape": list(array.shape), "kind": array.kind or None} for array in inspection.arrays
+    ]
+    tree = [{**sized.line._asdict(), "nbytes": sized.nbytes} for sized in itertools.islice(lines, most)]
     return {
         "file": file,
         "file_nbytes": file_nbytes,
-        "library": found.library or None,
-        "metadata": found.metadata,
-        "nbytes": found.nbytes,
-        "arrays": [
-            {**array._asdict(), "shape": list(array.shape), "kind": array.kind or None} for array in found.arrays
-        ],
-        "tree": [{**each.line._asdict(), "nbytes": each.nbytes} for each in itertools.islice(lines, most)],
+        "library": inspection.library or None,
+        "metadata": inspection.metadata,
+        "nbytes": inspection.nbytes,
+        "arrays": arrays,
+        "tree": tree,
         "num_lines": len(lines),
     }
 
 
+# argparse prints the name of this function if the text is no integer: "invalid number value: 'x'".
 def number(text: str) -> int:
-    """An argument that is a number, from 0 on."""
-    found = int(text)
-    if found < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {found}")
-    return found
+    """Converts an argument to an integer.
+
+    Raises:
+        ArgumentTypeError: if it is below 0.
+        ValueError: if the text is no integer.
+    """
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
+    return value
 
 
 def draw(arguments: argparse.Namespace) -> int:
-    """Runs `draw`."""
+    """Runs `draw`, and returns the exit status."""
+    # `libraries` raises ImportError with the command that installs igraph and drawsvg.
     try:
         igraph, drawsvg = libraries()
     except ImportError as error:
@@ -230,6 +308,7 @@ def draw(arguments: argparse.Namespace) -> int:
     if arguments.output is None or arguments.output == "-":
         sys.stdout.write(drawing.svg)
         return OK
+    # `save` raises ValueError if the path ends in the name of another format, such as `.png`.
     try:
         drawing.save(arguments.output)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""What every command prints goes through here: text, JSON, and errors.
+"""Prints the text, JSON and errors of all commands.
 
-Files are untrusted, and so are the texts in them. A terminal obeys some characters, so what is not printable is written
-as an escape: a file cannot clear the screen, nor make a line look like another.
+Files are untrusted, and so are the texts in them. A terminal obeys some characters. So characters that are not
+printable are written as escapes: a file cannot clear the screen, or make one line look like another.
 """
 
 import argparse
@@ -16,26 +16,39 @@ from ..core._printing import printable, printable_lines
 from ..show._tables import RICH_STYLES
 
 OK, FOUND, TROUBLE = 0, 1, 2
-"""Exit statuses: all is well; what a command looks for is there (damage, a refusal, a difference); it could not run."""
+"""Exit statuses.
 
-_CLOSED_PIPE = 141  # what a shell reports of a program that wrote to a closed pipe
+`OK`: all is well. `FOUND`: there is damage, a refusal or a difference. `TROUBLE`: the command could not do its work.
+"""
 
-Style = Literal["", "path", "dim", "tie", "head", "good", "bad"]
+# The exit status that a shell reports for a program that wrote to a closed pipe.
+_CLOSED_PIPE = 141
+
+TerminalStyle = Literal["", "path", "dim", "tie", "head", "good", "bad"]
 
 _RICH_STYLES = RICH_STYLES | {"good": "green", "bad": "red"}
 
-Part = tuple[str, Style]
+StyledText = tuple[str, TerminalStyle]
 
 
 def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command that prints errors of files and of the library as a message, and is quiet if its reader leaves."""
+    """Returns a command that handles the errors of another command.
+
+    Errors of files and of `sharedtree` become a message and the status `TROUBLE`. If the reader of its output has gone,
+    as `head` does after ten lines, the command ends quietly. All other errors pass through, with their traceback.
+
+    Args:
+        run: takes the parsed arguments and returns the exit status.
+    """
 
     def command(arguments: argparse.Namespace) -> int:
+        """Runs the command, and returns its exit status or that of the error."""
         try:
             status = run(arguments)
+            # A closed pipe is noticed here at the latest, and not when Python ends.
             sys.stdout.flush()
         except BrokenPipeError:
-            # What is still buffered goes nowhere, or Python would complain when it ends.
+            # Text that is still buffered goes to the null device. Otherwise Python would print an error when it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _CLOSED_PIPE
         except (SharedTreeError, OSError) as error:
@@ -47,48 +60,52 @@ def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
 
 
 def message_of(error: BaseException) -> str:
-    """What to tell about an error."""
+    """Returns the message for an error: of an operating system error, the file and the reason."""
     if isinstance(error, OSError) and not isinstance(error, SharedTreeError) and error.filename is not None:
         return f"{printable(str(error.filename))}: {error.strerror}"
     return str(error)
 
 
 def write_json(value: Any) -> None:
-    """Writes one JSON value."""
+    """Writes one JSON value to standard output."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def write_error(text: str) -> None:
-    """Writes a message to standard error. Its lines stay lines."""
+    """Writes a message to standard error. Line breaks are kept, and other unprintable characters are escaped."""
     sys.stderr.write(_encodable(printable_lines(text), sys.stderr) + "\n")
 
 
 def line_writer() -> Callable[..., None]:
-    """A function that writes a line, as texts with styles, which show on a terminal if `rich` is there."""
+    """Returns a function that writes one line to standard output.
+
+    It takes any number of pairs of a text and a style. Styles have an effect on a terminal if `rich` is installed.
+    """
     console = _console() if sys.stdout.isatty() else None
     if console is None:
         return _write_plain
     from rich.text import Text
 
-    def write(*parts: Part) -> None:
-        line = Text.assemble(
-            *[(_encodable(printable(text), sys.stdout), _RICH_STYLES.get(style, "")) for text, style in parts]
-        )
+    def write(*texts: StyledText) -> None:
+        styled = [(_encodable(printable(text), sys.stdout), _RICH_STYLES.get(style, "")) for text, style in texts]
+        line = Text.assemble(*styled)
         console.print(line, soft_wrap=True, highlight=False)
 
     return write
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 array`, `2 arrays`."""
+    """Returns a number with its noun: `1 array`, `2 arrays`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _write_plain(*parts: Part) -> None:
-    sys.stdout.write(_encodable(printable("".join(text for text, _ in parts)), sys.stdout) + "\n")
+def _write_plain(*texts: StyledText) -> None:
+    """Writes one line without styles."""
+    sys.stdout.write(_encodable(printable("".join(text for text, _ in texts)), sys.stdout) + "\n")
 
 
 def _console() -> Any:
+    """Returns the console of `rich` for standard output. None if `rich` is not installed."""
     try:
         from rich.console import Console
     except ImportError:
@@ -97,7 +114,8 @@ def _console() -> Any:
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """A text with escapes for what the stream's encoding lacks."""
+    """Returns a text that a stream can write: characters that its encoding lacks are escaped, and `×` becomes `x`."""
+    # A stream that collects text in memory has no encoding.
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)

@@ -1,17 +1,26 @@
-"""`verify FILE...` and `audit FILE`: whether to load a file. Is it what was written, and which code does it ask for?
+"""`verify FILE...` and `audit FILE` help to decide whether to load a file.
 
-`verify` exits with 1 if a file is damaged, and with 2 if one could not be checked: it is missing, or no sharedtree
-file. `audit` lists the classes and functions that a file names, and which of them it would get, at once or when a
-module is imported, which it does not do. It exits with 1 if something is refused.
+`verify` checks that a file is what was written. It exits with 1 if a file is damaged, and with 2 if a file could not be
+checked, because it is missing or is no file of sharedtree.
 
-JSON of `verify`: `files`, each with `file`; `whole`, true or false, or null if it could not be checked; `nbytes` and
-`num_arrays`, of a whole file; `damage`, the damaged chunks of 4 MiB, each with `tensor` and `chunk`, from 0; `error`, a
-text or null.
+`audit` lists the classes and functions that a file names, and says which of them loading would get. Some need a module
+that is not imported yet; `audit` does not import it. It exits with 1 if loading would refuse one of them.
 
-JSON of `audit`: `file`; `requests`, each with `name`, `kind` (`"class"`, `"function"` or `"method"`), `paths` (the
-first few places), `allowed`, `found` and `why`, a text that is empty if all is well, and `not_imported`, the module
-that has to be imported before the file is loaded, or an empty text; `allow_list`, the names to trust if you trust what
-is refused.
+JSON of `verify`: `files`, a list. Each entry has
+
+- `file`;
+- `whole`: true or false, or null if the file could not be checked;
+- `nbytes` and `num_arrays`, null unless the file is whole;
+- `damage`: the damaged chunks of 4 MiB, each with `tensor` and `chunk`, counted from 0;
+- `error`: a text or null.
+
+JSON of `audit`:
+
+- `file`;
+- `requests`, each with `name`, `kind` (`"class"`, `"function"` or `"method"`), `paths` (the first few places),
+  `allowed`, `found`, `why` (a text, empty if all is well) and `not_imported` (the module that has to be imported before
+  the file is loaded, or an empty text);
+- `allow_list`: the names to trust, if you trust all that is refused.
 """
 
 import argparse
@@ -25,7 +34,7 @@ from ._terminal_output import FOUND, OK, TROUBLE, counted, line_writer, message_
 
 
 class Checked(NamedTuple):
-    """What became of one file."""
+    """Result of checking one file. The fields are the keys of the JSON, which the docstring of this file explains."""
 
     file: str
     whole: bool | None
@@ -36,12 +45,13 @@ class Checked(NamedTuple):
 
 
 def add_to(commands: Any) -> None:
-    """Adds the two commands."""
+    """Adds `verify` and `audit` to the subparsers of an argument parser."""
     _add_verify(commands)
     _add_audit(commands)
 
 
 def _add_verify(commands: Any) -> None:
+    """Adds `verify` and its arguments."""
     parser = commands.add_parser(
         "verify",
         help="check that files are what was written",
@@ -54,6 +64,7 @@ def _add_verify(commands: Any) -> None:
 
 
 def _add_audit(commands: Any) -> None:
+    """Adds `audit` and its arguments."""
     parser = commands.add_parser(
         "audit",
         help="list the classes and functions that a file names",
@@ -76,9 +87,10 @@ def _add_audit(commands: Any) -> None:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Runs `verify`."""
+    """Runs `verify`, and returns the exit status."""
     results = []
     write = line_writer()
+    # Text is written after each file, so that it can be read while the next one is checked. JSON comes at the end.
     for file in arguments.files:
         result = check(file)
         results.append(result)
@@ -90,30 +102,44 @@ def verify(arguments: argparse.Namespace) -> int:
             write((file, "path"), (": ", ""), ("whole", "good"), (f", {_amount(result)}", ""))
     if arguments.json:
         write_json({"files": [_as_json(result) for result in results]})
-    return max(OK if each.whole else TROUBLE if each.whole is None else FOUND for each in results)
+    # The worst status of all files.
+    return max(OK if result.whole else TROUBLE if result.whole is None else FOUND for result in results)
 
 
 def check(file: str) -> Checked:
-    """Checks one file. Cost: reads all of it, and holds 4 MiB of it a thread."""
+    """Checks one file, and returns the result. Errors of the file are part of the result and are not raised.
+
+    Cost: reads all of the file. Each thread holds 4 MiB of it at a time.
+    """
     try:
-        with opened(file) as found:
-            damage = tuple((each.tensor, each.chunk) for each in found.container.damage())
+        with opened(file) as saved:
+            damage = tuple((chunk.tensor, chunk.chunk) for chunk in saved.container.damage())
             if damage:
-                return Checked(file, False, damage=damage, error=_message(file, damage))
-            nbytes = sum(tensor.nbytes for tensor in found.container.tensors.values())
-            return Checked(file, True, nbytes, len(found.manifest.arrays))
+                return Checked(file, whole=False, damage=damage, error=_message(file, damage))
+            nbytes = sum(tensor.nbytes for tensor in saved.container.tensors.values())
+            return Checked(file, whole=True, nbytes=nbytes, num_arrays=len(saved.manifest.arrays))
+    # The header itself is damaged, or refers to something that is not there.
     except CorruptFileError as error:
         damage = () if error.tensor is None or error.chunk is None else ((error.tensor, error.chunk),)
-        return Checked(file, False, damage=damage, error=str(error))
+        return Checked(file, whole=False, damage=damage, error=str(error))
     except (SharedTreeError, OSError) as error:
-        return Checked(file, None, error=message_of(error))
+        return Checked(file, whole=None, error=message_of(error))
 
 
 def _message(file: str, damage: tuple[tuple[str, int], ...]) -> str:
+    """Returns the message for a damaged file.
+
+    Args:
+        file: path of the file.
+        damage: tensor and index of each damaged chunk.
+    """
+    # Tensor → its damaged chunks.
     chunks: dict[str, list[int]] = {}
     for tensor, chunk in damage:
         chunks.setdefault(tensor, []).append(chunk)
-    listed = [f"    `{printable(tensor)}`, chunk {', '.join(map(str, found))}" for tensor, found in chunks.items()]
+    listed: list[str] = []
+    for tensor, indices in chunks.items():
+        listed.append(f"    `{printable(tensor)}`, chunk {', '.join(map(str, indices))}")
     return "\n".join(
         [
             f"`{printable(file)}` is damaged. What these tensors hold, in chunks of 4 MiB counted from 0, was changed:",
@@ -125,26 +151,30 @@ def _message(file: str, damage: tuple[tuple[str, int], ...]) -> str:
 
 
 def _amount(result: Checked) -> str:
+    """Returns the amount of data in a whole file, in words."""
     return f"{counted(result.num_arrays or 0, 'array')}, {result.nbytes or 0:,} bytes"
 
 
 def _as_json(result: Checked) -> dict[str, Any]:
+    """Returns the entry of a file in the JSON of `verify`."""
     damage = [{"tensor": tensor, "chunk": chunk} for tensor, chunk in result.damage]
     return {**result._asdict(), "damage": damage}
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Runs `audit`."""
+    """Runs `audit`, and returns the exit status."""
+    # ValueError is raised for a malformed name in `--trusted` and for a malformed file.
     try:
-        found = audit_of(arguments.file, trusted=arguments.trusted)
+        report = audit_of(arguments.file, trusted=arguments.trusted)
     except ValueError as error:
-        write_error(str(error))  # a malformed name in `--trusted`, or a malformed file
+        write_error(str(error))
         return TROUBLE
     if arguments.json:
-        requests = [{**request._asdict(), "paths": list(request.paths)} for request in found.requests]
-        write_json({"file": arguments.file, "requests": requests, "allow_list": list(found.allow_list)})
+        requests = [{**request._asdict(), "paths": list(request.paths)} for request in report.requests]
+        write_json({"file": arguments.file, "requests": requests, "allow_list": list(report.allow_list)})
     else:
+        # The report prints as text. Its lines for refused names are coloured.
         write = line_writer()
-        for line in str(found).split("\n"):
+        for line in str(report).split("\n"):
             write((line, "bad" if "  REFUSED: " in line else ""))
-    return FOUND if found.refused else OK
+    return FOUND if report.refused else OK

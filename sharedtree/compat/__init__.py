@@ -1,5 +1,6 @@
-"""Libraries that stopped working years of JAX releases ago, on today's JAX: the real treex and treeo.
+"""Makes the real treex and treeo run on today's JAX. Both stopped working many JAX releases ago.
 
-In come their files, unmodified; out go their modules, under `sharedtree.compat` and their own names. What they use and
-JAX, NumPy and Flax no longer have is given back to them alone. Never imports either until it is asked for.
+Their installed files are run unmodified. Each module is available as `sharedtree.compat.treex` (or `treeo`) and under
+its own name. Names that the two libraries use and that JAX, NumPy and Flax have dropped are visible again, but only to
+these two. Nothing is imported before a program asks for it.
 """

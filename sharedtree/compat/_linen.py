@@ -1,8 +1,8 @@
-"""Flax's Linen modules as treex knew them: `init` and `apply` return variables in frozen dicts.
+"""Makes Linen modules for treex, whose `init` and `apply` return variables in frozen dicts.
 
-Flax did until 0.7.1, and treex calls `.unfreeze()` on what it gets. Flax has a setting that brings frozen dicts back,
-but one for the whole process. So treex gets subclasses of the same names and fields, and a module that a user brings to
-`tx.FlaxModule` is made one of such a subclass, with the same fields.
+Flax returned frozen dicts until 0.7.1, and treex calls `.unfreeze()` on them. Flax has a setting for frozen dicts, but
+it holds for the whole process. So treex gets subclasses with the names and fields of Flax's classes. If a user passes a
+Linen module to `tx.FlaxModule`, it is replaced by an instance of such a subclass with the same fields.
 """
 
 import dataclasses
@@ -17,26 +17,30 @@ from ..core._locks import Lock
 
 
 def _flax(name: str) -> Any:
-    """A module of Flax, which only those who use treex have."""
+    """Imports a module of Flax and returns it. Flax is installed only where treex is used."""
     return importlib.import_module(f"flax.{name}")
 
 
-_making = Lock()  # Python shows a subclass before Flax has made it a module
+# One thread at a time makes a subclass, because `__subclasses__()` has a class before Flax has made it a module.
+_lock = Lock()
 
 
 def with_frozen_variables(cls: Any) -> Any:
-    """The subclass of a class of Linen modules whose `init` and `apply` return frozen dicts.
+    """Returns the subclass of a Linen module's class whose `init` and `apply` return frozen dicts.
+
+    The subclass is made at the first call.
 
     Raises:
-        TypeError: if the class cannot have subclasses, or asks something of them.
+        TypeError: if the class cannot have subclasses, or requires something of them.
     """
-    with _making:
-        # Python knows the subclasses of a class weakly, so a class that nobody uses any more is not kept by this.
+    with _lock:
+        # A class refers to its subclasses weakly. So unlike a dict, this keeps no class alive.
         for subclass in cls.__subclasses__():
             if subclass.__dict__.get("_has_frozen_variables"):
                 return subclass
         try:
-            return types.new_class(cls.__name__, (cls,), exec_body=lambda names: names.update(_frozen(cls)))
+            # The attributes must be there when Flax makes the class a module, so they are in the body of the class.
+            return types.new_class(cls.__name__, (cls,), exec_body=lambda names: names.update(_attributes(cls)))
         except Exception as error:
             raise TypeError(
                 f"`{cls.__qualname__}` cannot be used in treex, which takes a subclass of it that returns frozen "
@@ -44,8 +48,8 @@ def with_frozen_variables(cls: Any) -> Any:
             ) from error
 
 
-def _frozen(cls: Any) -> dict[str, Any]:
-    """The attributes of the subclass."""
+def _attributes(cls: Any) -> dict[str, Any]:
+    """Returns the attributes of the subclass of a class: methods that freeze the variables they return."""
     linen, freeze = _flax("linen"), _flax("core").freeze
 
     def init(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,16 +61,19 @@ def _frozen(cls: Any) -> dict[str, Any]:
 
     def apply(self: Any, *args: Any, mutable: Any = False, **kwargs: Any) -> Any:
         result = cls.apply(self, *args, mutable=mutable, **kwargs)
+        # Only with these options does `apply` return variables, too.
         if mutable is False and not kwargs.get("capture_intermediates"):
             return result
         output, variables = result
         return output, freeze(variables)
 
     def reduce(self: Any) -> Any:
-        # By its own name the class would not be found.
+        # The subclass has the name of Flax's class, so pickle would find Flax's. The pickle holds an instance of that
+        # class instead, from which `frozen_twin` makes one of the subclass.
         return frozen_twin, (cls(**_fields_of(self), parent=None),)
 
     methods = {"init": init, "init_with_output": init_with_output, "apply": apply, "__reduce__": reduce}
+    # `nowrap` keeps Flax from wrapping the methods, which would give them a scope for parameters.
     return {
         "_has_frozen_variables": True,
         "__module__": cls.__module__,
@@ -77,15 +84,15 @@ def _frozen(cls: Any) -> dict[str, Any]:
 
 @functools.cache
 def gru_cell() -> Any:
-    """`flax.linen.GRUCell` as it was before Flax 0.7: the carry says how many features there are.
+    """Returns a `GRUCell` like that before Flax 0.7, which takes the number of features from the carry.
 
-    Its layers and the names and shapes of its parameters have not changed since.
+    Its layers and the names and shapes of its parameters are those of today's `flax.linen.GRUCell`.
     """
     linen = _flax("linen")
     frozen = with_frozen_variables(linen.GRUCell)
 
     class GRUCell(frozen):
-        # Flax reads the number from the carry, and this field only to make one.
+        # Flax takes the number from the carry. It uses this field only to make a first carry.
         features: int | None = None
 
         @staticmethod
@@ -99,10 +106,10 @@ def gru_cell() -> Any:
 
 
 def frozen_twin(module: Any) -> Any:
-    """A Linen module with the fields of another, and frozen variables.
+    """Returns a copy of a Linen module whose `init` and `apply` return frozen dicts.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: if `module` is no Linen module.
     """
     if not isinstance(module, _flax("linen").Module):
         raise TypeError(
@@ -113,4 +120,6 @@ def frozen_twin(module: Any) -> Any:
 
 
 def _fields_of(module: Any) -> dict[str, Any]:
-    return {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.init and f.name != "parent"}
+    """Returns the fields of a Linen module, as arguments for its class. `parent` is not among them."""
+    fields = [field for field in dataclasses.fields(module) if field.init and field.name != "parent"]
+    return {field.name: getattr(module, field.name) for field in fields}

@@ -1,6 +1,6 @@
-"""The names that treex and treeo use and that JAX, NumPy and Flax have dropped, with what stands in for each.
+"""Table of the names that treex and treeo use and that JAX, NumPy and Flax have dropped, with a stand-in for each.
 
-A row takes effect only where the installed library lacks the name: of a library that has it, treex gets its own.
+A row has an effect only if the installed library lacks the name. Otherwise treex gets the library's own object.
 """
 
 import importlib
@@ -12,14 +12,15 @@ from ..core._errors import CompatibilityError
 from ._tree_map import tree_map
 
 
-class GivenBack(NamedTuple):
-    """A name that a library had.
+class DroppedName(NamedTuple):
+    """Name that a library once had.
 
     Attributes:
-        module: where treex looks for it.
-        name: what it looks for there.
-        gone_since: the first release without it, from the libraries' changelogs and histories; empty if it is there.
-        stand_in: what it gets: an object, or the dotted name of one, which is looked up when it is needed.
+        module: module in which treex looks the name up.
+        name: the name.
+        gone_since: first release without the name, from the changelogs and histories of the libraries. Empty if no
+            release so far lacks it.
+        stand_in: the object that treex gets, or the dotted name of that object, which is looked up when it is needed.
     """
 
     module: str
@@ -31,15 +32,24 @@ class GivenBack(NamedTuple):
         return f"{self.module}.{self.name}"
 
 
-def _rows(module: str, names: str, gone_since: str, stand_in: str | Callable[..., Any]) -> list[GivenBack]:
-    """One row a name; `{}` in the stand-in's name is the name itself."""
-    return [
-        GivenBack(module, name, gone_since, stand_in.format(name) if isinstance(stand_in, str) else stand_in)
-        for name in names.split()
-    ]
+def _rows(module: str, names: str, gone_since: str, stand_in: str | Callable[..., Any]) -> list[DroppedName]:
+    """Makes rows for several names of one module.
+
+    Args:
+        module: module in which treex looks the names up.
+        names: the names, with spaces between them.
+        gone_since: first release without them.
+        stand_in: an object, or a dotted name in which `{}` stands for the name itself.
+    """
+    return [DroppedName(module, name, gone_since, _for_name(stand_in, name)) for name in names.split()]
 
 
-ROWS: tuple[GivenBack, ...] = (
+def _for_name(stand_in: str | Callable[..., Any], name: str) -> str | Callable[..., Any]:
+    """Puts a name into the dotted name of a stand-in. Any other stand-in is returned unchanged."""
+    return stand_in.format(name) if isinstance(stand_in, str) else stand_in
+
+
+ROWS: tuple[DroppedName, ...] = (
     *_rows("jax", "tree_map", "JAX 0.6.0", tree_map),
     *_rows("jax", "tree_flatten tree_leaves tree_structure tree_unflatten", "JAX 0.6.0", "jax.tree_util.{}"),
     *_rows("jax", "tree_multimap", "JAX 0.3.16", tree_map),
@@ -58,11 +68,11 @@ ROWS: tuple[GivenBack, ...] = (
 )
 
 
-def find(row: GivenBack) -> Any:
-    """What stands in for a name.
+def find_stand_in(row: DroppedName) -> Any:
+    """Returns the stand-in for a name.
 
     Raises:
-        CompatibilityError: if the installed version of the library does not have that either.
+        CompatibilityError: if the installed version of the library lacks the stand-in, too.
     """
     if not isinstance(row.stand_in, str):
         return row.stand_in
@@ -80,19 +90,26 @@ def find(row: GivenBack) -> Any:
 
 
 def require_all(libraries: Container[str]) -> None:
-    """Raises if a name of these libraries is gone, and what stands in for it, too.
+    """Returns if each name of these libraries, or else its stand-in, is there.
 
     Raises:
-        CompatibilityError: naming it.
+        CompatibilityError: otherwise. The message has the name.
     """
     for row in ROWS:
         if row.module.partition(".")[0] in libraries:
             try:
                 _look_up(str(row))
             except (ImportError, AttributeError):
-                find(row)
+                # Raises if there is no stand-in.
+                find_stand_in(row)
 
 
 def _look_up(dotted: str) -> Any:
+    """Returns the object with a dotted name.
+
+    Raises:
+        ImportError: if its module cannot be imported.
+        AttributeError: if the module lacks the name.
+    """
     module, _, name = dotted.rpartition(".")
     return getattr(importlib.import_module(module), name)

@@ -1,15 +1,16 @@
-"""`jax.tree_map` as treeo gets it: what is one object in a tree is mapped once, so sharing survives.
+"""`jax.tree_map` for treeo. It maps one object of a tree once, so that sharing survives.
 
-treeo copies, filters, merges and initialises its trees with `jax.tree_map`, which would visit a shared module once for
-each path and make as many. Here a node that carries identity, and an array below one, is visited once with the same
-companions:
+treeo copies, filters, merges and initialises its trees with `jax.tree_map`. JAX's function would visit a shared module
+once for each path, and make as many modules. Here a node that carries identity, and an array below such a node, is
+mapped once with the same companions. The *companions* of an object are the objects at its path in the other trees.
 
     map(f, Model(a=layer, b=layer))         f sees layer.w once, and the result's a and b are one object
-    map(f, Model(a, a), Model(b, c))        a meets b and c, so the result has two
+    map(f, Model(a, a), Model(b, c))        a has the companions b and c, so the result has two objects
 
-All else is JAX's: what counts as a leaf, the order of the calls, and the errors for trees that do not match, which are
-raised before the first call. So there are two passes, as in JAX, neither of which recurses. The first cuts the tree
-into pieces, each of which is one node that carries identity, down to the next ones; the second calls the function.
+All else is as in JAX: what counts as a leaf, the order of the calls, and the errors for trees that do not match, which
+are raised before the first call. So there are two passes, as in JAX. Neither recurses. The first pass cuts the tree
+into pieces: each piece is one node that carries identity, down to the next such nodes. The second pass calls the
+function.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,19 +24,21 @@ from ..core._node_types import carries_identity, node_type_of
 from ..ties._list_ties import ties
 
 Objects = tuple[Any, ...]
-"""A value in the tree, and its companions in each of the rest."""
+"""An object of the tree and its companions, one of each other tree."""
 
 Key = tuple[int, ...]
-"""The ids of objects, which a piece keeps alive."""
+"""Ids of an object and its companions, which are kept alive by the entries of a piece."""
 
 
 class _Piece(NamedTuple):
-    """One node that carries identity, down to the next ones, or what is outside modules.
+    """Piece of the trees: a node that carries identity, down to the next such nodes.
+
+    The outermost piece is another one: it holds all that is outside modules, down to the modules.
 
     Attributes:
-        treedef: its shape.
-        entries: what is at its leaves.
-        keys: for each entry that is a piece of its own, its key.
+        treedef: treedef of the piece.
+        entries: objects at the leaves of the treedef, with their companions.
+        keys: for each entry, its key if it is a piece itself. None for a leaf of the tree.
     """
 
     treedef: Any
@@ -44,20 +47,20 @@ class _Piece(NamedTuple):
 
 
 def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """`jax.tree.map`, with the sharing of `tree` in the result.
+    """Maps a function over trees as `jax.tree.map` does. The result has the sharing of `tree`.
 
     Args:
-        f: takes a leaf and what is at its path in each of `rest`. For an array that is met again below a module, with
-            the same companions, it is not called again.
+        f: takes a leaf of `tree` and its companions. It is called once for an array that occurs several times below
+            modules with the same companions.
         tree: any pytree.
-        rest: trees of its shape.
-        is_leaf: nodes for which it is true are leaves.
+        rest: trees of the same shape.
+        is_leaf: takes a node. Returns True if the node counts as a leaf.
 
     Returns:
         A tree of new nodes.
 
     Raises:
-        ValueError: if one of `rest` has not the shape of `tree`.
+        ValueError: if one of `rest` has another shape than `tree`.
         CycleError: if a module contains itself.
 
     Cost: one call of `jax.tree.flatten` for each node that carries identity. The depth of modules is not limited by
@@ -66,8 +69,9 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[An
     try:
         outermost, pieces = _cut_up((tree, *rest), is_leaf)
     except ValueError:
+        # In a tree with a cycle, JAX's function below would never end.
         _refuse_cycles(tree, *_cut_up((tree,), is_leaf))
-        # JAX names the place where two trees differ, from the root.
+        # The error names a path within a piece. JAX raises one with the path from the root.
         jax.tree.map(lambda *_: None, tree, *rest, is_leaf=is_leaf)
         raise
     _refuse_cycles(tree, outermost, pieces)
@@ -75,7 +79,14 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[An
 
 
 def _cut_up(roots: Objects, is_leaf: Callable[[Any], bool] | None) -> tuple[_Piece, dict[Key, _Piece]]:
-    """The first pass: the piece outside modules, and those inside by their keys."""
+    """Does the first pass.
+
+    Returns:
+        The outermost piece, and key → piece for all others.
+
+    Raises:
+        ValueError: if the trees have different shapes.
+    """
     pieces: dict[Key, _Piece] = {}
     outermost = _cut(roots, is_leaf, outside=True)
     to_cut = [outermost]
@@ -84,25 +95,36 @@ def _cut_up(roots: Objects, is_leaf: Callable[[Any], bool] | None) -> tuple[_Pie
         for i, (objects, key) in enumerate(zip(piece.entries, piece.keys, strict=True)):
             if key is None or key in pieces:
                 continue
-            found = _cut(objects, is_leaf)
-            if found.treedef.num_leaves == 1 and jax.tree_util.treedef_is_leaf(found.treedef):
-                # A class that JAX does not take apart is a leaf to it.
+            inner = _cut(objects, is_leaf)
+            # `sharedtree` takes some classes apart that JAX does not know. Here they are leaves, as in JAX.
+            if inner.treedef.num_leaves == 1 and jax.tree_util.treedef_is_leaf(inner.treedef):
                 piece.keys[i] = None
                 continue
-            pieces[key] = found
-            to_cut.append(found)
+            pieces[key] = inner
+            to_cut.append(inner)
     return outermost, pieces
 
 
 def _cut(objects: Objects, is_leaf: Callable[[Any], bool] | None, *, outside: bool = False) -> _Piece:
-    top, *others = objects
+    """Cuts one piece out of the trees.
+
+    Args:
+        objects: the node at which the piece begins, and its companions.
+        is_leaf: see `tree_map`.
+        outside: True for the outermost piece, which ends at modules.
+
+    Raises:
+        ValueError: if the companions have another shape than the node.
+    """
+    node, *companions = objects
     leaves = IdentitySet()
     is_first = not outside
 
-    def stops(x: Any) -> bool:
+    def is_end(x: Any) -> bool:
+        """Returns True for a node at which the piece ends."""
         nonlocal is_first
+        # The first call is for the node at which the piece begins. `is_leaf` was asked about it in the piece above.
         if is_first:
-            # The piece before has asked about the node itself.
             is_first = False
             return False
         if is_leaf is not None and is_leaf(x):
@@ -110,45 +132,71 @@ def _cut(objects: Objects, is_leaf: Callable[[Any], bool] | None, *, outside: bo
             return True
         return _begins_a_piece(x, outside)
 
-    found, treedef = jax.tree.flatten(top, is_leaf=stops)
-    companions = [treedef.flatten_up_to(other) for other in others]
-    entries = list(zip(found, *companions, strict=True))
-    keys = [_key(entry) if entry[0] not in leaves and _begins_a_piece(entry[0], outside) else None for entry in entries]
+    entries_of_node, treedef = jax.tree.flatten(node, is_leaf=is_end)
+    entries_of_companions = [treedef.flatten_up_to(companion) for companion in companions]
+    entries = list(zip(entries_of_node, *entries_of_companions, strict=True))
+    keys: list[Key | None] = []
+    for entry in entries:
+        is_piece = entry[0] not in leaves and _begins_a_piece(entry[0], outside)
+        keys.append(_key(entry) if is_piece else None)
     return _Piece(treedef, entries, keys)
 
 
 def _begins_a_piece(x: Any, outside: bool) -> bool:
+    """Returns True for a node that carries identity. Outside modules, that is any node but a plain container."""
     node_type = node_type_of(x)
     return node_type is not None and (not node_type.is_plain if outside else node_type.carries_identity)
 
 
 def _key(objects: Objects) -> Key:
-    return tuple([id(obj) for obj in objects])  # alive in the entries of a piece
+    """Returns the key of an entry of a piece, whose objects that piece keeps alive."""
+    return tuple([id(obj) for obj in objects])
 
 
 def _refuse_cycles(tree: Any, outermost: _Piece, pieces: dict[Key, _Piece]) -> None:
-    """Raises if a piece contains itself, on which the second pass and JAX itself would never end."""
+    """Returns if no piece contains itself. Otherwise the second pass, and JAX itself, would never end.
+
+    Args:
+        tree: the whole tree, for the error.
+        outermost: see `_cut_up`.
+        pieces: see `_cut_up`.
+
+    Raises:
+        CycleError: if a piece contains itself.
+    """
+    # A search in depth. `open_keys` are the pieces on the way from the root to the current one.
     done: set[Key] = set()
-    opened: set[Key] = set()
+    open_keys: set[Key] = set()
+    # Each frame is a piece with the keys in it that are still to be looked at.
     frames: list[tuple[Key | None, Iterator[Key | None]]] = [(None, iter(outermost.keys))]
     while frames:
-        above, remaining = frames[-1]
+        current, remaining = frames[-1]
         key = next((key for key in remaining if key is not None and key not in done), None)
+        # All pieces below the current one are done.
         if key is None:
             frames.pop()
-            if above is not None:
-                opened.discard(above)
-                done.add(above)
-        elif key in opened:
-            # This says where.
+            if current is not None:
+                open_keys.discard(current)
+                done.add(current)
+        elif key in open_keys:
+            # Raises the error with the path of the cycle. The next line is for a cycle that `ties` does not see.
             ties(tree)
             raise CycleError("A module contains itself.", ())
         else:
-            opened.add(key)
+            open_keys.add(key)
             frames.append((key, iter(pieces[key].keys)))
 
 
 class _Frame(NamedTuple):
+    """A piece that the second pass is in.
+
+    Attributes:
+        piece: the piece.
+        key: its key. None for the outermost piece.
+        remaining: its entries, with their keys, that are still to be mapped.
+        results: results of the entries so far.
+    """
+
     piece: _Piece
     key: Key | None
     remaining: Iterator[tuple[Objects, Key | None]]
@@ -156,35 +204,47 @@ class _Frame(NamedTuple):
 
 
 def _call(f: Callable[..., Any], outermost: _Piece, pieces: dict[Key, _Piece]) -> Any:
-    """The second pass: the function called on the leaves, from left to right, and the nodes made of what it returns."""
-    made: dict[Key, Any] = {}
+    """Does the second pass: calls the function on all leaves, from left to right, and makes the nodes of the result.
+
+    Args:
+        f: see `tree_map`.
+        outermost: see `_cut_up`.
+        pieces: see `_cut_up`.
+    """
+    # Key → result, of pieces and of arrays below modules.
+    results: dict[Key, Any] = {}
     frames: list[_Frame] = []
 
-    def enter(piece: _Piece, key: Key | None) -> None:
+    def push(piece: _Piece, key: Key | None) -> None:
+        """Begins with a piece."""
         frames.append(_Frame(piece, key, zip(piece.entries, piece.keys, strict=True), []))
 
-    enter(outermost, None)
+    push(outermost, None)
     while True:
         frame = frames[-1]
         for objects, key in frame.remaining:
+            # A leaf of the tree.
             if key is None:
-                # An array in a module is one object with what it meets; everything else is a value.
+                # Outside modules, everything is a value: `f` is called for each occurrence.
                 if frame.key is None or not carries_identity(objects[0]):
                     frame.results.append(f(*objects))
                     continue
-                key = _key(objects)
-                if key not in made:
-                    made[key] = f(*objects)
-                frame.results.append(made[key])
-            elif key in made:
-                frame.results.append(made[key])
+                array_key = _key(objects)
+                if array_key not in results:
+                    results[array_key] = f(*objects)
+                frame.results.append(results[array_key])
+            # A piece that is done already.
+            elif key in results:
+                frame.results.append(results[key])
+            # A new piece. This one goes on when the new one is done.
             else:
-                enter(pieces[key], key)
+                push(pieces[key], key)
                 break
+        # All entries of the piece are done.
         else:
             result = frame.piece.treedef.unflatten(frame.results)
             frames.pop()
             if frame.key is None:
                 return result
-            made[frame.key] = result
+            results[frame.key] = result
             frames[-1].results.append(result)

@@ -1,4 +1,4 @@
-"""The real `treeo` 0.0.10 on today's JAX; the very module that `import treeo` finds from now on."""
+"""The real `treeo` 0.0.10 on today's JAX, and the module that `import treeo` finds from now on."""
 
 import sys
 from typing import Any
@@ -9,8 +9,9 @@ _real = load("treeo")
 
 
 def __getattr__(name: str) -> Any:
-    # Python may hand this module to a thread that imports it at the moment in which another thread replaces it.
+    # A thread may get this module although another thread replaces it by the real one at the same moment.
     return getattr(_real, name)
 
 
+# The import statement returns the entry of `sys.modules`, so its caller gets the real module.
 sys.modules[__name__] = _real

@@ -1,7 +1,8 @@
-"""Support for the classes of other libraries: one file and one `Library` for each. Only `optim` uses `_optax`.
+"""Table of the libraries whose classes are supported. Each library has a file and a row in the table: a `Library`.
 
-A `Library` answers questions about a class: how its instances are read, made, written back, trained and saved. None of
-these files imports a library that the program has not imported, or a package of sharedtree other than `core`.
+A `Library` answers questions about a class: how its instances are read, made, written back, trained and saved. Except
+for Equinox, none of these files imports a library that the program has not imported. Of the packages of sharedtree they
+import only `core`. Two files have no row: `_optax`, which `optim` uses, and `_flax_linen`, which views use.
 """
 
 from ..core._node_types import LIBRARIES

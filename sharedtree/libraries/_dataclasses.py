@@ -1,13 +1,13 @@
-"""Dataclasses in JAX's registry: whether they can be read and built field by field, with the same result as by JAX.
+"""Row of the table of libraries for dataclasses in JAX's registry, which the native walk can read field by field.
 
 JAX's flatten function reads each field with `getattr`, and its unflatten function calls the class with all fields. The
 native walk is faster: it reads the attributes of the instance, and puts them into a new one. The result is the same if
 no code of the user runs in either, and if `__init__` only sets the fields. This file checks all these facts.
 For a class without one of them, the registered functions are called.
 
-A class can be changed at any time. Its facts are checked when it is first met, and again whenever a structure with an
-instance is made. If a fact no longer holds, the class is left to JAX for good. A change is not noticed as long as no
-new structure is made.
+A class can be changed at any time. Its facts are checked when its first instance is read, and again whenever a
+structure with an instance is made. If a fact no longer holds, the class is left to JAX for good. A change is not
+noticed as long as no new structure is made.
 
 In this file an attribute is *inherited* if the class or a base class has it; see `core._class_attributes.inherited`.
 """
@@ -58,7 +58,7 @@ class Fields(NamedTuple):
 def native_layout_of(cls: Any) -> NativeLayout | None:
     """Returns the layout of a class for the native walk. None leaves the class to the registered functions."""
     fields = fields_of(cls)
-    # C takes the fields without `are_slots`, which is told by the kind of the layout.
+    # C takes the fields without the last one, `are_slots`, which is the kind of the layout.
     if fields is None or not fields.are_slots:
         return None if fields is None else NativeLayout("DATACLASS", fields[:-1])
     return NativeLayout("SLOTS", fields[:-1], slots=fields.order)
@@ -107,7 +107,7 @@ def _is_called_for_its_fields_only(cls: Any, fields: tuple[dataclasses.Field[Any
 
 
 def _have_slots(cls: type, names: tuple[str, ...]) -> bool | None:
-    """Tells where the instances of a class have their fields.
+    """Checks where the instances of a class have their fields.
 
     Returns:
         True if all are slots and there is no dictionary. False if all are in an ordinary dictionary. None otherwise.
@@ -131,7 +131,8 @@ _FieldShape = tuple[str, bool, bool, bool]
 
 def _shape_of(field: dataclasses.Field[Any]) -> _FieldShape:
     """Returns the shape of a field."""
-    has_default, has_factory = (x is not dataclasses.MISSING for x in (field.default, field.default_factory))
+    has_default = field.default is not dataclasses.MISSING
+    has_factory = field.default_factory is not dataclasses.MISSING
     return field.name, bool(field.kw_only), has_default, has_factory
 
 
@@ -145,6 +146,7 @@ def _code_of(function: types.FunctionType) -> tuple[Any, ...]:
 @functools.lru_cache(1_024)
 def _generated_code(frozen: bool, shapes: tuple[_FieldShape, ...]) -> tuple[Any, ...] | None:
     """Returns the code of the `__init__` that `dataclasses` generates for fields of these shapes."""
+    # Only the shapes of the fields matter, so all types are `object` and all defaults are None or a list.
     fields: list[tuple[str, type, Any]] = []
     for name, kw_only, has_default, has_factory in shapes:
         options: dict[str, Any] = {"kw_only": kw_only}
@@ -160,7 +162,10 @@ def _generated_code(frozen: bool, shapes: tuple[_FieldShape, ...]) -> tuple[Any,
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Represents an instance in a state by all its fields. None for a class without `register_dataclass`."""
+    """Returns the plain data that stands for an instance in a state: all its fields.
+
+    None for a class that `jax.tree_util.register_dataclass` does not know.
+    """
     registered = registered_fields(node_type.cls)
     if registered is None:
         return None
@@ -171,6 +176,7 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
         return None
 
     def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        """Makes the instance again, from its traced and its static fields."""
         return node_type.put_together(tuple([statics[name] for name in static_names]), new)
 
     return PlainForm("dict", names, children, dict(zip(static_names, aux, strict=True)), make)

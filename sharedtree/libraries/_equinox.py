@@ -108,13 +108,17 @@ def node_type_of(cls: Any) -> NodeType | None:
     static = tuple(f.name for f in fields if f.metadata.get("static", False)) + WRAPPER_ATTRIBUTES
     attributes_of = dict_descriptor(cls).__get__
 
+    # Three functions of the node type, which read the `__dict__` without calling methods of the class.
     def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
+        """Returns the children, and the auxiliary data."""
+        # `without_missing` leaves out the attributes that hold the marker.
         attributes = without_missing(attributes_of(obj))
         names = tuple([name for name in traced if name in attributes])
         static_items = tuple([(name, attributes[name]) for name in static if name in attributes])
         return [attributes[name] for name in names], (names, static_items)
 
     def put_together(aux: Any, children: Sequence[Any]) -> Any:
+        """Makes an instance."""
         names, static_items = aux
         # As in Equinox, no `__init__` runs.
         obj = object.__new__(cls)
@@ -124,11 +128,20 @@ def node_type_of(cls: Any) -> NodeType | None:
         return obj
 
     def keys_of(obj: Any) -> KeyEntries:
+        """Returns JAX's key for each child."""
         attributes = without_missing(attributes_of(obj))
         return tuple([jtu.GetAttrKey(name) for name in traced if name in attributes])
 
     return NodeType(
-        cls, False, False, "equinox", take_apart, put_together, keys_of, traced + static, roles=role_of(cls)
+        cls,
+        is_plain=False,
+        is_mutable=False,
+        convention="equinox",
+        take_apart=take_apart,
+        put_together=put_together,
+        keys_of=keys_of,
+        fields=traced + static,
+        roles=role_of(cls),
     )
 
 
@@ -141,6 +154,7 @@ def native_layout_of(cls: Any) -> NativeLayout | None:
         return None
     if type(dict_descriptor(cls)) is not types.GetSetDescriptorType:
         return None
+    # Interned, so that the native walk can compare names by identity.
     fields = [(sys.intern(field.name), field.metadata.get("static", False)) for field in dataclass_fields(cls)]
     traced = tuple([name for name, is_static in fields if not is_static])
     statics = tuple([name for name, is_static in fields if is_static])
@@ -160,7 +174,10 @@ def role_of(cls: Any) -> Role | None:
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Represents a module in a state by its fields, without the attributes that `module_update_wrapper` adds."""
+    """Returns the plain data that stands for a module in a state: its fields. None for classes of other libraries.
+
+    The attributes that `module_update_wrapper` adds are left out.
+    """
     # `fields` is tested first, because `isinstance` is slow: it calls the metaclass.
     if not node_type.fields or not isinstance(obj, eqx.Module):
         return None
@@ -168,11 +185,13 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
     declared = node_type.fields[: -len(WRAPPER_ATTRIBUTES)]
 
     def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        """Makes the module again, from its children and its static fields."""
         # The attributes of `module_update_wrapper` are not in `statics`, so they stay.
         new_items = tuple([(name, statics.get(name, value)) for name, value in static_items])
         return node_type.put_together((names, new_items), new)
 
-    return PlainForm("dict", names, children, {name: value for name, value in static_items if name in declared}, make)
+    statics = {name: value for name, value in static_items if name in declared}
+    return PlainForm("dict", names, children, statics, make)
 
 
 def kind_in_files(cls: Any) -> ClassKind | None:

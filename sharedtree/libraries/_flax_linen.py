@@ -1,9 +1,9 @@
-"""Flax Linen: the boxes around its parameters, which carry the names of axes. And Flax's own files.
+"""Boxes of Flax Linen, and Flax's own files.
 
-Linen opens each `AxisMetadata` before a layer sees it, by `unbox()`. So a view that counts as one reaches every layer
-as an array.
+A *box* is an `AxisMetadata`: it holds a parameter and the names of its axes. Linen opens a box, by `unbox()`, before a
+layer sees the parameter. So if views of sharedtree count as boxes, each layer gets an array in place of a view.
 
-Flax is not imported, only looked at if the program has done so.
+This file never imports Flax. `loaded` looks a name up, and returns None if the program has not imported its module.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,16 @@ from ..core._class_attributes import loaded
 
 
 def is_box(obj: Any) -> bool:
-    """Tells whether Linen opens an object before a layer sees it."""
+    """Returns True if an object is a box."""
     return isinstance(obj, loaded("flax.core.meta", "AxisMetadata") or ())
 
 
 def register_as_box(cls: Any) -> bool:
-    """Makes Linen open instances of a class, which has the methods of `AxisMetadata`. False if it is not imported."""
+    """Makes the instances of a class boxes. The class has the methods of `AxisMetadata`.
+
+    Returns:
+        False if Linen is not imported, so that nothing was done.
+    """
     metadata = loaded("flax.core.meta", "AxisMetadata")
     if metadata is None:
         return False
@@ -27,28 +31,32 @@ def register_as_box(cls: Any) -> bool:
 
 
 def partition_spec_of(obj: Any) -> Any:
-    """Asks Linen for the partition spec of a parameter, boxed or not."""
+    """Returns Linen's partition spec of a parameter, boxed or not. Linen has been imported."""
     get_partition_spec = loaded("flax.core.meta", "get_partition_spec")
     assert get_partition_spec is not None
     return get_partition_spec(obj)
 
 
 def sharding_of(obj: Any, mesh: Any) -> Any:
-    """Asks Linen for the sharding of a parameter, boxed or not."""
+    """Returns Linen's sharding of a parameter on a mesh, boxed or not. Linen has been imported."""
     get_sharding = loaded("flax.core.meta", "get_sharding")
     assert get_sharding is not None
     return get_sharding(obj, mesh)
 
 
 def refuse_in_flax_files(cls: type, refuse: Callable[[Any], Any]) -> bool:
-    """Makes `flax.serialization` call `refuse` for instances of a class. False if it is not imported.
+    """Makes `flax.serialization` refuse to save and load instances of a class.
 
     Args:
         cls: the class.
-        refuse: takes the instance and raises.
+        refuse: takes the instance and raises the error.
+
+    Returns:
+        False if `flax.serialization` is not imported, so that nothing was done.
     """
     register = loaded("flax.serialization", "register_serialization_state")
     if register is None:
         return False
+    # The second function gets the instance and the saved state.
     register(cls, refuse, lambda obj, _: refuse(obj), override=True)
     return True

@@ -1,4 +1,4 @@
-"""Flax NNX: which of its leaves train, the plain data of its objects in a state, and their attributes in a file.
+"""Row of the table of libraries for Flax NNX: its trainable leaves, and its objects in states and files.
 
 Modules of NNX are *objects*, that is instances of `nnx.Pytree`. NNX itself sets two attributes of an object. The flags
 in `_pytree__state` tell whether the object is still being made. `_pytree__nodes` maps names to *marks*. A mark is True
@@ -129,8 +129,11 @@ def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Represents a variable by its value, a `List` by a list, another object by its attributes. None for others."""
-    variable, pytree, of_list = (loaded("flax.nnx", name) or () for name in ("Variable", "Pytree", "List"))
+    """Returns the plain data that stands for an object or a variable in a state. None for other classes.
+
+    A variable is represented by its value, a `List` by a list, any other object by its attributes.
+    """
+    variable, pytree, list_class = (loaded("flax.nnx", name) or () for name in ("Variable", "Pytree", "List"))
     if not isinstance(obj, (variable, pytree)):
         return None
     children, aux = node_type.take_apart(obj)
@@ -138,24 +141,26 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
     if isinstance(obj, variable):
         if len(children) != 1:
             return None
+        # The function makes a variable from new children. A variable has no static attributes.
         return PlainForm("whole", (), children, {}, lambda new, _: node_type.put_together(aux, new), keys)
     names = [str(name_in(key)) for key in keys]
     # Indices of the children that are not NNX's own.
-    places = [i for i, name in enumerate(names) if not name.startswith(OWN)]
-    parts = [children[i] for i in places]
+    indices = [i for i, name in enumerate(names) if not name.startswith(OWN)]
+    user_children = [children[i] for i in indices]
 
     def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        """Makes an object from new children and static attributes. Children of NNX's own stay."""
         all_children = list(children)
-        for i, part in zip(places, new, strict=True):
-            all_children[i] = part
+        for i, child in zip(indices, new, strict=True):
+            all_children[i] = child
         new_obj = node_type.put_together(aux, all_children)
         vars(new_obj).update(statics)
         return new_obj
 
-    if isinstance(obj, of_list):
-        return PlainForm("list", (), parts, {}, make, tuple([keys[i] for i in places]))
+    if isinstance(obj, list_class):
+        return PlainForm("list", (), user_children, {}, make, tuple([keys[i] for i in indices]))
     statics = {name: value for name, value in vars(obj).items() if name not in names and not name.startswith(OWN)}
-    return PlainForm("dict", [names[i] for i in places], parts, statics, make)
+    return PlainForm("dict", [names[i] for i in indices], user_children, statics, make)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------
@@ -168,8 +173,10 @@ def kind_in_files(cls: Any) -> ClassKind | None:
 
 def _holders() -> dict[Any, dict[str, type]]:
     """Returns the two holders, and for each its attributes with their types."""
-    axes, table = loaded("flax.nnx", "StateAxes"), nnx()
-    return {} if table is None else {table.mapping: {MAPPING: dict}, axes: {"_filters": tuple, "_axes": tuple}}
+    state_axes, table = loaded("flax.nnx", "StateAxes"), nnx()
+    if table is None:
+        return {}
+    return {table.mapping: {MAPPING: dict}, state_axes: {"_filters": tuple, "_axes": tuple}}
 
 
 def answers_as_told(cls: Any) -> bool:
@@ -177,15 +184,15 @@ def answers_as_told(cls: Any) -> bool:
 
     A variable has an attribute for each name in its metadata, and an object has the attributes in the file.
     """
-    # It has two flags and nothing else. It occurs in the treedefs of a graph's definition.
+    # A `PytreeState` has two flags and nothing else. It occurs in the treedefs of a graph's definition.
     if (cls.__module__, cls.__qualname__) == ("flax.nnx.pytreelib", "PytreeState"):
         return False
     bases = type.__getattribute__(cls, "__mro__")
     return any(f"{base.__module__}.".startswith("flax.nnx.") for base in bases)
 
 
-class _Rules(AttributeRules):
-    """The rules for writing and loading objects and holders attribute by attribute; see the docstring of this file."""
+class _NnxRules(AttributeRules):
+    """Rules for writing and loading objects and holders attribute by attribute, see the docstring of this file."""
 
     is_open = True
     own_entries = frozenset({NODES, STATE_FIELD})
@@ -225,7 +232,7 @@ class _Rules(AttributeRules):
         cls, table = type(obj), nnx()
         assert table is not None
         holder = _holders().get(cls)
-        if holder is not None and _is_as_held(attributes, holder):
+        if holder is not None and _has_attributes_of_holder(attributes, holder):
             return attributes
         _require_savable(cls, attributes, naming)
         mapping = attributes.get(NODES)
@@ -244,26 +251,36 @@ class _Rules(AttributeRules):
         if is_new_state(values[STATE_FIELD], table):
             del values[STATE_FIELD]
 
-        # As in NNX: children first, and the names of a list in the order of the numbers.
         def order(name: str) -> tuple[bool, bool, int, str]:
+            """Returns the key to sort by, as in NNX: children first, and the names of a list by their numbers."""
             is_number = getattr(cls, INT_KEYS) and name.isascii() and name.isdecimal()
             return not marks.get(name), not is_number, int(name) if is_number else 0, name
 
         return {name: values[name] for name in sorted(values, key=order)} | ({NODES: own_marks} if own_marks else {})
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
+        # The auxiliary data of an object has the names of the children first.
         _, names, values = aux
         # `typing` sets `__orig_class__` on an instance. It is no data, and in no file.
         omitted = (NODES, "__orig_class__")
         return {str(name): value for name, value in zip(names, values, strict=True) if name not in omitted}
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        """Checks a loaded object, and sets its marks and flags, which NNX would have made."""
+        """Checks a loaded object, and sets the marks and flags that NNX would have set. Returns the object.
+
+        Args:
+            obj: the object.
+            attributes: its `__dict__`, which is changed.
+            new_names: name of an attribute in the file → its name in the class today. None if it was removed.
+
+        Raises:
+            FormatError: if the file has something else where NNX has marks and flags.
+        """
         cls, table = type(obj), nnx()
         assert table is not None
         holder = _holders().get(cls)
         if holder is not None:
-            _require(_is_as_held(attributes, holder), cls, "attributes")
+            _require(_has_attributes_of_holder(attributes, holder), cls, "attributes")
             return obj
         own_marks = attributes.pop(NODES, {})
         _require(_are_marks(own_marks, (True, False, None)), cls, NODES)
@@ -284,9 +301,9 @@ def _require(condition: bool, cls: type, name: str) -> None:
         raise FormatError(f"The file has {fault}. No save would write that.")
 
 
-def _is_as_held(attributes: dict[str, Any], form: dict[str, type]) -> bool:
+def _has_attributes_of_holder(attributes: dict[str, Any], types: dict[str, type]) -> bool:
     """Returns True if the attributes of a holder have exactly these names and types."""
-    return attributes.keys() == form.keys() and all(type(attributes[name]) is form[name] for name in form)
+    return attributes.keys() == types.keys() and all(type(attributes[name]) is types[name] for name in types)
 
 
 def _expected_marks(cls: Any, attributes: dict[str, Any], table: Nnx) -> dict[str, Any]:
@@ -419,7 +436,7 @@ NNX = Library(
     argument_and_filter=argument_and_filter,
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
-    attributes=_Rules(),
+    attributes=_NnxRules(),
     fault_of_aux=fault_of_aux,
     answers_as_told=answers_as_told,
     names=_NAMES,

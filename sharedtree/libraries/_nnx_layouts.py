@@ -78,16 +78,20 @@ def nnx() -> Nnx | None:
 
 
 def _look_up() -> Nnx:
-    """Looks up the classes and functions in the modules of Flax. Raises if a name is missing."""
+    """Looks up the classes and functions in the modules of Flax.
+
+    Raises:
+        KeyError or AttributeError: if a module or a name is missing.
+    """
     pytrees, variables = sys.modules["flax.nnx.pytreelib"], sys.modules["flax.nnx.variablelib"]
     traces, modules = sys.modules["flax.nnx.tracers"], sys.modules["flax.nnx"]
     return Nnx(
-        pytrees.Pytree,
-        variables.Variable,
-        pytrees.PytreeState,
-        traces.TraceState,
-        type(modules.Module.__dict__[NODES]),
-        traces.current_jax_trace,
+        pytree=pytrees.Pytree,
+        variable=variables.Variable,
+        state=pytrees.PytreeState,
+        trace=traces.TraceState,
+        mapping=type(modules.Module.__dict__[NODES]),
+        current_trace=traces.current_jax_trace,
     )
 
 
@@ -99,20 +103,24 @@ def _slots_of(cls: Any) -> tuple[str, ...]:
 
 def _is_as_described(table: Nnx) -> bool:
     """Checks the slots, and calls NNX's functions on a sample of each class. Returns True if all is as described."""
+    # Slots.
     slots = _slots_of(table.state), _slots_of(table.trace), _slots_of(table.variable)
     if slots != (STATE_SLOTS, TRACE_SLOTS, VARIABLE_SLOTS) or _slots_of(table.mapping) != ("__dict__",):
         return False
     if vars(table.mapping({"a": True})) != {MAPPING: {"a": True}}:
         return False
+    # A new trace state.
     trace = table.trace()
     if type(trace) is not table.trace or trace._jax_trace != table.current_trace():  # noqa: SLF001
         return False
+    # A state: no children, the flags as auxiliary data, and a new trace after unflattening.
     flags, value = (object(), object()), object()
     state = _with_slots(table.state, dict(zip(STATE_SLOTS, (*flags, trace), strict=True)))
     children, aux = jtu.default_registry.flatten_one_level(state)
     rebuilt = rebuild_registered(table.state, aux, ())
     if (list(children), aux) != ([], flags) or not _has_slots(rebuilt, _initializing=flags[0], _is_setup=flags[1]):
         return False
+    # A variable: its value as the child, and the sorted metadata as auxiliary data.
     variable = _with_slots(table.variable, {"_raw_value": value, "_var_metadata": {"b": 1, "a": 2}})
     children, aux = jtu.default_registry.flatten_one_level(variable)
     rebuilt = rebuild_registered(table.variable, aux, (value,))
@@ -247,7 +255,7 @@ class Layout(NamedTuple):
         form: the names of the children and of the static attributes, as the flatten function returns them, and the
             content of `_pytree__nodes`.
         names: all names, in the order of the `__dict__`.
-        places: the index of each name in the children followed by the static attributes; -1 for `_pytree__nodes`.
+        places: for each name, its index in the list of children and static attributes. -1 for `_pytree__nodes`.
         marked: the names in `_pytree__nodes`, in its order.
         marks: one byte for each name in `marked`, 1 if it is a child.
     """
@@ -274,10 +282,13 @@ def layout_of(obj: Any) -> Layout | None:
     if type(mapping) is not table.mapping or type(getattr(mapping, MAPPING)) is not dict:
         return None
     marks: dict[Any, Any] = getattr(mapping, MAPPING)
-    if not all(type(name) is str for name in (*attributes, *marks)) or not all(type(x) is bool for x in marks.values()):
+    are_texts = all(type(name) is str for name in (*attributes, *marks))
+    if not are_texts or not all(type(mark) is bool for mark in marks.values()):
         return None
+    # An attribute that hides the class's own, or that a property of the class would answer for.
     if INT_KEYS in attributes or not facts.descriptors.isdisjoint(attributes):
         return None
+    # The names and values that NNX's flatten function returns: the children first.
     children, aux = jtu.default_registry.flatten_one_level(obj)
     nodes, statics, values = aux
     if {type(key) for key in (*nodes, *statics)} - {str, int} or NODES not in statics:
@@ -292,11 +303,11 @@ def layout_of(obj: Any) -> Layout | None:
         return None
     places = {name: place for place, name in enumerate(order)} | {NODES: -1}
     return Layout(
-        (nodes, statics, dict(marks)),
-        tuple([sys.intern(name) for name in attributes]),
-        tuple([places[name] for name in attributes]),
-        tuple([sys.intern(name) for name in marks]),
-        bytes(marks.values()),
+        form=(nodes, statics, dict(marks)),
+        names=tuple([sys.intern(name) for name in attributes]),
+        places=tuple([places[name] for name in attributes]),
+        marked=tuple([sys.intern(name) for name in marks]),
+        marks=bytes(marks.values()),
     )
 
 
@@ -322,6 +333,7 @@ def native_layout_of(cls: Any) -> NativeLayout | None:
         return layout
     # A state has two static flags. Its trace, the last slot, is not flattened.
     flags = slots[:2]
+    # Order of the fields, which are static, their places, traced fields, static fields: see `_dataclasses.Fields`.
     return layout._replace(fields=(flags, bytes((1, 1)), bytes((0, 1)), (), flags))
 
 

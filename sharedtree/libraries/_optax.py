@@ -1,4 +1,4 @@
-"""Optax: replaces the masks and labels that a transformation was made with. Only this file looks inside optax.
+"""Replaces the masks and labels that an optax transformation was made with. Only this file looks inside optax.
 
 `optax.masked(tx, mask)` returns two functions that close over `mask`. A mask is a tree of the model's shape, with all
 of its paths, or a function of such a tree. But optax gets a tree in which each parameter stands once from
@@ -8,9 +8,9 @@ at all paths of a tie. Labels (`optax.multi_transform`) are translated in the sa
 We rely on two facts. Functions that are defined in optax hold masks and labels in free variables, and
 `inject_hyperparams` in dictionaries, under the names in `NAMES`. They call a callable mask with a tree.
 
-If optax renames one of them, its masks reach optax untranslated. Then a function is called with the tree in which each
-parameter stands once. JAX refuses a tree if the model shares a node, and nobody checks it at ties of arrays. A test
-tries every parameter with such a name of every transformation.
+If optax renames such a variable, masks under the new name stay untranslated. Then a mask that is a function is called
+with the tree in which each parameter stands once. For a mask that is a tree, JAX raises an error if the model shares a
+node, and nobody checks it at ties of arrays. A test tries every parameter with such a name of every transformation.
 """
 
 import copy
@@ -135,7 +135,7 @@ def with_labels(tx: Any, translate: Callable[[Any, str], Any]) -> Any:
 
 def has_labels(tx: Any) -> bool:
     """Returns True if a transformation has masks or labels."""
-    # Each mask would be replaced by None.
+    # Replaces each mask by None, and looks whether that makes another transformation.
     return with_labels(tx, lambda *_: None) is not tx
 
 

@@ -1,20 +1,28 @@
-"""`sharedtree.Module`: its trainable leaves, its plain data in a state, and its attributes in a file.
+"""Row of the table of libraries for `sharedtree.Module`, and assignments to the attributes of its instances.
 
 A module consists of its `__dict__`, and of the kind of each attribute: parameter, state, sub-tree or static (see
 `_sharedtree_module_kinds`). A file has the kinds as one more attribute, which modules with equal kinds share:
 
     ["object", <Linear>, [weight, calls, activation, {"weight": "parameter", "calls": "state", "activation": "static"}]]
 
-The order of the kinds is the order of the attributes, and of the leaves. If a file lacks the kinds of some
-or all attributes, they follow from the values. No code of the class runs when a file is loaded.
+The order of the kinds is the order of the attributes, and of the leaves. If a file lacks the kinds of some or all
+attributes, they follow from the values. No code of the class runs when a file is loaded.
+
+An assignment takes the mark off a value, stores the kind of the attribute, and refuses some values. Parameter and state
+are *marked* by `st.parameter` and `st.state_field`, or *declared* by a field of a dataclass. The *stored* kinds are
+in a slot of the instance.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..core._class_attributes import dataclass_fields
-from ..core._errors import FormatError
+import numpy as np
+
+from ..core._class_attributes import dataclass_fields, inherited
+from ..core._errors import CycleError, FormatError
 from ..core._node_types import (
+    PYTHON_NUMBERS,
     AttributeRules,
     ClassKind,
     Library,
@@ -27,9 +35,29 @@ from ..core._node_types import (
     Trained,
 )
 from . import _sharedtree_module_kinds as module_kinds
-from ._sharedtree_module_assignment import assign, forget
-from ._sharedtree_module_kinds import KINDS_SLOT, HasKinds, Kinds, is_read_by_kinds, kinds_in
-from ._sharedtree_module_values import ALL_KINDS, PARAMETER, STATE
+from ._sharedtree_module_kinds import (
+    ALL_KINDS,
+    DECLARED,
+    KINDS_SLOT,
+    MARKED,
+    PARAMETER,
+    STATE,
+    SUBTREE,
+    HasKinds,
+    Kind,
+    Kinds,
+    Marked,
+    attributes_of,
+    facts_of,
+    is_array,
+    is_read_by_kinds,
+    kind_of_value,
+    kinds_in,
+    kinds_of,
+    require_markable,
+    store_kinds,
+    stored_kinds,
+)
 
 
 def _is_module_class(cls: Any) -> bool:
@@ -59,7 +87,10 @@ def role_of(cls: Any) -> Callable[[Any], Sequence[Role | None] | None] | None:
 
 
 def _roles(aux: Any) -> Sequence[Role | None] | None:
-    """Returns "state" for each child that `state_field` marks, and None for the others."""
+    """Returns "state" for each child that `state_field` marks, and None for all other children.
+
+    Returns None if the auxiliary data is not that of a module.
+    """
     kinds = kinds_in(aux)
     if kinds is None:
         return None
@@ -67,19 +98,23 @@ def _roles(aux: Any) -> Sequence[Role | None] | None:
 
 
 def trained_below(_: Any, aux: Any, __: int) -> Sequence[Trained] | None:
-    """Tells which leaves below each child train: all of a parameter, none of a state.
+    """Returns, for each child, which leaves below it are trainable: all of a parameter, none of a state.
 
-    Below a sub-tree, an attribute without a mark, the modules decide by their own marks.
+    Below a sub-tree (an attribute without a mark) the modules decide by their own marks. Returns None if the auxiliary
+    data is not that of a module.
     """
     kinds = kinds_in(aux)
     if kinds is None:
         return None
-    child_kinds = [kinds.by_name[name] for name in kinds.children]
-    return ["never" if kind == STATE else "always" if kind == PARAMETER else "if marked" for kind in child_kinds]
+    return [_TRAINED.get(kinds.by_name[name], "if marked") for name in kinds.children]
+
+
+_TRAINED: dict[Kind, Trained] = {STATE: "never", PARAMETER: "always"}
+"""Kind of a child → which leaves below it are trainable."""
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Represents a module in a state by all its attributes. None for other classes."""
+    """Returns the plain data that stands for a module in a state: all its attributes. None for other classes."""
     if not _is_module_class(type(obj)):
         return None
     children, aux = node_type.take_apart(obj)
@@ -88,6 +123,7 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
         return None
 
     def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        """Makes the module again, from its children and its static attributes."""
         return node_type.put_together((kinds, tuple(statics.values())), new)
 
     return PlainForm("dict", kinds.children, children, module_kinds.static_attributes(aux), make)
@@ -101,8 +137,8 @@ def kind_in_files(cls: Any) -> ClassKind | None:
     return "attributes" if _is_module_class(cls) else None
 
 
-class _Rules(AttributeRules):
-    """The rules for writing and loading modules attribute by attribute; see the docstring of this file."""
+class _ModuleRules(AttributeRules):
+    """Rules for writing and loading modules attribute by attribute. The docstring of this file has the format."""
 
     is_open = True
     own_entries = frozenset({KINDS_SLOT})
@@ -120,11 +156,19 @@ class _Rules(AttributeRules):
         return module_kinds.static_attributes(aux)
 
     def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        """Notes the kinds of a loaded module, and sorts its attributes in the order of the kinds.
+        """Stores the kinds of a loaded module, and sorts its attributes in the order of the kinds. Returns the module.
 
-        Before, the slot holds the object from the file.
+        So far, the slot for the stored kinds holds the object from the file.
+
+        Args:
+            obj: the module.
+            attributes: its `__dict__`, which is changed.
+            new_names: name of an attribute in the file → its name in the class today. None if it was removed.
+
+        Raises:
+            FormatError: if the object from the file is no dict of names and kinds.
         """
-        file_kinds: Any = module_kinds.noted_kinds(obj)
+        file_kinds: Any = module_kinds.stored_kinds(obj)
         # The file has no kinds, so the slot still has its first value.
         if type(file_kinds) is module_kinds.Kinds:
             return obj
@@ -133,12 +177,14 @@ class _Rules(AttributeRules):
         if not are_texts or not ALL_KINDS.issuperset(file_kinds.values()):
             fault = f"kinds of the attributes of a `{type(obj).__qualname__}` that are none"
             raise FormatError(f"The file has {fault}. No save would write that.")
+        # Attributes may have been renamed since the file was written, or be missing in it.
         current_kinds = {new_names.get(name) or name: kind for name, kind in file_kinds.items()}
         items = [(name, kind) for name, kind in current_kinds.items() if name in attributes]
+        # The attributes with kinds come first, in the order of the kinds.
         values = dict(attributes)
         attributes.clear()
         attributes.update({name: values.pop(name) for name, _ in items} | values)
-        module_kinds.note_kinds(obj, module_kinds.kinds_of(items))
+        module_kinds.store_kinds(obj, module_kinds.kinds_of(items))
         return obj
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
@@ -162,7 +208,7 @@ MODULE = Library(
     trained_below=trained_below,
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
-    attributes=_Rules(),
+    attributes=_ModuleRules(),
     answers_as_told=_is_module_class,
     names=NamesInFiles(
         "sharedtree",
@@ -174,3 +220,101 @@ MODULE = Library(
         """,
     ),
 )
+
+
+# --- assignments ------------------------------------------------------------------------------------------------------
+
+OWN_METHODS = frozenset({"merge", "parameters"})
+"""Public methods of `Module`. An attribute must not have such a name."""
+
+
+def assign(module: Any, name: str, value: Any) -> Any:
+    """Stores the kind of an attribute before an assignment, and returns the value without its mark. The caller sets it.
+
+    Raises:
+        UnregisteredTypeError: if the value holds arrays or modules where no pytree could hold them.
+        CycleError: if the value is the module itself.
+        AttributeError: if the name is that of a method of `Module`.
+    """
+    cls: Any = type(module)
+    if name in OWN_METHODS:
+        raise AttributeError(
+            f"`{cls.__name__}.{name}` is a method of `sharedtree.Module`, which an attribute of that name would hide. "
+            "Give the attribute another name."
+        )
+    if value is module:
+        raise CycleError(
+            f"`{cls.__name__}.{name}` is assigned the module itself, which would then contain itself.\n"
+            "A DAG has no cycles. Give it to the methods that need it, as an argument of the call.",
+            ("", f".{name}"),
+        )
+    stored = stored_kinds(module)
+    stored_kind = stored.by_name.get(name)
+    declared = facts_of(cls).declared.get(name)
+    # A mark wins over the stored and the declared kind, and these over the kind that follows from the value.
+    if type(value) is Marked:
+        kind, value = value.kind, value.value
+    elif stored_kind in MARKED or declared in MARKED:
+        kind = stored_kind if stored_kind in MARKED else declared
+        assert kind is not None
+        require_markable(value, kind, f"`{cls.__name__}.{name}`")
+    elif declared is not None:
+        kind = declared
+    else:
+        kind = kind_of_value(value, f"`{cls.__name__}.{name}`")
+        # An array that becomes a number stays traced, as in a counter that is reset to 0. So does this number if it
+        # becomes another number.
+        current = attributes_of(module).get(name)
+        if stored_kind == SUBTREE and (is_array(current) or _is_number(current)) and _is_number(value):
+            kind = SUBTREE
+    if kind != stored_kind and name not in facts_of(cls).ignored:
+        kinds: dict[str, Kind] = {**stored.by_name, name: kind}
+        store_kinds(module, kinds_of(kinds.items()))
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    """Returns True for a Python number or a NumPy scalar."""
+    return type(value) in PYTHON_NUMBERS or isinstance(value, np.number | np.bool_)
+
+
+def forget(module: Any, name: str) -> None:
+    """Removes the stored kind of an attribute that is deleted, and with it its mark."""
+    stored = stored_kinds(module)
+    if name in stored.by_name:
+        store_kinds(module, kinds_of([item for item in stored.items if item[0] != name]))
+
+
+def require_soundness(cls: Any) -> None:
+    """Checks that the instances of a new class can be modules.
+
+    Raises:
+        TypeError: if the class has slots, or if an attribute of the class itself is a marked value.
+    """
+    slots = vars(cls).get("__slots__", ())
+    if slots and slots not in ("__weakref__", "__dict__"):
+        raise TypeError(
+            f"`{cls.__name__}` has `__slots__`, but the attributes of a `sharedtree.Module` live in its `__dict__`. "
+            "Leave the slots out; of a dataclass, leave out `slots=True`."
+        )
+    for name, value in vars(cls).items():
+        if type(value) is Marked:
+            raise TypeError(
+                f"`{cls.__name__}.{name}` marks an attribute of the class, which all instances would have together. "
+                f"Mark it in `__init__`, or declare a field of a dataclass:\n"
+                f"    {name}: jax.Array = sharedtree.{_FUNCTIONS[value.kind]}(default_factory=...)"
+            )
+
+
+# Kind → name of the function that marks it.
+_FUNCTIONS: dict[Kind, str] = {PARAMETER: "parameter", STATE: "state_field"}
+
+
+def is_assigned_by_class(cls: type, name: str) -> bool:
+    """Returns True if a property or another descriptor of the class handles assignments to an attribute."""
+    return hasattr(type(inherited(cls, name)), "__set__")
+
+
+def field_declaring(kind: Kind, **options: Any) -> Any:
+    """Returns a field of a dataclass that declares the kind of its attribute. The options are `dataclasses.field`'s."""
+    return dataclasses.field(metadata={DECLARED: kind}, **options)

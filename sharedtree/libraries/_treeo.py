@@ -1,4 +1,4 @@
-"""treeo's trees, among them the modules of treex: their attributes and their metadata in a file.
+"""Row of the table of libraries for treeo's trees, among them the modules of treex: their attributes in a file.
 
 `_field_metadata` says whether JAX traces an attribute. It is a dictionary of each instance from names to metadata:
 
@@ -31,7 +31,7 @@ METADATA = "_field_metadata"
 # Attributes of a class with the default factories and the defaults of its fields, by name.
 _DEFAULTS = ("_factory_fields", "_default_field_values")
 
-Noted = tuple[bool, type, Any]
+MetadataFacts = tuple[bool, type, Any]
 """The facts of metadata: `node`, `kind` and `opaque`."""
 
 
@@ -55,8 +55,8 @@ def _is_tree(cls: Any) -> bool:
     return all(inherited(cls, name) is inherited(tree, name) for name in ("tree_flatten", "tree_unflatten"))
 
 
-class _Rules(AttributeRules):
-    """The rules for writing and loading trees attribute by attribute; see the docstring of this file."""
+class _TreeoRules(AttributeRules):
+    """Rules for writing and loading trees attribute by attribute. The docstring of this file has the format."""
 
     own_entries = frozenset({METADATA})
 
@@ -97,13 +97,13 @@ class _Rules(AttributeRules):
                     "Declare it in the class.",
                 )
             # Metadata follows from the class if it declares equal metadata, and otherwise from the value.
-            follows = (
-                _follows_from_value(facts, attributes, name, naming)
-                if by_class is None
-                else facts == _facts_in(vars(by_class))
-            )
+            if by_class is None:
+                follows = _follows_from_value(facts, attributes, name, naming)
+            else:
+                follows = facts == _facts_in(vars(by_class))
             if not follows:
                 own_metadata[name] = item
+        # Nodes come first, sorted by name. All others follow in the order of the `__dict__`.
         values = {name: value for name, value in attributes.items() if name != METADATA}
         are_nodes = {n: metadata[n].node if n in metadata else _has_tree_base(type(values[n])) for n in values}
         nodes = {name: values[name] for name in sorted(values) if are_nodes[name]}
@@ -118,6 +118,7 @@ class _Rules(AttributeRules):
         if cls is metadata_class:
             return _interned_metadata(_facts_in(attributes))
         if _is_tree(cls):
+            # The file has only metadata that follows neither from the class nor from the values.
             own_metadata: Any = attributes.get(METADATA, {})
             are_texts = type(own_metadata) is dict and all(type(name) is str for name in own_metadata)
             if not are_texts or not all(type(item) is metadata_class for item in own_metadata.values()):
@@ -165,12 +166,12 @@ def _has_tree_base(kind: Any) -> bool:
     return loaded("treeo.tree", "Tree") in type.__getattribute__(kind, "__mro__")
 
 
-def _facts_from_value(value: Any) -> Noted:
+def _facts_from_value(value: Any) -> MetadataFacts:
     """Returns the facts that treeo notes of an undeclared attribute; see `treeo.Tree._update_local_metadata`."""
     return _has_tree_base(type(value)), type(value), False
 
 
-def _facts_in(fields: dict[str, Any]) -> Noted | None:
+def _facts_in(fields: dict[str, Any]) -> MetadataFacts | None:
     """Returns the facts in the attributes of metadata. None if there are other attributes or other types.
 
     If `opaque` is no boolean, JAX calls it when it compares structures. So it must be a plain function: a file has only
@@ -182,7 +183,7 @@ def _facts_in(fields: dict[str, Any]) -> Noted | None:
     return (node, kind, opaque) if type(opaque) in (bool, types.FunctionType) else None
 
 
-def _follows_from_value(facts: Noted, attributes: dict[str, Any], name: str, naming: Naming) -> bool:
+def _follows_from_value(facts: MetadataFacts, attributes: dict[str, Any], name: str, naming: Naming) -> bool:
     """Returns True if treeo noted these facts of the value of an undeclared attribute, or of an earlier value.
 
     An earlier value is assumed if no file may name the kind, for example the class of functions. Users filter by other
@@ -195,18 +196,18 @@ def _follows_from_value(facts: Noted, attributes: dict[str, Any], name: str, nam
 
 
 # Facts → the one loaded metadata with these facts.
-_metadata: "weakref.WeakValueDictionary[Noted, Any]" = weakref.WeakValueDictionary()
-_adding = Lock()
+_interned: "weakref.WeakValueDictionary[MetadataFacts, Any]" = weakref.WeakValueDictionary()
+_interned_lock = Lock()
 
 
-def _interned_metadata(facts: Noted | None) -> Any:
+def _interned_metadata(facts: MetadataFacts | None) -> Any:
     """Returns the one metadata with these facts. Raises `FormatError` for None."""
     if facts is None:
         raise _not_metadata_error()
-    with _adding:
-        metadata = _metadata.get(facts)
+    with _interned_lock:
+        metadata = _interned.get(facts)
         if metadata is None:
-            metadata = _metadata[facts] = object.__new__(_metadata_class())
+            metadata = _interned[facts] = object.__new__(_metadata_class())
             metadata.__dict__.update(zip(("node", "kind", "opaque"), facts, strict=True))
         return metadata
 
@@ -223,7 +224,7 @@ TREEO = Library(
     "treeo",
     writes_back=writes_back,
     kind_in_files=kind_in_files,
-    attributes=_Rules(),
+    attributes=_TreeoRules(),
     # A file may have these classes of treex, because they only call functions that they hold, and each such function is
     # on the list of its own library. `FlaxModule` is left out: a file could choose the method that it calls. The
     # `classes` are kinds of parameters.

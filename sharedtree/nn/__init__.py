@@ -1,6 +1,6 @@
-"""Layers: `Module`, whose attributes can be assigned, and Equinox's stateful and shared layers as models with ties.
+"""Layers: the mutable `Module`, and functions that turn Equinox's stateful and shared layers into models with ties.
 
-The functions take classes and models, and return models. They never run or train a layer.
+Nothing in this folder runs or trains a layer.
 """
 
 from ._mutable_module import Module as Module, parameter as parameter, state_field as state_field

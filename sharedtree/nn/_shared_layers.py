@@ -8,7 +8,11 @@ puts there the nodes that `get` returns, from elsewhere in `pytree`. In this fil
                           target: [1].weight           source: [0].weight
 
 Both functions choose nodes and look at no values, so they are called on a stand-in for the tree (`WhereTree`), which
-tells the records that they return. A target then becomes another path to its source, which is a tie.
+finds out the records of the nodes that they return. Then the source is put in the place of the target. It has two paths
+now, which is a tie.
+
+A *record* is an object of the tree, by its number: its operation (node type, leaf or static value) and the
+numbers of its children.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,21 +66,21 @@ def unwrap_shared(tree: Any) -> Any:
     the pytree of another one; its nodes are at `.pytree`. Instances of subclasses of `Shared` stay as they are.
     """
     require_registered(tree)
-    walked = walk_exactly(tree)
-    records = walked.records
-    wrappers = _wrappers(walked)
+    dag = walk_exactly(tree)
+    records = dag.records
+    wrappers = _wrappers(dag)
     if not wrappers:
         raise TypeError(
             f"`unwrap_shared` found no `equinox.nn.Shared` in {shown(tree)}. If what is to be one object is two there, "
             "tie it:\n    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
-    where_tree = WhereTree(walked)
+    where_tree = WhereTree(dag)
     # Record of a wrapper → its pytree; target → source. The result has the second in the place of the first.
     replacements: dict[int, int] = {}
     for number, path in wrappers.items():
         # The children of a `Shared` are its pytree, `where` and `get`.
         pytree, *functions = records[number][1]
-        where, get = [walked.objects[function] for function in functions]
+        where, get = [dag.objects[function] for function in functions]
         if not callable(where) or not callable(get):
             raise _filtered_error(path)
         # `named_by` returns the records of the nodes, and True if the function returned one node and no sequence.
@@ -95,9 +99,9 @@ def unwrap_shared(tree: Any) -> Any:
         op, children = records[number]
         return op, [_resolve(child, replacements) for child in children]
 
-    if _has_cycle(walked, replacements):
+    if _has_cycle(dag, replacements):
         raise _circular_error([*wrappers.values()])
-    return rebuilt(_resolve(walked.root, replacements), expand, walked.objects.__getitem__)
+    return rebuilt(_resolve(dag.root, replacements), expand, dag.objects.__getitem__)
 
 
 def _wrappers(tree: FlatDag) -> dict[int, str]:
@@ -111,14 +115,21 @@ def _wrappers(tree: FlatDag) -> dict[int, str]:
 
 
 def _sources(get: Callable[[Any], Any], where_tree: WhereTree, pytree: int, path: str) -> tuple[Sequence[int], bool]:
-    """Calls `get`, with an error that fits. Returns the records of its nodes, and True if it returned just one node.
+    """Calls `get`.
 
     Args:
         get: the function.
-        where_tree: the whole tree, which calls the function.
-        pytree: the record of the pytree of the wrapper.
-        path: the path of the wrapper, for the error.
+        where_tree: stand-in for the whole tree, which calls the function.
+        pytree: record of the pytree of the wrapper.
+        path: path of the wrapper, for the error.
+
+    Returns:
+        The records of the nodes that `get` returns, and True if it returned one node and no sequence of nodes.
+
+    Raises:
+        SharingMismatchError: if `get` returns something that is no node of the pytree.
     """
+    # The error of `named_by` has no advice for a `Shared`.
     try:
         return where_tree.named_by(get, "get", root=pytree)
     except SharingMismatchError as error:
@@ -148,8 +159,13 @@ def _resolve(number: int, replacements: dict[int, int]) -> int:
 
 
 def _has_cycle(tree: FlatDag, replacements: dict[int, int]) -> bool:
-    """Returns True if a record holds itself after the replacements, or if replacements form a circle."""
-    # Visited record → True while the records below it are being visited. To meet it then is to find a cycle.
+    """Returns True if a record holds itself after the replacements, or if replacements form a circle.
+
+    Args:
+        tree: the tree before the replacements.
+        replacements: record → the record in its place.
+    """
+    # Visited record → True while the records below it are being visited. If it is reached again then, it is in a cycle.
     is_open: dict[int, bool] = {}
     # Each record is pushed again below its children, as done, so that it comes off the stack after them.
     stack = [(tree.root, False)]

@@ -58,20 +58,20 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, eqx.nn.S
     def make(*args: P.args, **kwargs: P.kwargs) -> tuple[T, eqx.nn.State]:
         """Makes the model, names each `StateIndex` by its first path, and moves the initial values into the state."""
         model = make_model(*args, **kwargs)
-        # An index counts as a leaf.
-        walked = walk_exactly(model, _is_index)
+        # Second argument: a `StateIndex` counts as a leaf.
+        dag = walk_exactly(model, _is_index)
         # Record of an index → the index with its new name.
         indexes: dict[int, eqx.nn.StateIndex[Any]] = {}
-        for number in walked.first_paths:
-            if _is_index(walked.objects[number]):
-                indexes[number] = _renamed(walked.objects[number], type(model).__name__ + walked.text(number))
+        for number in dag.first_paths:
+            if _is_index(dag.objects[number]):
+                indexes[number] = _renamed(dag.objects[number], type(model).__name__ + dag.text(number))
         state = eqx.nn.State([*indexes.values()])
         for number, index in indexes.items():
             # Equinox puts one placeholder into all indexes, which would be a tie. `tree_map` copies it.
             indexes[number] = jtu.tree_map(lambda leaf: leaf, eqx.nn.delete_init_state(index))
         # The tree is built anew from its own objects, with the new indexes.
-        leaves = {**dict(enumerate(walked.objects)), **indexes}
-        return rebuilt(walked.root, walked.records.__getitem__, leaves.__getitem__), state
+        leaves = {**dict(enumerate(dag.objects)), **indexes}
+        return rebuilt(dag.root, dag.records.__getitem__, leaves.__getitem__), state
 
     return make
 
@@ -86,6 +86,7 @@ def makes_state(op: Op) -> bool:
 
 
 def _is_index(obj: Any) -> bool:
+    """Returns True for a `StateIndex`."""
     return isinstance(obj, eqx.nn.StateIndex)
 
 
@@ -127,4 +128,5 @@ def inference_mode(tree: T, value: bool = True) -> T:
         """Returns the `inference` attributes, each shared module's once."""
         return [obj.inference for obj in walk_exactly(model).objects if hasattr(obj, "inference")]
 
+    # `at` calls `flags` on the tree, replaces the nodes that it returns, and keeps the ties.
     return at(flags, tree, [value] * len(flags(tree)))

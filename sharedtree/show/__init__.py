@@ -1,8 +1,10 @@
-"""Models as people look at them: a table, a picture, and marks in treescope's views.
+"""Shows models to people: as a table, as a picture, and with marks where treescope shows them.
 
-In come a live model, or the header of a file; out go text, HTML and SVG, made from one plain description of texts and
-numbers, in which every tie is marked and counted once. Never reads an array, calls a model's own code but to take it
-apart, or looks up a class that a file names; rich, igraph, drawsvg and treescope are imported when they are used.
+A live model or the header of a file becomes a plain description: texts and numbers, with every tie marked and counted
+once. Text, HTML and SVG are made from that description.
+
+Nothing in this folder reads an array or looks up a class that a file names. The only code of a model that runs is its
+flatten functions. rich, igraph, drawsvg and treescope are imported when they are used.
 """
 
 from ._drawing import Drawing as Drawing, draw as draw
@@ -10,4 +12,5 @@ from ._in_treescope import register as register
 from ._summary import Summary as Summary, summary as summary
 
 for _type in (Drawing, Summary):
-    _type.__module__ = __name__  # under which they are printed and documented
+    # The public name of the module, which is printed and documented.
+    _type.__module__ = __name__

@@ -1,9 +1,12 @@
-"""What a model is made of, as one plain table: all that is printed, drawn or marked is made from this.
+"""Description of a model as a plain table. All that is printed, drawn or marked is made from it.
 
-It is made of a live model or of a file, and holds texts and numbers only: no array, no class, nothing to be called.
+A description is made of a live model or of a file. It holds texts and numbers only: no array, no class, no function.
 
     {"embed": w, "head": w}    parts  0: array float32[2, 3]   1: container dict, steps ['embed'] ['head'], children 0 0
                                root   1
+
+Three words of this file. A *part* is one object of the model. A *place* is an edge that leads to a part: a field or an
+entry of its parent. The root has one place without a parent. A *step* is the text of such an edge, such as `.weight`.
 """
 
 import functools
@@ -11,26 +14,28 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 MAX_PATH = 400
-"""How many characters a path has at most: those of deep trees would together fill the memory."""
+"""Most characters of a path. All paths of a deep tree, at full length, would fill the memory."""
 
 MANY = 10**30
-"""Where counting stops: of a small DAG, the tree can be larger than what there is to be counted."""
+"""Counting stops here. The number of paths grows exponentially with the depth of a DAG."""
 
 
 class Part(NamedTuple):
     """One object of a model.
 
     Attributes:
-        kind: what it is. A variable that holds one array is that array, with the variable's class as its name.
-        name: its class, without the module; of a plain array nothing.
-        children: the numbers of what it holds, without static values and None.
-        steps: what leads to each child: `.weight`, `[0]`.
-        shape: of an array.
-        dtype: of an array or a number.
-        parameters: how many trainable numbers it has itself.
-        nbytes: what it takes itself.
-        has_identity: whether two occurrences are a tie.
-        through: of a view, its function. Its children are what it is computed from.
+        kind: the kind of the object. A variable that holds one array counts as that array, and has the variable's
+            class as its name.
+        name: name of its class, without the module. Empty for a plain array.
+        children: numbers of the parts that it holds. Static values and None have no part.
+        steps: text of the edge to each child: `.weight`, `[0]`.
+        shape: shape of an array.
+        dtype: dtype of an array or a number.
+        parameters: number of trainable numbers in the part itself, without its children.
+        nbytes: number of bytes of the part itself, without its children.
+        has_identity: True if two places of the object are a tie.
+        through: text of the function of a view. The children of a view are the parts that it is computed from. Empty
+            for all other parts.
     """
 
     kind: Literal["module", "container", "array", "number"]
@@ -45,24 +50,48 @@ class Part(NamedTuple):
     through: str = ""
 
 
-class Size(NamedTuple):
-    """How large something is.
+class Edge(NamedTuple):
+    """Edge from an object to a child that has a part.
 
     Attributes:
-        parameters: its trainable numbers.
-        nbytes: its bytes.
+        child: number of the child.
+        step: text of the edge, as it is printed: `.weight`, `[0]`.
+    """
+
+    child: int
+    step: str
+
+
+class Size(NamedTuple):
+    """Size of a part together with its children.
+
+    Attributes:
+        parameters: number of trainable numbers.
+        nbytes: number of bytes.
     """
 
     parameters: int
     nbytes: int
 
 
+class _Visits(NamedTuple):
+    """Result of one walk over all places of a model.
+
+    Attributes:
+        counts: number of places of each part.
+        first_parents: part → the parent at its first place, -1 for the root. In the order of the first places.
+    """
+
+    counts: list[int]
+    first_parents: dict[int, int]
+
+
 class Description:
-    """A model: its parts, children before parents, and the number of the whole.
+    """Parts of a model, children before parents.
 
     Args:
-        parts: None where something was left out.
-        root: the number of the whole.
+        parts: the parts. None for objects that have no line and no box, such as static values.
+        root: number of the part that is the model.
     """
 
     def __init__(self, parts: Sequence[Part | None], root: int) -> None:
@@ -78,82 +107,87 @@ class Description:
         return len(self._parts)
 
     @functools.cached_property
-    def _visits(self) -> tuple[list[int], dict[int, int]]:
-        """How many places hold each part, and from which parent each was reached first, in the order of the tree.
+    def _visits(self) -> _Visits:
+        """Counts the places of each part and finds its first parent.
 
-        What is below views comes last: what a view is computed from belongs to its own place.
+        The children of views come after everything else. So an array has its first place in its own module, and not in
+        a view that is computed from it.
         """
-        places = [0] * len(self._parts)
-        first: dict[int, int] = {}
+        counts = [0] * len(self._parts)
+        first_parents: dict[int, int] = {}
+        # Each entry is a part and its parent.
         stack = [(self.root, -1)]
         below_views: list[tuple[int, int]] = []
         while stack or below_views:
             if not stack:
                 stack, below_views = below_views[::-1], []
-            number, above = stack.pop()
-            places[number] += 1
-            if number not in first:
-                first[number] = above
+            number, parent = stack.pop()
+            counts[number] += 1
+            # A part that is reached again adds a place, but its children do not: they are in it only once.
+            if number not in first_parents:
+                first_parents[number] = parent
                 entries = [(child, number) for child in self[number].children]
                 if self[number].through:
                     below_views.extend(entries)
                 else:
                     stack.extend(reversed(entries))
-        return places, first
+        return _Visits(counts, first_parents)
 
     @property
     def places(self) -> list[int]:
-        """How many places hold each part: what a tied module holds is counted once."""
-        return self._visits[0]
+        """Number of places of each part. A child of a tied module has one place in it, not one for each path."""
+        return self._visits.counts
 
     @property
     def reached(self) -> dict[int, int]:
-        """The parts in the order in which they come first, each with the one that holds it there, -1 for the whole."""
-        return self._visits[1]
+        """Part → the parent at its first place, -1 for the root. In the order of the first places."""
+        return self._visits.first_parents
 
     def is_tied(self, number: int) -> bool:
-        """Whether a part is one object at several places."""
+        """Returns True if a part is one object with several places."""
         return self.places[number] > 1 and self[number].has_identity
 
     @property
     def num_ties(self) -> int:
-        """How many objects are at several places, those within them not counted."""
+        """Number of tied parts. The children of a tied module count only if they have further places themselves."""
         return sum(self.is_tied(number) for number in self.reached)
 
     @functools.cached_property
     def sizes(self) -> list[Size]:
-        """Of each part, what comes first in it and below it: those of children add up to that of their parent."""
+        """Size of each part. A tied part adds to the size of its first parent only, so no part is counted twice."""
         parameters, nbytes = [0] * len(self._parts), [0] * len(self._parts)
-        for number, above in sorted(self.reached.items()):
+        # Children have smaller numbers than their parents, so a part is complete when it is added to its parent.
+        for number, parent in sorted(self.reached.items()):
             parameters[number] += self[number].parameters
             nbytes[number] += self[number].nbytes
-            if above >= 0:
-                parameters[above] += parameters[number]
-                nbytes[above] += nbytes[number]
+            if parent >= 0:
+                parameters[parent] += parameters[number]
+                nbytes[parent] += nbytes[number]
         return list(map(Size, parameters, nbytes))
 
     @property
     def size(self) -> Size:
-        """Of the whole, each tied part counted once."""
+        """Size of the whole model. Each tied part counts once."""
         return self.sizes[self.root]
 
     @functools.cached_property
     def untied_size(self) -> Size:
-        """Of the whole, as if nothing were tied: each part counted as often as paths lead to it."""
-        paths = [0] * len(self._parts)
-        paths[self.root] = 1
+        """Size that the model would have without ties: each part counts once for each path to it. At most `MANY`."""
+        path_counts = [0] * len(self._parts)
+        path_counts[self.root] = 1
         parameters = nbytes = 0
+        # Parents have larger numbers, so all paths to a part are counted before its turn comes.
         for number in sorted(self.reached, reverse=True):
-            part, count = self[number], paths[number]
+            part, count = self[number], path_counts[number]
             parameters += count * part.parameters
             nbytes += count * part.nbytes
             for child in part.children:
-                paths[child] = min(paths[child] + count, MANY)
+                path_counts[child] = min(path_counts[child] + count, MANY)
         return Size(min(parameters, MANY), min(nbytes, MANY))
 
 
 def joined(path: str, step: str) -> str:
-    """A path and the next step, cut off where it grows too long."""
+    """Appends a step to a path. A path of `MAX_PATH` characters gets `...` instead."""
     if len(path) < MAX_PATH:
         return path + step
     return path if path.endswith("...") else f"{path}..."

@@ -1,36 +1,42 @@
-"""`draw`: a model as a picture."""
+"""`draw` shows a model as a picture. `_drawing_layout` chooses and places boxes and wires; the SVG is written here.
+
+The SVG follows the reader's choice of light or dark. A tie is visible in three ways besides its colour: its box has a
+double frame, and the number of the tie in a solid badge; its wires are thick and dashed and end in a dot; and a line of
+the box has the number of places. Equal neighbours are a stack of boxes with `×12`.
+"""
 
 import importlib
+import itertools
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from ._drawing_as_svg import svg_of
-from ._drawing_layout import MOST_BOXES, Boxes, boxes_of
+from ._drawing_layout import MOST_BOXES, Box, Boxes, Extent, Placed, Point, Wire, boxes_of, place
 from ._live_models import description_of
 from ._outline import Outline
 from ._tables import figure
 
 
 class Drawing:
-    """A picture of a model, in SVG: notebooks show it, and `.save("m.svg")` writes it.
+    """Picture of a model, in SVG. Notebooks show it, and `.save("m.svg")` writes it.
 
     Attributes:
         svg: the picture, as text.
 
-    It holds texts only, and keeps nothing of the model alive.
+    A drawing holds that text only, so it keeps nothing of the model alive.
     """
 
     def __init__(self, svg: str) -> None:
         self.svg = svg
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the picture to a file, as UTF-8. What was there is replaced.
+        """Writes the picture to a file, as UTF-8. A file that exists is replaced.
 
         Args:
-            path: of the file. It should end in `.svg`, since that is what is written.
+            path: path of the file. Should end in `.svg`, which is the format that is written.
 
         Raises:
-            ValueError: if it ends in the name of another format.
+            ValueError: if the path ends in the name of another format, such as `.png`.
         """
         ending = os.path.splitext(os.fspath(path))[1].lower()
         if ending in _OTHER_FORMATS:
@@ -42,40 +48,40 @@ class Drawing:
             file.write(self.svg)
 
     def _repr_svg_(self) -> str:
-        # Within a page there is no place for a declaration.
+        # The text begins with an XML declaration, which must not stand inside a page.
         return self.svg[self.svg.index("<svg") :]
 
     def __repr__(self) -> str:
         return f'<a drawing, {len(self.svg):,} bytes of SVG: save it with .save("m.svg")>'
 
 
+# Endings that people try. Any other ending is accepted.
 _OTHER_FORMATS = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp", ".eps", ".ps"})
 
 
 def draw(tree: Any, *, depth: int | None = None, boxes: int = MOST_BOXES) -> Drawing:
-    """A model as a picture of its DAG: modules are boxes, fields are wires, and every tie is seen at a glance.
+    """Draws a model as a picture of its DAG: modules are boxes, fields are wires, and every tie stands out.
 
-    What is tied is one box with a double frame and the number of its tie, to which thick dashed wires lead from each
-    place. Arrays are lines in the box of their module, plain containers part of the fields' names, and three or more
-    equal neighbours a stack with `×12`, as in `summary`. Numbers of ties are those of `summary`, too. The picture is
-    light or dark as the reader's system is.
+    A tied object is one box with a double frame and the number of its tie. Thick dashed wires lead to that box from
+    each of its places. Arrays are lines in the box of their module. Plain containers are part of the names of fields.
+    Three or more equal neighbours are a stack with `×12`. Ties have the same numbers as in `summary`. The picture is
+    light or dark, like the reader's system.
 
     Args:
-        tree: as for `summary`.
-        depth: how many levels below the root have boxes. Default: all.
-        boxes: how many boxes there are at most; of more, the uppermost are drawn, and the others are lines. Default:
-            150.
+        tree: a model of any library, any container of models and arrays, or a `Dag`. Its arrays may be abstract.
+        depth: number of levels below the root that have boxes. Default: all.
+        boxes: most boxes. If there are more, the uppermost are drawn, and the others are lines. Default: 150.
 
     Returns:
         A drawing, which a notebook shows. The same model has the same drawing.
 
     Raises:
-        ImportError: if igraph or drawsvg is not installed; it says how to.
+        ImportError: if igraph or drawsvg is not installed. The message says how to install them.
         CycleError: if an object contains itself.
         UnregisteredTypeError: if `tree` is no pytree.
         ValueError: if `depth` is negative, or `boxes` is less than 1.
 
-    Cost: that of `summary`, and up to a second for the layout of 150 boxes. No array is read, copied or kept.
+    Cost: one walk over the nodes, and up to a second for the layout of 150 boxes. No array is read, copied or kept.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -84,8 +90,8 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int = MOST_BOXES) -> Dra
         >>> "12 parameters, at 2 places" in drawing.svg  # `drawing.save("model.svg")` writes it
         True
 
-    Limitations: the boxes are as wide as texts are in a usual monospaced font. Drawings of many unequal layers are
-    large: choose a `depth`.
+    Limitations: the width of boxes is computed for a usual monospaced font. Drawings of many unequal layers are large:
+    choose a `depth`.
     """
     for name, value, least in (("depth", depth, 0), ("boxes", boxes, 1)):
         if value is not None and value < least:
@@ -95,12 +101,21 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int = MOST_BOXES) -> Dra
 
 
 def drawing_of(outline: Outline, depth: int | None, most: int, igraph: Any, drawsvg: Any) -> Drawing:
-    """The drawing of an outline, by these libraries."""
+    """Draws an outline.
+
+    Args:
+        outline: the outline of a model.
+        depth: number of levels below the root that have boxes. None for all.
+        most: most boxes.
+        igraph: the module `igraph`.
+        drawsvg: the module `drawsvg`.
+    """
     boxes = boxes_of(outline, depth=depth, most=most)
-    return Drawing(svg_of(boxes, _notes(outline, boxes), igraph=igraph, drawsvg=drawsvg))
+    return Drawing(_svg_of(boxes, _notes(outline, boxes), igraph=igraph, drawsvg=drawsvg))
 
 
 def _notes(outline: Outline, boxes: Boxes) -> list[str]:
+    """Returns the lines of text below a drawing: the totals, and the ties that are not drawn."""
     description = outline.description
     notes = [f"{figure(description.size.parameters)} parameters"]
     if description.num_ties:
@@ -112,14 +127,15 @@ def _notes(outline: Outline, boxes: Boxes) -> list[str]:
     return notes
 
 
+# Most marks of ties that are not drawn, in the text below a drawing.
 _MOST_HIDDEN = 12
 
 
 def libraries() -> tuple[Any, Any]:
-    """The two that draw, igraph and drawsvg.
+    """Imports igraph and drawsvg and returns both modules, in this order.
 
     Raises:
-        ImportError: if one is missing.
+        ImportError: if one of them is not installed.
     """
     try:
         return importlib.import_module("igraph"), importlib.import_module("drawsvg")
@@ -130,3 +146,354 @@ def libraries() -> tuple[Any, Any]:
             "They are also what the extra of sharedtree brings: `sharedtree[show]`.",
             name=error.name,
         ) from error
+
+
+# --- SVG --------------------------------------------------------------------------------------------------------------
+
+# All sizes are in pixels. Widths of one character in a line, in a title and in a label, for usual monospaced fonts.
+_CHARACTER, _TITLE_CHARACTER, _LABEL_CHARACTER = 7.3, 8.0, 6.7
+# Heights of a line and of a title; space around texts and around the drawing; distance of the boxes of a stack; height
+# of a badge.
+_LINE, _TITLE, _PADDING, _MARGIN, _STACK, _BADGE = 16.0, 26.0, 11.0, 22.0, 5.0, 18.0
+
+# CSS variable → its colour on a light and on a dark system.
+_COLOURS = {
+    "page": ("#fff", "#0d1117"),
+    "box": ("#f6f8fa", "#1c2128"),
+    "line": ("#59636e", "#9198a1"),
+    "text": ("#1f2328", "#f0f6fc"),
+    "quiet": ("#59636e", "#9198a1"),
+    "tie": ("#b34700", "#ffa657"),
+    "tie-box": ("#fff1e5", "#33230f"),
+    "on-tie": ("#fff", "#0d1117"),
+}
+
+# CSS class → its paints: the variable for each property, or none.
+_PAINTED = {
+    "sharedtree-page": {"fill": "page"},
+    "sharedtree-box": {"fill": "box", "stroke": "line"},
+    "sharedtree-tied": {"fill": "tie-box", "stroke": "tie"},
+    "sharedtree-frame": {"fill": "none", "stroke": "tie"},
+    "sharedtree-title": {"fill": "text"},
+    "sharedtree-line": {"fill": "quiet"},
+    "sharedtree-gap": {"fill": "page"},
+    "sharedtree-label": {"fill": "text"},
+    "sharedtree-label-tied": {"fill": "tie"},
+    "sharedtree-wire": {"fill": "none", "stroke": "line"},
+    "sharedtree-wire-tied": {"fill": "none", "stroke": "tie"},
+    "sharedtree-head": {"fill": "line"},
+    "sharedtree-dot": {"fill": "tie"},
+    "sharedtree-badge": {"fill": "tie"},
+    "sharedtree-badge-text": {"fill": "on-tie"},
+    "sharedtree-count": {"fill": "page", "stroke": "line"},
+    "sharedtree-count-text": {"fill": "text"},
+}
+
+
+_LIGHT, _DARK = 0, 1
+
+
+def _variables(scheme: int) -> str:
+    """Returns the CSS that sets all variables, on two lines, for `_LIGHT` or `_DARK`."""
+    texts = [f"--{name}:{colours[scheme]};" for name, colours in _COLOURS.items()]
+    return "".join(texts[:5]) + "\n" + "".join(texts[5:])
+
+
+def _rule(css_class: str) -> str:
+    """Returns the CSS rule that paints the shapes of a class."""
+    paints: list[str] = []
+    for attribute, paint in _PAINTED[css_class].items():
+        paints.append(f"{attribute}:{'none' if paint == 'none' else f'var(--{paint})'}")
+    return f".{css_class}{{{';'.join(paints)}}}"
+
+
+_RULES = "\n".join(map(_rule, _PAINTED))
+
+# The fonts are those that readers usually have. They are monospaced, since all widths are counted in characters.
+#
+# Programs that do not know variables skip the rules in `@supports`, and paint by the attributes of each shape. Without
+# that condition, CairoSVG 2.9.1 would paint a variable black.
+_CSS = f"""
+.sharedtree-drawing{{{_variables(_LIGHT)}
+font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}}
+@media(prefers-color-scheme:dark){{.sharedtree-drawing{{{_variables(_DARK)}}}}}
+.sharedtree-box,.sharedtree-frame,.sharedtree-wire,.sharedtree-count{{stroke-width:1.2}}
+.sharedtree-container{{stroke-dasharray:3 3}}
+.sharedtree-tied{{stroke-width:2}}
+.sharedtree-title{{font-size:13px;font-weight:700}}
+.sharedtree-line{{font-size:12px}}
+.sharedtree-label{{font-size:11px}}
+.sharedtree-label-tied{{font-weight:700}}
+.sharedtree-wire-tied{{stroke-width:2.6;stroke-dasharray:7 4}}
+.sharedtree-badge-text{{font-size:11px;font-weight:700}}
+.sharedtree-count-text{{font-size:12px;font-weight:700}}
+@supports(fill:var(--page)){{
+{_RULES}
+}}
+"""
+
+
+def _styled(css: str) -> dict[str, str]:
+    """Returns the attributes of a shape: its CSS classes, and the light colours for programs without variables.
+
+    Args:
+        css: names of classes, with spaces between them.
+    """
+    paints: dict[str, str] = {}
+    for css_class in css.split():
+        paints.update(_PAINTED.get(css_class, {}))
+    colours = {
+        attribute: _COLOURS[paint][_LIGHT] if paint in _COLOURS else paint for attribute, paint in paints.items()
+    }
+    return {"class_": css, **colours}
+
+
+def _svg_of(boxes: Boxes, notes: list[str], *, drawsvg: Any, igraph: Any) -> str:
+    """Draws boxes and wires.
+
+    Args:
+        boxes: the boxes and wires.
+        notes: lines of text below the drawing.
+        drawsvg: the module `drawsvg`.
+        igraph: the module `igraph`.
+
+    Returns:
+        SVG that refers to no other file. The same boxes have the same SVG.
+    """
+    placed = place(
+        [_extent(box) for box in boxes.boxes],
+        [(wire.start, wire.stop) for wire in boxes.wires],
+        [Extent(len(wire.label) * _LABEL_CHARACTER + 8, 16) for wire in boxes.wires],
+        igraph,
+    )
+    width = max(placed.size.width, *[len(note) * _CHARACTER for note in notes], 0) + 2 * _MARGIN
+    height = placed.size.height + 2 * _MARGIN + (len(notes) * _LINE + 8 if notes else 0)
+    # A drawing that is narrower than its notes stands in the middle.
+    shift = (width - placed.size.width) / 2
+    drawing = drawsvg.Drawing(_rounded(width), _rounded(height), class_="sharedtree-drawing", role="img")
+    drawing.append_title(_title(boxes))
+    drawing.append_css(_CSS)
+    drawing.append(drawsvg.Rectangle(0, 0, _rounded(width), _rounded(height), rx=8, **_styled("sharedtree-page")))
+    # Wires are drawn first, so that boxes cover their ends. Labels come last.
+    pen = _Pen(drawing, drawsvg, shift)
+    for wire, points in zip(boxes.wires, _routes(boxes, placed), strict=True):
+        pen.wire(wire, points)
+    for box, top in zip(boxes.boxes, placed.boxes, strict=True):
+        pen.box(box, top)
+    for wire, middle in zip(boxes.wires, placed.labels, strict=True):
+        css = "sharedtree-label sharedtree-label-tied" if wire.is_tied else "sharedtree-label"
+        pen.gap(wire.label, middle)
+        pen.text(wire.label, middle.x, middle.y + 4, 11, css, anchor="middle")
+    for i, note in enumerate(notes):
+        pen.text(note, -shift + _MARGIN, placed.size.height + 22 + i * _LINE, 12, "sharedtree-line")
+    return str(drawing.as_svg())
+
+
+def _routes(boxes: Boxes, placed: Placed) -> list[list[Point]]:
+    """Returns the points of each wire: on the lower edge of one box, its bends, on the upper edge of another box."""
+    # Index of a box → indices of the wires that leave it, and of those that arrive.
+    leaving: dict[int, list[int]] = {}
+    arriving: dict[int, list[int]] = {}
+    for i, wire in enumerate(boxes.wires):
+        leaving.setdefault(wire.start, []).append(i)
+        arriving.setdefault(wire.stop, []).append(i)
+    routes = [list(bends) for bends in placed.bends]
+    for number, (box, top) in enumerate(zip(boxes.boxes, placed.boxes, strict=True)):
+        extent, stack = _extent(box), _stack(box)
+        left, width = top.x - extent.width / 2, extent.width - stack
+        # A badge is on the upper edge, at the right end. No wire may arrive there.
+        badge = _badge_width(box) if box.mark is not None else 4 * _STACK if stack else 0.0
+        for port in _ports(leaving.get(number, []), [bends[0].x for bends in placed.bends], left, width):
+            bottom = top.y + extent.height - stack
+            routes[port.wire][:0] = [Point(port.x, bottom), Point(port.x, placed.floors[number])]
+        for port in _ports(arriving.get(number, []), [bends[-1].x for bends in placed.bends], left, width - badge):
+            routes[port.wire].append(Point(port.x, top.y))
+    return routes
+
+
+class _Port(NamedTuple):
+    """Point of an edge of a box where a wire ends.
+
+    Attributes:
+        wire: index of the wire.
+        x: position along the edge.
+    """
+
+    wire: int
+    x: float
+
+
+def _ports(wires: Sequence[int], xs: Sequence[float], left: float, width: float) -> list[_Port]:
+    """Spreads the ends of wires evenly over an edge of a box, in the order in which their next bends stand.
+
+    Args:
+        wires: indices of the wires.
+        xs: for every wire of the drawing, the x coordinate of its bend next to the box.
+        left: left end of the edge.
+        width: length of the edge.
+    """
+    ordered = sorted(wires, key=lambda i: (xs[i], i))
+    return [_Port(i, left + width * rank / (len(ordered) + 1)) for rank, i in enumerate(ordered, 1)]
+
+
+def _title(boxes: Boxes) -> str:
+    """Returns the title of the drawing, which browsers show and screen readers speak."""
+    num_ties = sum(box.times for box in boxes.boxes if box.mark is not None)
+    return f"{boxes.boxes[0].title}: {len(boxes.boxes)} boxes, {num_ties} tied"
+
+
+def _extent(box: Box) -> Extent:
+    """Returns the size of a box with its stack."""
+    badge = _badge_width(box) if box.mark is not None else 0.0
+    width = max(len(box.title) * _TITLE_CHARACTER + badge, *[len(line) * _CHARACTER for line in box.lines], 40)
+    width += 2 * _PADDING + _stack(box)
+    height = _TITLE + len(box.lines) * _LINE + (6 if box.lines else 0)
+    return Extent(width, height + _stack(box))
+
+
+def _stack(box: Box) -> float:
+    """Returns how far the boxes behind a box stand out, to the right and below. 0 for a box without a stack."""
+    return 2 * _STACK if box.repeats > 1 else 0.0
+
+
+def _badge(box: Box) -> str:
+    """Returns the text of the badge of a tied box: `#1`, or `#1 ×12` if it stands for 12 ties."""
+    num_ties = f" ×{box.times:,}" if box.times > 1 else ""
+    return f"#{box.mark}{num_ties}"
+
+
+def _badge_width(box: Box) -> float:
+    """Returns the width to keep free for the badge of a tied box."""
+    return (len(_badge(box)) + 2) * _CHARACTER
+
+
+class _Pen:
+    """Draws shapes. All coordinates are those of `Placed`, to which margins are added.
+
+    Args:
+        drawing: the drawing, to which the shapes are appended.
+        drawsvg: the module `drawsvg`.
+        shift: margin at the left.
+    """
+
+    def __init__(self, drawing: Any, drawsvg: Any, shift: float) -> None:
+        self._drawing, self._drawsvg, self._shift = drawing, drawsvg, shift
+
+    def box(self, box: Box, top_middle: Point) -> None:
+        """Draws a box with its stack, texts and badges.
+
+        Args:
+            box: the box.
+            top_middle: middle of its upper edge.
+        """
+        size = _extent(box)
+        stack = _stack(box)
+        left, top = top_middle.x - size.width / 2, top_middle.y
+        width, height = size.width - stack, size.height - stack
+        css = "sharedtree-box"
+        if box.mark is not None:
+            css = "sharedtree-tied"
+        elif box.kind == "container":
+            css = "sharedtree-box sharedtree-container"
+        # Boxes of the stack, the hindmost first.
+        for offset in (2 * _STACK, _STACK) if box.repeats > 1 else ():
+            self._frame(left + offset, top + offset, width, height, css, box.kind)
+        # The box, whose title browsers show where the mouse rests on it, and the second frame of a tie.
+        title = f"{box.path or '(root)'}: {box.title}"
+        title += f", one object at {box.num_places:,} places" if box.mark is not None else ""
+        self._frame(left, top, width, height, css, box.kind, title)
+        if box.mark is not None:
+            self._frame(left + 3.5, top + 3.5, width - 7, height - 7, "sharedtree-frame", box.kind)
+        # Texts.
+        self.text(box.title, left + _PADDING, top + 18, 13, "sharedtree-title")
+        for i, line in enumerate(box.lines):
+            self.text(line, left + _PADDING, top + _TITLE + 11 + i * _LINE, 12, "sharedtree-line")
+        # Badges, across the upper right corner: the number of the tie, and the number of equal neighbours.
+        if box.mark is not None:
+            text = _badge(box)
+            badge_width = len(text) * _CHARACTER + 10
+            self._rectangle(left + width - badge_width + 6, top - 7, badge_width, _BADGE, 4, "sharedtree-badge")
+            self.text(text, left + width + 6 - badge_width / 2, top + 6, 11, "sharedtree-badge-text", anchor="middle")
+        if box.repeats > 1:
+            text = f"×{box.repeats:,}"
+            badge_width = len(text) * _CHARACTER + 12
+            self._rectangle(left + width - badge_width + 6, top - 8, badge_width, _BADGE, 9, "sharedtree-count")
+            self.text(text, left + width + 6 - badge_width / 2, top + 5.5, 12, "sharedtree-count-text", anchor="middle")
+
+    def wire(self, wire: Wire, points: Sequence[Point]) -> None:
+        """Draws a wire through points. Between two of them it is a curve that leaves and arrives vertically."""
+        path = self._drawsvg.Path(**_styled("sharedtree-wire-tied" if wire.is_tied else "sharedtree-wire"))
+        path.M(*self._at(*points[0]))
+        for start, stop in itertools.pairwise(points):
+            middle = (start.y + stop.y) / 2
+            path.C(*self._at(start.x, middle), *self._at(stop.x, middle), *self._at(*stop))
+        self._drawing.append(path)
+        # The end: a dot for a tie, otherwise an arrowhead.
+        x, y = self._at(*points[-1])
+        if wire.is_tied:
+            self._drawing.append(self._drawsvg.Circle(x, y, 4.5, **_styled("sharedtree-dot")))
+        else:
+            self._drawing.append(
+                self._drawsvg.Lines(x, y, x - 4, y - 7, x + 4, y - 7, close=True, **_styled("sharedtree-head"))
+            )
+
+    def gap(self, label: str, middle: Point) -> None:
+        """Interrupts a wire where its label will stand."""
+        width = len(label) * _LABEL_CHARACTER + 2
+        self._rectangle(middle.x - width / 2, middle.y - 7, width, 14, 3, "sharedtree-gap")
+
+    def text(self, text: str, x: float, y: float, size: float, css: str, anchor: str = "start") -> None:
+        """Draws a text that begins, or has its middle, at a point.
+
+        Args:
+            text: the text.
+            x: position of its beginning or middle.
+            y: position of its base line.
+            size: size of the font.
+            css: CSS classes.
+            anchor: `"start"` or `"middle"`.
+        """
+        position = self._at(x, y)
+        self._drawing.append(self._drawsvg.Text(text, size, *position, text_anchor=anchor, **_styled(css)))
+
+    def _frame(self, x: float, y: float, width: float, height: float, css: str, kind: str, title: str = "") -> None:
+        """Draws the frame of a box: a module has round corners, an array has its corners cut off.
+
+        Args:
+            x: left edge.
+            y: upper edge.
+            width: width of the frame.
+            height: height of the frame.
+            css: CSS classes.
+            kind: kind of the part that the box shows.
+            title: text that browsers show where the mouse rests on the box.
+        """
+        if kind in ("array", "number"):
+            cut, (left, top) = 8.0, self._at(x, y)
+            right, bottom = _rounded(left + width), _rounded(top + height)
+            corners = [left + cut, top, right - cut, top, right, top + cut, right, bottom - cut]
+            corners += [right - cut, bottom, left + cut, bottom, left, bottom - cut, left, top + cut]
+            shape = self._drawsvg.Lines(*map(_rounded, corners), close=True, **_styled(css))
+            if title:
+                shape.append_title(title)
+            self._drawing.append(shape)
+        else:
+            self._rectangle(x, y, width, height, 7, css, title)
+
+    def _rectangle(
+        self, x: float, y: float, width: float, height: float, radius: float, css: str, title: str = ""
+    ) -> None:
+        """Draws a rectangle with corners of this radius. For the other parameters, see `_frame`."""
+        shape = self._drawsvg.Rectangle(*self._at(x, y), _rounded(width), _rounded(height), rx=radius, **_styled(css))
+        if title:
+            shape.append_title(title)
+        self._drawing.append(shape)
+
+    def _at(self, x: float, y: float) -> tuple[float, float]:
+        """Adds the margins to a position."""
+        return _rounded(x + self._shift), _rounded(y + _MARGIN)
+
+
+def _rounded(number: float) -> float:
+    """Rounds to a tenth of a pixel. Smaller digits differ between machines, and the same model has one drawing."""
+    return round(float(number), 1)

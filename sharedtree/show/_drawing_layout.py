@@ -1,15 +1,15 @@
-"""An outline as boxes and wires: modules are boxes, the fields that lead to them wires; and where each of them goes.
+"""Boxes and wires of a drawing, and their places. Modules are boxes, and the fields that lead to them are wires.
 
-Arrays are lines in the box that holds them, and plain containers are part of the names of fields. What is tied is a box
-of its own, an array or a container, too, so that one sees what leads there.
+Arrays are lines in the box of their module, and plain containers are part of the names of fields. A tied part always
+has a box, even if it is an array or a container, so that one sees all wires that lead to it.
 
     {"embed": w, "head": w}        box 0: dict                  wire 0 -> 1: "['embed'] = ['head']", tied
                                    box 1: float32[2, 3] #1
 
-They go in layers from top to bottom, as Sugiyama, Tagawa and Toda do (1981). igraph finds the order within each layer
-that has few crossings. It takes all boxes for points, so how far apart they are is found here: each wants to be below
-what it hangs on, and as near to that as its neighbours let it. The labels of wires are placed as boxes are, in layers
-of their own, so that none lies on another.
+Boxes are placed in layers from top to bottom, as Sugiyama, Tagawa and Toda do (1981). igraph finds an order within each
+layer that has few crossings, but takes every box for a point. The distances are found in this file: each box is placed
+as near below its parents as its neighbours permit. The labels of wires are placed like boxes, in layers of their own
+between those of boxes. So no label lies on anything else.
 """
 
 import collections
@@ -22,22 +22,24 @@ from ._outline import Outline
 from ._tables import figure, shortened, times
 
 MOST_BOXES = 150
+"""Default of the most boxes in a drawing."""
 
+# Most wires that leave a box, most lines of a box, most characters of a line, and most fields in the label of a wire.
 _MOST_BELOW, _MOST_LINES, _MOST_TEXT, _MOST_LABELS = 16, 12, 44, 4
 
 
 class Box(NamedTuple):
-    """One box.
+    """A box of a drawing, which shows one part of a model.
 
     Attributes:
-        kind: what it stands for.
-        title: its class, or what array it is.
-        lines: what is below the title: its size, and the arrays that it holds.
-        path: where it is first.
-        repeats: how many equal neighbours it stands for.
-        mark: the number of its tie, if it has one.
-        times: how many ties that stands for.
-        num_places: at how many places the model holds it.
+        kind: the kind of the part.
+        title: its class, or dtype and shape of an array.
+        lines: the lines below the title: its size, and the arrays that it holds.
+        path: path of its first place.
+        repeats: number of equal neighbours that it stands for.
+        mark: number of its tie. None if the part is not tied.
+        times: number of ties that it stands for.
+        num_places: number of places of the model that hold the part.
     """
 
     kind: Literal["module", "container", "array", "number"]
@@ -51,13 +53,13 @@ class Box(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """What leads from one box to another: one field, or all of one box that lead to the same.
+    """A wire from one box to another. It stands for all fields that lead from the one to the other.
 
     Attributes:
-        start: the box that holds.
-        stop: what it holds.
-        label: the fields.
-        is_tied: whether it leads to a tied object.
+        start: index of the box of the module.
+        stop: index of the box that its fields lead to.
+        label: names of the fields.
+        is_tied: True if it leads to a tied part.
     """
 
     start: int
@@ -67,12 +69,12 @@ class Wire(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """What is drawn.
+    """Content of a drawing, without positions.
 
     Attributes:
-        boxes: the first is the whole.
-        wires: between them, from earlier to later levels.
-        hidden: the marks of ties within what is not drawn.
+        boxes: the boxes. The first is the root.
+        wires: the wires between them.
+        hidden: marks of the ties that are in no box and no line.
     """
 
     boxes: tuple[Box, ...]
@@ -81,12 +83,26 @@ class Boxes(NamedTuple):
 
 
 class _Line(NamedTuple):
+    """A line in a box.
+
+    Attributes:
+        text: the text.
+        mark: number of the tie that the text names. None if it names none.
+    """
+
     text: str
     mark: int | None = None
 
 
-class _Below(NamedTuple):
-    """What a box leads to: the fields, and the number of the part."""
+class _Field(NamedTuple):
+    """A field of a box, whose name may include plain containers: `.layers[0]`.
+
+    Attributes:
+        label: name of the field.
+        child: number of the part that it leads to.
+        repeats: number of equal neighbours that it stands for.
+        level: level of the child, counted from the root.
+    """
 
     label: str
     child: int
@@ -94,159 +110,205 @@ class _Below(NamedTuple):
     level: int
 
 
-class _Drawn:
-    """Collects boxes level by level, so that where there are too many the uppermost are drawn."""
+class _BoxCollector:
+    """Chooses the parts that get a box, level by level. If there are too many, the uppermost are chosen.
+
+    Args:
+        outline: the outline of a model.
+        depth: number of levels below the root that have boxes. None for all.
+        most: most boxes.
+
+    Attributes:
+        box_of: number of a part → index of its box.
+        counts: number of equal neighbours that each box stands for.
+        lines: index of a box → its lines.
+        labels: (start, stop) of a wire → names of its fields.
+    """
 
     def __init__(self, outline: Outline, depth: int | None, most: int) -> None:
         self._outline, self._depth, self._most = outline, depth, most
-        self.box_of: dict[int, int] = {}  # number of a part → of its box
+        self.box_of: dict[int, int] = {}
         self.counts: list[int] = []
         self.lines: dict[int, list[_Line]] = {}
         self.labels: dict[tuple[int, int], list[str]] = {}
 
     def collect(self) -> None:
+        """Makes a box or a line for each part, and the labels of the wires between boxes."""
         self._add(self._outline.description.root, 1)
         queue = collections.deque([(self._outline.description.root, 0)])
         while queue:
             number, level = queue.popleft()
             box, lines = self.box_of[number], self.lines[self.box_of[number]]
+            # Number of new boxes that may still hang on this one.
             room = min(_MOST_BELOW, self._most)
-            for below in self._below(number, level):
-                part = self._outline.description[below.child]
-                is_tied = below.child in self._outline.ties
-                if self._outline.is_elsewhere(below.child) and not is_tied:
-                    text = f"{below.label}{times(below.repeats)} = {self._outline.view(below.child)}"
+            for field in self._fields(number, level):
+                part = self._outline.description[field.child]
+                is_tied = field.child in self._outline.ties
+                # A view whose sources are drawn elsewhere is a line with their paths.
+                if self._outline.is_elsewhere(field.child) and not is_tied:
+                    text = f"{field.label}{times(field.repeats)} = {self._outline.view(field.child)}"
                     lines.append(_Line(shortened(text, _MOST_TEXT)))
                     continue
                 if part.kind in ("array", "number") and not is_tied:
-                    lines.append(_Line(f"{below.label}{times(below.repeats)} {text_of(part)}"))
+                    lines.append(_Line(f"{field.label}{times(field.repeats)} {text_of(part)}"))
                     continue
-                if below.child not in self.box_of:
-                    is_deep = self._depth is not None and below.level > self._depth
+                if field.child not in self.box_of:
+                    is_deep = self._depth is not None and field.level > self._depth
                     if is_deep or room == 0 or len(self.box_of) >= self._most:
-                        lines.append(self._instead(below, part))
+                        lines.append(self._line_in_place_of_box(field, part))
                         continue
                     room -= 1
-                    self._add(below.child, below.repeats)
-                    queue.append((below.child, below.level))
-                label = f"{below.label}{times(below.repeats)}"
-                self.labels.setdefault((box, self.box_of[below.child]), []).append(label)
+                    self._add(field.child, field.repeats)
+                    queue.append((field.child, field.level))
+                label = f"{field.label}{times(field.repeats)}"
+                self.labels.setdefault((box, self.box_of[field.child]), []).append(label)
 
     def _add(self, number: int, count: int) -> None:
+        """Adds a box for a part that stands for `count` equal neighbours. A tied part is one object: it counts once."""
         self.lines[len(self.box_of)] = []
         self.box_of[number] = len(self.box_of)
         self.counts.append(count if number not in self._outline.ties else 1)
 
-    def _below(self, number: int, level: int) -> Iterator[_Below]:
-        """What a part leads to through plain containers, which are no boxes."""
-        description, ties = self._outline.description, self._outline.ties
-        stack = [_Below("", number, 1, level)]
-        while stack:
-            here = stack.pop()
-            if here.child != number:
-                part = description[here.child]
-                is_box = part.kind == "module" or here.child in ties or not part.children
-                is_cut = self._depth is not None and here.level >= self._depth
-                if is_box or part.kind in ("array", "number") or is_cut:
-                    yield here
-                    continue
-            stack.extend(
-                [
-                    _Below(here.label + run.label, run.child, here.repeats * len(run.members), here.level + 1)
-                    for run in reversed(self._outline.runs[here.child])
-                ]
-            )
+    def _fields(self, number: int, level: int) -> Iterator[_Field]:
+        """Yields the fields of a part. Fields lead through plain containers, which have no boxes.
 
-    def _instead(self, below: _Below, part: Part) -> _Line:
-        """A line that stands for a box that is not drawn."""
-        tie = self._outline.ties.get(below.child)
+        Args:
+            number: the part.
+            level: its level.
+        """
+        description, ties = self._outline.description, self._outline.ties
+        stack = [_Field("", number, 1, level)]
+        while stack:
+            field = stack.pop()
+            if field.child != number:
+                part = description[field.child]
+                # An empty container has no fields that its name could be part of.
+                is_box = part.kind == "module" or field.child in ties or not part.children
+                is_cut = self._depth is not None and field.level >= self._depth
+                if is_box or part.kind in ("array", "number") or is_cut:
+                    yield field
+                    continue
+            for run in reversed(self._outline.runs[field.child]):
+                repeats = field.repeats * len(run.members)
+                stack.append(_Field(field.label + run.label, run.child, repeats, field.level + 1))
+
+    def _line_in_place_of_box(self, field: _Field, part: Part) -> _Line:
+        """Returns the line for a part that gets no box. It has the mark of a tie, and `...` if the part has children.
+
+        Args:
+            field: the field that leads to the part.
+            part: the part.
+        """
+        tie = self._outline.ties.get(field.child)
         mark = f" #{tie.mark}" if tie else ""
-        more = " ..." if part.children else ""
-        text = shortened(f"{below.label}{times(below.repeats)} {text_of(part)}", _MOST_TEXT - len(more + mark))
-        return _Line(f"{text}{more}{mark}", tie.mark if tie else None)
+        dots = " ..." if part.children else ""
+        text = shortened(f"{field.label}{times(field.repeats)} {text_of(part)}", _MOST_TEXT - len(dots + mark))
+        return _Line(f"{text}{dots}{mark}", tie.mark if tie else None)
 
 
 def boxes_of(outline: Outline, *, depth: int | None = None, most: int = MOST_BOXES) -> Boxes:
-    """The boxes and wires of an outline.
+    """Returns the boxes and wires of an outline.
 
     Args:
-        outline: of a model.
-        depth: how many levels below the root have boxes; None for all.
-        most: how many boxes there are at most.
+        outline: the outline of a model.
+        depth: number of levels below the root that have boxes. None for all.
+        most: most boxes.
 
     Cost: linear in the rows of the outline.
     """
-    drawn = _Drawn(outline, depth, most)
-    drawn.collect()
+    collector = _BoxCollector(outline, depth, most)
+    collector.collect()
     sizes = outline.description.sizes
     boxes: list[Box] = []
-    seen: set[int | None] = set()
-    for number, box in drawn.box_of.items():
-        part, tie, count = outline.description[number], outline.ties.get(number), drawn.counts[box]
-        # Where there are too many, those that are tied come first.
-        all_lines = drawn.lines[box]
-        order = sorted(all_lines, key=lambda line: line.mark is None) if len(all_lines) > _MOST_LINES else all_lines
-        seen.update([line.mark for line in order[:_MOST_LINES]])
-        lines = [shortened(line.text, _MOST_TEXT) for line in order[:_MOST_LINES]]
+    drawn_marks: set[int | None] = set()
+    for number, box in collector.box_of.items():
+        part, tie, count = outline.description[number], outline.ties.get(number), collector.counts[box]
+        all_lines = collector.lines[box]
+        # If there are too many lines, those with a tie come first.
+        is_long = len(all_lines) > _MOST_LINES
+        ordered = sorted(all_lines, key=lambda line: line.mark is None) if is_long else all_lines
+        drawn_marks.update([line.mark for line in ordered[:_MOST_LINES]])
+        lines = [shortened(line.text, _MOST_TEXT) for line in ordered[:_MOST_LINES]]
         if len(all_lines) > _MOST_LINES:
             lines.append(f"... {len(all_lines) - _MOST_LINES:,} more")
-        mark, ties, places = (tie.mark, tie.times, tie.num_places) if tie else (None, 1, 1)
+        mark, num_ties, num_places = (tie.mark, tie.times, tie.num_places) if tie else (None, 1, 1)
+        # The first line: "12 parameters each, at 2 places".
         parameters = sizes[number].parameters
-        facts = [f"{figure(parameters)} parameters{' each' if count > 1 or ties > 1 else ''}"] if parameters else []
-        facts += [f"at {places:,} places"] if tie else []
+        is_several = count > 1 or num_ties > 1
+        facts = [f"{figure(parameters)} parameters{' each' if is_several else ''}"] if parameters else []
+        facts += [f"at {num_places:,} places"] if tie else []
         lines[:0] = [", ".join(facts)] if facts else []
         title = shortened(text_of(part), _MOST_TEXT)
-        boxes.append(Box(part.kind, title, tuple(lines), outline.path(number), count, mark, ties, places))
-    wires = [
-        Wire(start, stop, _label(labels), boxes[stop].mark is not None)
-        for (start, stop), labels in drawn.labels.items()
-    ]
-    seen.update([box.mark for box in boxes])
-    hidden = tuple([tie.mark for tie in outline.ties.values() if tie.mark not in seen])
+        boxes.append(
+            Box(
+                kind=part.kind,
+                title=title,
+                lines=tuple(lines),
+                path=outline.path(number),
+                repeats=count,
+                mark=mark,
+                times=num_ties,
+                num_places=num_places,
+            )
+        )
+    wires: list[Wire] = []
+    for (start, stop), labels in collector.labels.items():
+        wires.append(Wire(start, stop, _label(labels), is_tied=boxes[stop].mark is not None))
+    drawn_marks.update([box.mark for box in boxes])
+    hidden = tuple([tie.mark for tie in outline.ties.values() if tie.mark not in drawn_marks])
     return Boxes(tuple(boxes), tuple(wires), hidden)
 
 
 def text_of(part: Part) -> str:
-    """A part in a few characters: `Linear`, `float32[3]`, `Param float32[3]`."""
+    """Describes a part in a few characters: `Linear`, `float32[3]`, `Param float32[3]`."""
     shape = "" if part.shape is None or part.kind == "number" else str(list(part.shape))
     return " ".join(text for text in (part.name, part.dtype + shape) if text)
 
 
 def _label(labels: list[str]) -> str:
-    shown = labels[:_MOST_LABELS]
+    """Returns the label of a wire for the names of its fields: `.embed = .head`."""
+    texts = labels[:_MOST_LABELS]
     if len(labels) > _MOST_LABELS:
-        shown.append(f"... {len(labels) - _MOST_LABELS:,} more")
-    return " = ".join(shortened(label, _MOST_TEXT) for label in shown)
+        texts.append(f"... {len(labels) - _MOST_LABELS:,} more")
+    return " = ".join(shortened(text, _MOST_TEXT) for text in texts)
 
 
+# --- placing boxes ----------------------------------------------------------------------------------------------------
+#
+# From here on a *vertex* is a box, or a point on a wire in a layer that the wire goes through. The first such point is
+# the label of the wire. Layers 0, 2, 4, ... are those of boxes, layers 1, 3, 5, ... those of labels.
+
+# Number of times that all layers are moved, downwards and upwards in turn.
 _SWEEPS = 12
 
+# Least distance of neighbours in a layer, and of two layers, in pixels.
 _GAP, _BETWEEN_LAYERS = 18.0, 22.0
 
 
 class Point(NamedTuple):
-    """A place in the drawing, in pixels."""
+    """Position in the drawing, in pixels from its upper left corner."""
 
     x: float
     y: float
 
 
 class Extent(NamedTuple):
-    """How wide and high something is, in pixels."""
+    """Width and height, in pixels."""
 
     width: float
     height: float
 
 
 class Placed(NamedTuple):
-    """What was found.
+    """Positions of all that is drawn.
 
     Attributes:
-        boxes: the middle of the upper edge of each box.
-        floors: where the layer of each box ends; down to there a wire that leaves it is free only below the box itself.
-        labels: the middle of each label, one a wire.
-        bends: of each wire, the points between which it is drawn: through its label, and past the layers between.
-        size: of all.
+        boxes: middle of the upper edge of each box.
+        floors: lower end of the layer of each box. Down to there, a wire that leaves a box must stay below that box,
+            since a neighbour may be higher than the box.
+        labels: middle of the label of each wire.
+        bends: for each wire, the points that it goes through between its two boxes: its label, and past each layer.
+        size: size of the whole drawing.
     """
 
     boxes: tuple[Point, ...]
@@ -257,17 +319,18 @@ class Placed(NamedTuple):
 
 
 def place(boxes: Sequence[Extent], wires: Sequence[tuple[int, int]], labels: Sequence[Extent], igraph: Any) -> Placed:
-    """Places boxes and the labels of wires, so that nothing lies on anything else.
+    """Places boxes and the labels of wires, so that none of them overlap.
 
     Args:
-        boxes: how large each is; the first is the root.
-        wires: from box to box, without cycles.
-        labels: how large that of each wire is.
-        igraph: the library.
+        boxes: size of each box. The first is the root.
+        wires: (start, stop) of each wire, as indices of boxes. They form no cycle.
+        labels: size of the label of each wire.
+        igraph: the module `igraph`.
 
-    The same input has the same outcome.
+    The same input always has the same outcome.
     """
     levels = _levels(len(boxes), wires)
+    # Vertices: the boxes, and for each wire a chain of points, one in each layer between its boxes.
     sizes, layer_of = list(boxes), [2 * level for level in levels]
     edges: list[tuple[int, int]] = []
     chains: list[list[int]] = []
@@ -275,118 +338,166 @@ def place(boxes: Sequence[Extent], wires: Sequence[tuple[int, int]], labels: Seq
         chain: list[int] = []
         for layer in range(2 * levels[start] + 1, 2 * levels[stop]):
             chain.append(len(sizes))
+            # The first point is the label. At the others, the wire itself needs a little room.
             sizes.append(label if not chain[1:] else Extent(2.0, 0.0))
             layer_of.append(layer)
         edges += zip([start, *chain], [*chain, stop], strict=True)
         chains.append(chain)
+    # igraph chooses the order within each layer. Of its coordinates only that order is used.
     graph = igraph.Graph(n=len(sizes), edges=edges, directed=True)
-    found = graph.layout_sugiyama(layers=layer_of)
-    coordinates = found.coords
+    layout = graph.layout_sugiyama(layers=layer_of)
+    coordinates = layout.coords
     layers: list[list[int]] = [[] for _ in range(max(layer_of) + 1)]
-    for number, layer in enumerate(layer_of):
-        layers[layer].append(number)
+    for vertex, layer in enumerate(layer_of):
+        layers[layer].append(vertex)
     for layer in layers:
-        layer.sort(key=lambda number: (coordinates[number][0], number))
+        layer.sort(key=lambda vertex: (coordinates[vertex][0], vertex))
+    # The mirror image has as few crossings. Whichever has more fields in their order is chosen.
     if _is_mirrored(layers, edges):
         layers = [layer[::-1] for layer in layers]
-    xs = _across(layers, [size.width for size in sizes], edges)
-    tops, height = _down(layers, sizes)
+    # Positions.
+    xs = _horizontal_positions(layers, [size.width for size in sizes], edges)
+    tops, height = _vertical_positions(layers, sizes)
     points = [Point(x, tops[layer]) for x, layer in zip(xs, layer_of, strict=True)]
 
-    def bends(number: int) -> list[Point]:
-        """A wire goes straight past the boxes of a layer, and through the middle of one of labels."""
-        (x, y), high = points[number], _height(layers[layer_of[number]], sizes)
-        return [Point(x, y + high / 2)] if layer_of[number] % 2 else [Point(x, y), Point(x, y + high)]
+    def bends(vertex: int) -> list[Point]:
+        """Returns the points of a wire in one layer.
+
+        A wire goes straight past a layer of boxes, from its top to its bottom. It goes through the middle of a layer
+        of labels.
+        """
+        (x, y), layer_height = points[vertex], _height(layers[layer_of[vertex]], sizes)
+        is_label_layer = layer_of[vertex] % 2
+        return [Point(x, y + layer_height / 2)] if is_label_layer else [Point(x, y), Point(x, y + layer_height)]
 
     width = max(x + size.width / 2 for x, size in zip(xs, sizes, strict=True))
     return Placed(
-        tuple(points[: len(boxes)]),
-        tuple([tops[layer] + _height(layers[layer], sizes) for layer in layer_of[: len(boxes)]]),
-        tuple([bends(chain[0])[0] for chain in chains]),
-        tuple([tuple([point for number in chain for point in bends(number)]) for chain in chains]),
-        Extent(width, height),
+        boxes=tuple(points[: len(boxes)]),
+        floors=tuple([tops[layer] + _height(layers[layer], sizes) for layer in layer_of[: len(boxes)]]),
+        labels=tuple([bends(chain[0])[0] for chain in chains]),
+        bends=tuple([tuple([point for vertex in chain for point in bends(vertex)]) for chain in chains]),
+        size=Extent(width, height),
     )
 
 
 def _levels(count: int, wires: Sequence[tuple[int, int]]) -> list[int]:
-    """How far down each box is: one more than the lowest that leads to it."""
-    below: list[list[int]] = [[] for _ in range(count)]
-    waits = [0] * count
+    """Returns the level of each box: one more than that of the lowest box with a wire to it, and 0 for the root.
+
+    Args:
+        count: number of boxes.
+        wires: (start, stop) of each wire.
+    """
+    children: list[list[int]] = [[] for _ in range(count)]
+    # Box → number of wires to it whose start has no level yet.
+    waiting_for = [0] * count
     for start, stop in wires:
-        below[start].append(stop)
-        waits[stop] += 1
+        children[start].append(stop)
+        waiting_for[stop] += 1
     levels = [0] * count
-    ready = [number for number in range(count) if waits[number] == 0]
-    for number in ready:  # grows
-        for other in below[number]:
-            levels[other] = max(levels[other], levels[number] + 1)
-            waits[other] -= 1
-            if waits[other] == 0:
-                ready.append(other)
+    ready = [box for box in range(count) if waiting_for[box] == 0]
+    # The list grows while it is read.
+    for box in ready:
+        for child in children[box]:
+            levels[child] = max(levels[child], levels[box] + 1)
+            waiting_for[child] -= 1
+            if waiting_for[child] == 0:
+                ready.append(child)
     return levels
 
 
 def _is_mirrored(layers: Sequence[Sequence[int]], edges: Sequence[tuple[int, int]]) -> bool:
-    """Whether the fields of boxes are from right to left rather than in their order."""
-    position = {number: i for layer in layers for i, number in enumerate(layer)}
-    order: dict[int, list[int]] = {}
+    """Returns True if most neighbouring fields of boxes stand from right to left.
+
+    Args:
+        layers: the vertices of each layer, from left to right.
+        edges: (start, stop) of each edge, in the order of the fields.
+    """
+    position = {vertex: i for layer in layers for i, vertex in enumerate(layer)}
+    child_positions: dict[int, list[int]] = {}
     for start, stop in edges:
-        order.setdefault(start, []).append(position[stop])
-    steps = [one < other for below in order.values() for one, other in itertools.pairwise(below)]
-    return sum(steps) * 2 < len(steps)
+        child_positions.setdefault(start, []).append(position[stop])
+    is_in_order = [a < b for positions in child_positions.values() for a, b in itertools.pairwise(positions)]
+    return sum(is_in_order) * 2 < len(is_in_order)
 
 
-def _across(layers: Sequence[Sequence[int]], widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> list[float]:
-    """Where the middle of each is, from left to right."""
-    above: list[list[int]] = [[] for _ in widths]
-    below: list[list[int]] = [[] for _ in widths]
+def _horizontal_positions(
+    layers: Sequence[Sequence[int]], widths: Sequence[float], edges: Sequence[tuple[int, int]]
+) -> list[float]:
+    """Returns the x coordinate of the middle of each vertex. The leftmost edge of a vertex is at 0.
+
+    Args:
+        layers: the vertices of each layer, from left to right.
+        widths: width of each vertex.
+        edges: (start, stop) of each edge.
+    """
+    parents: list[list[int]] = [[] for _ in widths]
+    children: list[list[int]] = [[] for _ in widths]
     for start, stop in edges:
-        above[stop].append(start)
-        below[start].append(stop)
+        parents[stop].append(start)
+        children[start].append(stop)
     xs = [0.0] * len(widths)
+    # At first, each layer is packed around 0.
     for layer in layers:
         _settle(layer, [0.0] * len(layer), widths, xs)
+    # Then each layer moves towards its parents, from top to bottom, and towards its children, from bottom to top.
     for sweep in range(_SWEEPS):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
-            near = above if sweep % 2 == 0 else below
-            wanted = [
-                sum(xs[other] for other in near[number]) / len(near[number]) if near[number] else xs[number]
-                for number in layer
-            ]
-            _settle(layer, wanted, widths, xs)
-    left = min(x - width / 2 for x, width in zip(xs, widths, strict=True))
-    return [x - left for x in xs]
+            neighbours = parents if sweep % 2 == 0 else children
+            targets = [_mean_position(neighbours[vertex], xs, default=xs[vertex]) for vertex in layer]
+            _settle(layer, targets, widths, xs)
+    leftmost = min(x - width / 2 for x, width in zip(xs, widths, strict=True))
+    return [x - leftmost for x in xs]
 
 
-def _settle(layer: Sequence[int], wanted: Sequence[float], widths: Sequence[float], xs: list[float]) -> None:
-    """Moves a layer as near as can be to where it is wanted, in its order and without overlaps.
+def _mean_position(vertices: Sequence[int], xs: Sequence[float], *, default: float) -> float:
+    """Returns the mean x coordinate of vertices, or `default` if there are none."""
+    return sum(xs[vertex] for vertex in vertices) / len(vertices) if vertices else default
 
-    Where two would overlap they move as one, by least squares: the pool of adjacent violators (Ayer and others, 1955).
+
+def _settle(layer: Sequence[int], targets: Sequence[float], widths: Sequence[float], xs: list[float]) -> None:
+    """Moves the vertices of a layer as near as possible to their targets, in their order and without overlaps.
+
+    The squares of the distances to the targets are minimal in sum. The algorithm is the pool of adjacent violators
+    (Ayer and others, 1955): neighbours that would overlap are pooled, and a pool moves as one.
+
+    Args:
+        layer: the vertices, from left to right.
+        targets: the x coordinate that each of them should have.
+        widths: width of each vertex of the drawing.
+        xs: x coordinate of each vertex of the drawing. Those of the layer are overwritten.
     """
-    offsets, at = list[float](), 0.0
-    for i, number in enumerate(layer):
+    # Distance of each vertex from the first one, if they stand as near together as possible.
+    offsets, offset_so_far = list[float](), 0.0
+    for i, vertex in enumerate(layer):
         if i:
-            at += (widths[layer[i - 1]] + widths[number]) / 2 + _GAP
-        offsets.append(at)
-    pools: list[tuple[float, int]] = []  # the mean of what its members want, without their offsets, and how many
-    for target, offset in zip(wanted, offsets, strict=True):
+            offset_so_far += (widths[layer[i - 1]] + widths[vertex]) / 2 + _GAP
+        offsets.append(offset_so_far)
+    # Pools from left to right: the mean of the members' targets, each less its offset, and the number of members.
+    pools: list[tuple[float, int]] = []
+    for target, offset in zip(targets, offsets, strict=True):
         pools.append((target - offset, 1))
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (one, n), (other, m) = pools[-2:]
-            pools[-2:] = [((one * n + other * m) / (n + m), n + m)]
+            (left_mean, n), (right_mean, m) = pools[-2:]
+            pools[-2:] = [((left_mean * n + right_mean * m) / (n + m), n + m)]
     means = [mean for mean, count in pools for _ in range(count)]
-    for number, mean, offset in zip(layer, means, offsets, strict=True):
-        xs[number] = mean + offset
+    for vertex, mean, offset in zip(layer, means, offsets, strict=True):
+        xs[vertex] = mean + offset
 
 
 def _height(layer: Sequence[int], sizes: Sequence[Extent]) -> float:
-    return max((sizes[number].height for number in layer), default=0.0)
+    """Returns the height of the highest vertex of a layer."""
+    return max((sizes[vertex].height for vertex in layer), default=0.0)
 
 
-def _down(layers: Sequence[Sequence[int]], sizes: Sequence[Extent]) -> tuple[list[float], float]:
-    """Where each layer begins, and where all ends."""
-    tops, at = list[float](), 0.0
+def _vertical_positions(layers: Sequence[Sequence[int]], sizes: Sequence[Extent]) -> tuple[list[float], float]:
+    """Returns the y coordinate of the top of each layer, and the height of the drawing.
+
+    Args:
+        layers: the vertices of each layer.
+        sizes: size of each vertex.
+    """
+    tops, top = list[float](), 0.0
     for layer in layers:
-        tops.append(at)
-        at += _height(layer, sizes) + _BETWEEN_LAYERS
-    return tops, at - _BETWEEN_LAYERS
+        tops.append(top)
+        top += _height(layer, sizes) + _BETWEEN_LAYERS
+    return tops, top - _BETWEEN_LAYERS

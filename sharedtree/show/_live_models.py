@@ -1,4 +1,4 @@
-"""The description of a live model, from the walk that every transform uses."""
+"""Makes the description of a live model from its flat DAG: the records and objects that every transform reads, too."""
 
 from typing import Any
 
@@ -12,36 +12,45 @@ from ..core._printing import printable
 from ..core._structure import LEAF, FlatDag, Node, roles_in
 from ..ties._list_ties import is_inexact, nbytes_of, read_tree, sources_of_view, text_of_function
 from ..tree._dag import Dag
-from ._description import Description, Part
+from ._description import Description, Edge, Part
 
-_OWN = frozenset[str]().union(*[library.attributes.own_entries for library in LIBRARIES])
-"""Under which names libraries keep what is theirs in an instance."""
+_LIBRARY_ENTRIES = frozenset[str]().union(*[library.attributes.own_entries for library in LIBRARIES])
+"""Names under which libraries keep entries of their own in an instance. Such an entry is no part of the model."""
 
-_NUMBERED = [f"[{i}]" for i in range(1_000)]
+# The usual steps, made once: a list of a thousand layers needs no call of `keystr`.
+_INDEX_STEPS = [f"[{i}]" for i in range(1_000)]
 
 
 def description_of(tree: Any) -> Description:
-    """Describes a model.
+    """Makes the description of a model.
 
     Args:
-        tree: a module, or any container of modules and arrays; of a Dag, its model.
+        tree: a module, or any container of modules and arrays. A `Dag` is described as the model that it holds.
 
     Raises:
         CycleError: if an object contains itself.
         UnregisteredTypeError: if `tree` is no pytree.
     """
     if isinstance(tree, Dag):
-        read = FlatDag.of_leaves(tree.structure, jtu.tree_leaves(tree))
+        # A Dag has walked its model already.
+        flat_dag = FlatDag.of_leaves(tree.structure, jtu.tree_leaves(tree))
     else:
         _require_tree(tree)
-        read = read_tree(tree)
-    return Description(_parts(read), read.root)
+        flat_dag = read_tree(tree)
+    return Description(_parts(flat_dag), flat_dag.root)
 
 
 def _require_tree(tree: Any) -> None:
+    """Returns if an object is a pytree node or an array.
+
+    Raises:
+        UnregisteredTypeError: if it is neither. The error says what to pass for a class, a file, a function and any
+            other object.
+    """
     if node_type_of(tree) is not None or hasattr(tree, "dtype"):
         return
-    is_class, name = isinstance(tree, type), printable(getattr(tree, "__name__", type(tree).__name__))
+    is_class = isinstance(tree, type)
+    name = printable(getattr(tree, "__name__", type(tree).__name__))
     if is_class:
         advice = f"Make a model of it first:\n    sharedtree.summary({name}(...))"
     elif isinstance(tree, str | bytes) or hasattr(tree, "__fspath__"):
@@ -56,64 +65,89 @@ def _require_tree(tree: Any) -> None:
             "Pass a model, or register its class:\n"
             f"    jax.tree_util.register_pytree_node({type(tree).__name__}, flatten, unflatten)"
         )
-    what = f"The class `{name}`" if is_class else f"A `{type(tree).__name__}`"
-    raise UnregisteredTypeError(f"{what} is no pytree, so there is nothing to show.\n{advice}", ("",))
+    subject = f"The class `{name}`" if is_class else f"A `{type(tree).__name__}`"
+    raise UnregisteredTypeError(f"{subject} is no pytree, so there is nothing to show.\n{advice}", ("",))
 
 
-def _parts(read: FlatDag) -> list[Part | None]:
+def _parts(flat_dag: FlatDag) -> list[Part | None]:
+    """Returns one part for each record, at the record's number. None for static values and `None`."""
     parts: list[Part | None] = []
-    roles = roles_in(read)
-    for number, (op, children) in enumerate(read.records):
+    roles = roles_in(flat_dag)
+    for number, (op, children) in enumerate(flat_dag.records):
         if op is LEAF:
-            part = _leaf(read.leaves[number])
+            part = _leaf(flat_dag.leaves[number])
+            # State, such as the running mean of a batch norm, is not trained.
             parts.append(part._replace(parameters=0) if roles.is_state(number) else part)
         elif type(op) is not Node or op.type.cls is type(None):
             parts.append(None)
         elif op.type.is_view:
-            sources = sources_of_view(read, number)
+            # The aux data of a view is its function, kept as a static value, which `peek` returns.
+            sources = sources_of_view(flat_dag, number)
             steps = tuple([f".of[{i}]" for i in range(len(sources))])
             through = text_of_function(op.aux.peek())
             parts.append(Part("module", printable(op.type.cls.__name__), tuple(sources), steps, through=through))
         else:
-            parts.append(_node(op, children, parts, read))
+            parts.append(_node(op, children, parts, flat_dag))
     return parts
 
 
-def _node(op: Node, children: tuple[int, ...], parts: list[Part | None], read: FlatDag) -> Part:
-    kept = [
-        (child, _step(key))
-        for key, child in zip(op.keys, children, strict=True)
-        if parts[child] is not None and getattr(key, "name", None) not in _OWN
-    ]
+def _node(op: Node, children: tuple[int, ...], parts: list[Part | None], flat_dag: FlatDag) -> Part:
+    """Returns the part of a module or container.
+
+    Args:
+        op: node type and keys of the record.
+        children: the numbers of its children.
+        parts: the parts of all earlier records, which include the children.
+        flat_dag: the flat DAG of the model.
+    """
+    edges: list[Edge] = []
+    for key, child in zip(op.keys, children, strict=True):
+        if parts[child] is not None and getattr(key, "name", None) not in _LIBRARY_ENTRIES:
+            edges.append(Edge(child, _step(key)))
     name = printable(op.type.cls.__name__)
-    if op.type.convention == "variable" and len(kept) == 1 and read.records[kept[0][0]][0] is LEAF:
-        held = parts[kept[0][0]]
+    # A variable of Flax NNX that holds one array is shown as that array, under the variable's class.
+    if op.type.convention == "variable" and len(edges) == 1 and flat_dag.records[edges[0].child][0] is LEAF:
+        array_part = parts[edges[0].child]
         # A reference is an object of its own, which other variables may hold too.
-        if held is not None and not isinstance(read.leaves[kept[0][0]], jax.Ref):
-            return held._replace(name=name, has_identity=True)
+        if array_part is not None and not isinstance(flat_dag.leaves[edges[0].child], jax.Ref):
+            return array_part._replace(name=name, has_identity=True)
     return Part(
         "container" if op.type.is_plain else "module",
         name,
-        tuple([child for child, _ in kept]),
-        tuple([step for _, step in kept]),
+        tuple([edge.child for edge in edges]),
+        tuple([edge.step for edge in edges]),
         has_identity=op.type.carries_identity,
     )
 
 
 def _leaf(leaf: Any) -> Part:
+    """Returns the part of a traced leaf: an array, a reference, an abstract array or a number."""
     if not carries_identity(leaf):
+        # Python and NumPy scalars. A Python scalar is shown by its class, such as `float`, since it has no dtype.
         array = np.asarray(leaf)
         dtype = str(array.dtype) if isinstance(leaf, np.generic) else type(leaf).__name__
-        return Part("number", "", (), (), (), dtype, int(is_inexact(leaf)), array.nbytes, has_identity=False)
+        parameters = int(is_inexact(leaf))
+        return Part(
+            "number",
+            "",
+            shape=(),
+            dtype=dtype,
+            parameters=parameters,
+            nbytes=array.nbytes,
+            has_identity=False,
+        )
     shape = tuple(leaf.shape)
-    size = int(np.prod(shape, dtype=np.int64)) if is_inexact(leaf) else 0
+    # The default integer of NumPy has 32 bits on some platforms, which is too small for the size of a large array.
+    parameters = int(np.prod(shape, dtype=np.int64)) if is_inexact(leaf) else 0
     name = "NumPy" if isinstance(leaf, np.ndarray) else ""
     name = "abstract" if isinstance(leaf, jax.ShapeDtypeStruct) else name
     name = "Ref" if isinstance(leaf, jax.Ref) else name
-    return Part("array", name, (), (), shape, printable(str(leaf.dtype)), size, nbytes_of(leaf))
+    dtype = printable(str(leaf.dtype))
+    return Part("array", name, shape=shape, dtype=dtype, parameters=parameters, nbytes=nbytes_of(leaf))
 
 
 def _step(key: Any) -> str:
-    if type(key) is jtu.SequenceKey and key.idx < len(_NUMBERED):
-        return _NUMBERED[key.idx]
+    """Returns the text of a key of JAX, such as `.weight`, with escapes for characters that a terminal obeys."""
+    if type(key) is jtu.SequenceKey and key.idx < len(_INDEX_STEPS):
+        return _INDEX_STEPS[key.idx]
     return printable(jtu.keystr((key,)))

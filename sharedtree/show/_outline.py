@@ -1,11 +1,15 @@
-"""A description as people look at it: what is equal and repeated stands there once, and every tie has a number.
+"""Outline of a description, as people look at a model: equal neighbours stand there once, and every tie has a number.
 
-The outline is a DAG as the model is. From it come the rows of tables and the boxes of drawings.
+The outline is a DAG like the model. The rows of tables and the boxes of drawings are made from it.
 
-Of neighbours that are equal one stands for all: `.layers[0]` to `.layers[11]`. Two blocks are equal if their classes,
-fields, shapes and dtypes are, and what is tied. A block that something else of the model is tied to, such as the layer
-whose weight is the head's, stands for itself. What all blocks hold together, as one object, does not part them. Values
-and what is static are not compared.
+Neighbouring children that are equal form a *run*, and the first of them is shown for all: `.layers[0]` to `.layers[11]`
+become `.layers[0..11] ×12`. Two blocks (a block is a part with all that is below it) are equal if their classes,
+fields, shapes, dtypes and ties are equal. Values and static fields are not compared.
+
+A block that is tied to another part of the model is not equal to its neighbours. An example is the first layer, if its
+weight is also the weight of the head. Parts that all blocks of a run hold in common, as one object, are allowed.
+
+Two words of `_description`: a *place* is an edge that leads to a part, and a *step* is the text of that edge.
 """
 
 import functools
@@ -16,22 +20,25 @@ from typing import Literal, NamedTuple
 from ..ties._list_ties import MOST_SOURCES
 from ._description import Description, Part, Size, joined
 
-_FEWEST = 3  # two layers are shown as they are
+# Two equal layers are shown as two layers.
+_SHORTEST_RUN = 3
 
-_NUMBER = re.compile(r"^(.*?)(\d+)(\D*)$", re.DOTALL)
+# A step is split at its last number: `[12]` into `[`, `12`, `]`.
+_LAST_NUMBER = re.compile(r"^(.*?)(\d+)(\D*)$", re.DOTALL)
 
-_VISITS = 50  # how many pairs are compared for each part of the model, on average: a hostile file asks for more
+# Most comparisons of two parts, for each part of the model on average. A file made by an attacker could need far more.
+_COMPARISONS = 50
 
 
 class Run(NamedTuple):
-    """Neighbours of which the first is shown.
+    """Neighbouring children that are shown as one. Most runs are a single child.
 
     Attributes:
-        label: what leads to all of them: `[0..11]`.
-        child: the number of the first.
-        members: the numbers of all.
-        how: `"one"`: there is one; `"equal"`: they are equal; `"same"`: they are one object.
-        common: the numbers of what they hold together.
+        label: text of the edges to all members: `[0..11]`.
+        child: number of the first member, which is shown.
+        members: numbers of all members.
+        how: `"one"` if the run has one member, `"equal"` if the members are equal, `"same"` if they are one object.
+        common: numbers of the parts that all members hold in common, as one object.
     """
 
     label: str
@@ -44,47 +51,66 @@ class Run(NamedTuple):
 class EqualBlocks:
     """Finds runs of equal neighbours in a model.
 
-    Cost: one look at each part to begin with; then, of the parts that are asked for, one at each part of neighbours.
+    Cost: one step for each part when it is made. Then, for each part whose runs are asked for, one step for each part
+    below its children.
     """
 
     def __init__(self, description: Description) -> None:
+        """Gives each part the number of its shape class. Parts with different numbers are never equal."""
         self._description = description
-        self._left = _VISITS * len(description) + 10_000
-        known: dict[object, int] = {}
-        self._forms = [-1] * len(description)
+        # Number of comparisons that are still allowed.
+        self._budget = _COMPARISONS * len(description) + 10_000
+        class_numbers: dict[object, int] = {}
+        # Part → number of its shape class: its own class, shape and so on, and the shape classes of its children.
+        self._shape_classes = [-1] * len(description)
+        # Children have smaller numbers than their parents.
         for number in sorted(description.reached):
             part = description[number]
-            below = tuple([self._forms[child] for child in part.children])
-            # The sizes follow from the rest, but for classes whose numbers differ in kind.
-            form = (part.kind, part.name, part.steps, part.shape, part.dtype, part.nbytes, part.through, below)
-            self._forms[number] = known.setdefault(form, len(known))
+            children = tuple([self._shape_classes[child] for child in part.children])
+            # `nbytes` follows from the rest, unless two classes of numbers have one name and different sizes.
+            key = (part.kind, part.name, part.steps, part.shape, part.dtype, part.nbytes, part.through, children)
+            self._shape_classes[number] = class_numbers.setdefault(key, len(class_numbers))
 
     def runs(self, number: int) -> Iterator[Run]:
-        """The children of a part, those that are equal as one."""
+        """Yields the children of a part as runs, in order."""
         part = self._description[number]
         children, steps = part.children, part.steps
         start = 0
         while start < len(children):
             stop, how, common = self._run_from(children, steps, start)
             if how == "same" and stop - start > 1 and self._is_new(children, start):
-                stop, how = start + 1, "one"  # where it comes first it is shown, and the rest point there
+                # The first place of an object has a line of its own, to which the line of the others refers.
+                stop, how = start + 1, "one"
             members = tuple(children[start:stop])
             label = steps[start] if stop - start == 1 else _label(steps[start:stop])
             yield Run(label, children[start], members, how if stop - start > 1 else "one", common)
             start = stop
 
     def _is_new(self, children: Sequence[int], start: int) -> bool:
+        """Returns True unless the child before it is the same object."""
         return start == 0 or children[start - 1] != children[start]
 
     def _run_from(
         self, children: Sequence[int], steps: Sequence[str], start: int
     ) -> tuple[int, Literal["one", "equal", "same"], frozenset[int]]:
+        """Finds the run that begins with one child.
+
+        Args:
+            children: all children of a part.
+            steps: text of the edge to each child.
+            start: index of the first member.
+
+        Returns:
+            The index after the last member, and `how` and `common` of the run.
+        """
         first = children[start]
         stop = start + 1
+        # One object several times.
         while stop < len(children) and children[stop] == first and _are_numbered(steps[start], steps[stop]):
             stop += 1
         if stop - start > 1:
             return stop, "same", frozenset()
+        # Objects that are equal to the first.
         common: set[int] = set()
         while stop < len(children) and _are_numbered(steps[start], steps[stop]):
             shared = self._shared_by(first, children[stop])
@@ -92,56 +118,69 @@ class EqualBlocks:
                 break
             common |= shared
             stop += 1
-        if stop - start < _FEWEST:
+        if stop - start < _SHORTEST_RUN:
             return start + 1, "one", frozenset()
         return stop, "equal", frozenset(common)
 
     def _shared_by(self, a: int, b: int) -> set[int] | None:
-        """What two blocks that are equal hold together; None if they are not equal."""
-        places, forms = self._description.places, self._forms
-        if a == b or forms[a] != forms[b] or places[a] > 1 or places[b] > 1:
+        """Compares two blocks.
+
+        Returns:
+            The parts that the two hold in common, as one object. None if the blocks are not equal, if one of them is
+            tied to another part of the model, or if the allowed comparisons are used up.
+        """
+        place_counts, shape_classes = self._description.places, self._shape_classes
+        if a == b or shape_classes[a] != shape_classes[b] or place_counts[a] > 1 or place_counts[b] > 1:
             return None
+        # The parts of the two blocks must correspond one to one. Otherwise the ties within the blocks differ.
         to_b, to_a, common = {a: b}, {b: a}, set[int]()
-        met_a, met_b = {a: 1}, {b: 1}
+        # Part → number of its places within the block.
+        places_in_a, places_in_b = {a: 1}, {b: 1}
         stack = [(a, b)]
         while stack:
-            one, other = stack.pop()
-            for x, y in zip(self._description[one].children, self._description[other].children, strict=True):
-                self._left -= 1
-                if self._left < 0:
+            part_a, part_b = stack.pop()
+            children = zip(self._description[part_a].children, self._description[part_b].children, strict=True)
+            for x, y in children:
+                self._budget -= 1
+                if self._budget < 0:
                     return None
                 if x == y:
                     common.add(x)
                     continue
                 if to_b.setdefault(x, y) != y or to_a.setdefault(y, x) != x:
                     return None
-                met_a[x], met_b[y] = met_a.get(x, 0) + 1, met_b.get(y, 0) + 1
-                if met_a[x] == 1:
+                places_in_a[x], places_in_b[y] = places_in_a.get(x, 0) + 1, places_in_b.get(y, 0) + 1
+                if places_in_a[x] == 1:
                     stack.append((x, y))
-        # Nothing but the block itself holds what is in it.
-        is_closed = all(places[x] == met_a[x] for x in met_a) and all(places[y] == met_b[y] for y in met_b)
+        # A part with further places in the model ties its block to something else.
+        is_a_closed = all(place_counts[x] == places_in_a[x] for x in places_in_a)
+        is_closed = is_a_closed and all(place_counts[y] == places_in_b[y] for y in places_in_b)
         return common if is_closed else None
 
 
-def _are_numbered(one: str, other: str) -> bool:
-    """Whether two steps differ in nothing but their last number."""
-    a, b = _NUMBER.match(one), _NUMBER.match(other)
-    return a is not None and b is not None and (a[1], a[3]) == (b[1], b[3])
+def _are_numbered(a: str, b: str) -> bool:
+    """Returns True if two steps differ in their last number only: `[0]` and `[1]`, `.layer1` and `.layer2`."""
+    match_a, match_b = _LAST_NUMBER.match(a), _LAST_NUMBER.match(b)
+    return match_a is not None and match_b is not None and (match_a[1], match_a[3]) == (match_b[1], match_b[3])
 
 
 def _label(steps: Sequence[str]) -> str:
-    """`[0..11]`; of keys in another order than their numbers', the lowest and the highest."""
-    parts = [match.groups() for match in map(_NUMBER.match, steps) if match]
+    """Returns one text for the steps of a run: `[0..11]`, with the lowest and the highest number.
+
+    The keys of a dict may stand in another order than their numbers. Numbers are compared as texts without leading
+    zeros, by length first, since a file may have numbers of any length.
+    """
+    parts = [match.groups() for match in map(_LAST_NUMBER.match, steps) if match]
     numbers = sorted([number for _, number, _ in parts], key=lambda text: (len(text.lstrip("0")), text.lstrip("0")))
     return f"{parts[0][0]}{numbers[0]}..{numbers[-1]}{parts[0][2]}"
 
 
 class Place(NamedTuple):
-    """Where a tied part is.
+    """A path of an outline at which a tied part is.
 
     Attributes:
-        path: to it; of equal blocks, with the numbers of all: `.layers[0..11].norm`.
-        repeats: how many places of the model that stands for.
+        path: the path, in which a run has the numbers of all members: `.layers[0..11].norm`.
+        repeats: number of places of the model that the path stands for.
     """
 
     path: str
@@ -152,10 +191,10 @@ class TieShown(NamedTuple):
     """A tie of an outline.
 
     Attributes:
-        mark: its number, from 1 on.
-        number: of the part.
-        places: where it is, the first place first.
-        times: how many ties of the model it stands for: one in each of so many equal blocks.
+        mark: the number that people see, from 1 on.
+        number: number of the tied part.
+        places: the places of the part, the first one first.
+        times: number of ties of the model that it stands for. A tie within a run has one in each member.
     """
 
     mark: int
@@ -165,7 +204,7 @@ class TieShown(NamedTuple):
 
     @property
     def num_places(self) -> int:
-        """How many places of the model hold the object."""
+        """Number of places of the model that hold one such object."""
         return sum(place.repeats for place in self.places) // self.times
 
 
@@ -173,17 +212,19 @@ class Row(NamedTuple):
     """A line of an outline.
 
     Attributes:
-        depth: how deep it lies.
-        step: what leads to it from the line above it that is less deep.
-        path: from the root.
-        part: what is there.
-        repeats: how many neighbours it stands for.
-        size: of all of them, what comes first there and below. Within equal blocks, that of one.
-        mark: the number of its tie.
-        tied_to: the path where the same object came first, if this is another place.
-        is_again: whether it was shown before, tied or not.
-        is_cut: whether there is more below that is not shown.
-        view: of a view, its function and what it is computed from: `transpose(.embed.weight)`.
+        depth: number of levels below the root.
+        step: text of the edge from the row of its parent.
+        path: path from the root.
+        part: the part that the row shows.
+        repeats: number of neighbours that the row stands for.
+        size: size of these neighbours together, each with the parts below it that have their first place there. Rows
+            within a run have the size of one member.
+        mark: number of its tie. None if the part is not tied.
+        tied_to: path of the first place of a tied part, if this row is another place. Otherwise None.
+        is_again: True if the part has its first place in another row, tied or not.
+        is_cut: True if the part has children that are not shown, because they are too deep.
+        view: the function of a view and the paths that it is computed from: `transpose(.embed.weight)`. Otherwise
+            empty.
     """
 
     depth: int
@@ -199,68 +240,106 @@ class Row(NamedTuple):
     view: str = ""
 
 
-_NOWHERE = (-1, -1)
+class _PlaceOfRun(NamedTuple):
+    """Position of a run in the outline.
+
+    Attributes:
+        parent: number of the part that holds the run.
+        run_index: index of the run among those of the parent.
+    """
+
+    parent: int
+    run_index: int
+
+
+# The root is in no run.
+_PLACE_OF_ROOT = _PlaceOfRun(-1, -1)
+
+
+class _Visit(NamedTuple):
+    """A run that `Outline` has yet to look at.
+
+    Attributes:
+        number: number of the part that the run shows.
+        path: path to it.
+        num_places: number of places of the model that the run stands for.
+        num_objects: number of objects of the model that the run stands for.
+        place: position of the run.
+    """
+
+    number: int
+    path: str
+    num_places: int
+    num_objects: int
+    place: _PlaceOfRun
 
 
 class Outline:
-    """A description with its runs of equal blocks, and its ties by number.
+    """A description with its runs of equal blocks and its ties by number.
 
     Args:
-        description: of a model.
+        description: the description of a model.
 
     Attributes:
         description: the same.
-        runs: number → its children, equal neighbours as one; of every part that is shown.
-        ties: all of them, by the number of the part, in the order in which they come first.
+        runs: number of a shown part → its children, as runs.
+        ties: number of a tied part → its tie, in the order of the first places.
 
     Cost: linear in the parts and the places.
     """
 
     def __init__(self, description: Description) -> None:
+        """Walks over all runs, from the root down, and collects runs, first paths and ties."""
         self.description = description
         self.runs: dict[int, tuple[Run, ...]] = {}
         self._paths: dict[int, str] = {description.root: ""}
         blocks = EqualBlocks(description)
-        times: dict[int, int] = {description.root: 1}  # how many objects of the model a part stands for
-        common: dict[int, int] = {}
+        # Part → number of objects of the model that it stands for.
+        object_counts: dict[int, int] = {description.root: 1}
+        # The same for a part that is common to all members of a run: it is one object, however many members there are.
+        common_counts: dict[int, int] = {}
         places: dict[int, list[Place]] = {}
-        self._first: dict[int, tuple[int, int]] = {}  # number → the parent and the run where it comes first
-        stack: list[tuple[int, str, int, int, tuple[int, int]]] = [(description.root, "", 1, 1, _NOWHERE)]
-        below_views: list[tuple[int, str, int, int, tuple[int, int]]] = []
+        # Part → its first place.
+        self._first_places: dict[int, _PlaceOfRun] = {}
+        stack = [_Visit(description.root, "", 1, 1, _PLACE_OF_ROOT)]
+        below_views: list[_Visit] = []
         while stack or below_views:
             if not stack:
                 stack, below_views = below_views[::-1], []
-            number, path, count, own_times, place = stack.pop()
+            number, path, num_places, num_objects, place = stack.pop()
             if description.is_tied(number):
-                places.setdefault(number, []).append(Place(path, count))
+                places.setdefault(number, []).append(Place(path, num_places))
             if number in self.runs:
                 continue
-            self._paths[number], self._first[number] = path, place
-            times[number] = common.get(number, own_times)
+            # The first place of the part.
+            self._paths[number], self._first_places[number] = path, place
+            object_counts[number] = common_counts.get(number, num_objects)
             self.runs[number] = tuple(blocks.runs(number))
-            entries: list[tuple[int, str, int, int, tuple[int, int]]] = []
+            visits: list[_Visit] = []
             for i, run in enumerate(self.runs[number]):
-                for each in run.common:
-                    common.setdefault(each, times[number])
-                places_below = times[number] * len(run.members)
-                objects_below = places_below if run.how == "equal" else times[number]
-                entries.append((run.child, joined(path, run.label), places_below, objects_below, (number, i)))
-            # What a view is computed from is shown at its own place, if it has one.
+                for shared in run.common:
+                    common_counts.setdefault(shared, object_counts[number])
+                places_of_run = object_counts[number] * len(run.members)
+                objects_of_run = places_of_run if run.how == "equal" else object_counts[number]
+                run_path, run_place = joined(path, run.label), _PlaceOfRun(number, i)
+                visits.append(_Visit(run.child, run_path, places_of_run, objects_of_run, run_place))
+            # The sources of a view come last, so that each is shown at a place outside views, if it has one.
             if description[number].through:
-                below_views.extend(entries)
+                below_views.extend(visits)
             else:
-                stack.extend(reversed(entries))
-        order = [number for number in self._paths if number in places]
+                stack.extend(reversed(visits))
+        tied = [number for number in self._paths if number in places]
         self.ties = {
-            number: TieShown(mark, number, tuple(places[number]), times[number]) for mark, number in enumerate(order, 1)
+            number: TieShown(mark, number, tuple(places[number]), object_counts[number])
+            for mark, number in enumerate(tied, 1)
         }
 
     def path(self, number: int) -> str:
-        """The first path to a part that is shown."""
+        """Returns the path to the first place of a part that is shown."""
         return self._paths[number]
 
     def view(self, number: int) -> str:
-        """The function of a view and the paths of what it is computed from. Empty for other parts."""
+        """Returns the function of a view and the paths that it is computed from. Empty for other parts."""
         part = self.description[number]
         if not part.through:
             return ""
@@ -270,46 +349,63 @@ class Outline:
         return f"{part.through}({', '.join(paths)})"
 
     def is_elsewhere(self, number: int) -> bool:
-        """Tells whether a part is a view, all of whose sources are shown at places of their own."""
+        """Returns True if a part is a view, and all parts that it is computed from have first places outside it.
+
+        Then nothing needs to be shown below the view.
+        """
         part = self.description[number]
-        return bool(part.through) and all(self._first[child][0] != number for child in part.children)
+        return bool(part.through) and all(self._first_places[child].parent != number for child in part.children)
 
     @functools.cached_property
     def rows(self) -> tuple[Row, ...]:
-        """All lines."""
+        """All rows, from the root down."""
         return tuple(self.iterate())
 
     def iterate(self, depth: int | None = None) -> Iterator[Row]:
-        """The lines from the root down.
+        """Yields the rows from the root down.
 
         Args:
-            depth: how many levels below the root are shown. Default: all.
+            depth: number of levels below the root that are shown. Default: all.
         """
         root = Run("", self.description.root, (self.description.root,))
-        stack: list[tuple[Run, str, int, tuple[int, int]]] = [(root, "", 0, _NOWHERE)]
+        # Each entry is a run, the path of its parent, its depth and its place.
+        stack: list[tuple[Run, str, int, _PlaceOfRun]] = [(root, "", 0, _PLACE_OF_ROOT)]
         while stack:
-            run, above, level, place = stack.pop()
-            # Also where the first place lies too deep to be shown: its size is part of what is shown there.
-            row = self._row(run, above, level, is_again=self._first[run.child] != place, depth=depth)
+            run, parent_path, level, place = stack.pop()
+            # A second place stays one even if the first lies too deep to be shown. The size of the part is in the row
+            # under which its first place is hidden, and would be counted twice here.
+            row = self._row(run, parent_path, level, is_again=self._first_places[run.child] != place, depth=depth)
             yield row
             if not row.is_again and not row.is_cut and not self.is_elsewhere(run.child):
                 runs = self.runs[run.child]
-                stack.extend([(runs[i], row.path, level + 1, (run.child, i)) for i in range(len(runs) - 1, -1, -1)])
+                last = len(runs) - 1
+                stack.extend([(runs[i], row.path, level + 1, _PlaceOfRun(run.child, i)) for i in range(last, -1, -1)])
 
-    def _row(self, run: Run, above: str, level: int, *, is_again: bool, depth: int | None) -> Row:
+    def _row(self, run: Run, parent_path: str, level: int, *, is_again: bool, depth: int | None) -> Row:
+        """Makes the row of a run.
+
+        Args:
+            run: the run.
+            parent_path: path of the part that holds it.
+            level: depth of the row.
+            is_again: True if the part has its first place in another row.
+            depth: the deepest level that is shown. None for all.
+        """
         sizes, tie = self.description.sizes, self.ties.get(run.child)
+        # Members of other runs are one object, whose size counts once.
         members = run.members if run.how == "equal" else run.members[:1]
         size = Size(sum(sizes[i].parameters for i in members), sum(sizes[i].nbytes for i in members))
+        is_deepest = level == depth and not is_again
         return Row(
-            level,
-            run.label,
-            joined(above, run.label),
-            self.description[run.child],
-            len(run.members),
-            Size(0, 0) if is_again else size,
-            tie.mark if tie else None,
-            self.path(run.child) if is_again and tie else None,
-            is_again,
-            level == depth and not is_again and bool(self.runs[run.child]) and not self.is_elsewhere(run.child),
-            self.view(run.child),
+            depth=level,
+            step=run.label,
+            path=joined(parent_path, run.label),
+            part=self.description[run.child],
+            repeats=len(run.members),
+            size=Size(0, 0) if is_again else size,
+            mark=tie.mark if tie else None,
+            tied_to=self.path(run.child) if is_again and tie else None,
+            is_again=is_again,
+            is_cut=is_deepest and bool(self.runs[run.child]) and not self.is_elsewhere(run.child),
+            view=self.view(run.child),
         )

@@ -1,4 +1,4 @@
-"""`summary`: a model as a table."""
+"""`summary` shows a model as a table. `_tables` makes the lines, from the outline that `_outline` makes."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,27 +8,30 @@ from ._live_models import description_of
 from ._outline import Outline, Row
 from ._tables import RICH_STYLES, Line, html_table, table_lines
 
+# Default of the most rows that are printed.
 MOST_ROWS = 1_000
 
+# A table is at least this wide, in characters, even on a narrower terminal.
 _NARROWEST = 20
 
 
 class Summary:
-    """A table of a model: prints as text as wide as the terminal, as HTML in notebooks, in colours with `rich.print`.
+    """Table of a model. It prints as text of the terminal's width, as HTML in notebooks, in colours with `rich.print`.
 
     Attributes:
-        parameters: how many trainable numbers the model has, each tied one once.
-        untied_parameters: how many it would have if nothing were tied.
-        nbytes: of its arrays, each tied one once.
-        untied_nbytes: of its arrays, if nothing were tied.
-        num_ties: how many objects are at several places, without those that are tied because what holds them is.
-        rows: the lines of the table, to any depth.
+        parameters: number of trainable numbers in the model. Those of a tied array count once.
+        untied_parameters: number of trainable numbers if nothing were tied. At most 10^30.
+        nbytes: bytes of the arrays. Those of a tied array count once.
+        untied_nbytes: bytes of the arrays if nothing were tied. At most 10^30.
+        num_ties: number of objects with several places. An object inside a tied module counts only if it has places
+            outside that module, too.
+        rows: all rows of the table, down to the chosen depth.
 
-    It holds texts and numbers, and keeps nothing of the model alive. Where a tree has so many paths that counting them
-    has no end, `untied_parameters` and `untied_nbytes` are at most 10^30.
+    A summary holds texts and numbers only, so it keeps nothing of the model alive.
     """
 
     def __init__(self, outline: Outline, depth: int | None, lines: int) -> None:
+        """Takes the totals of an outline. For `depth` and `lines`, see `summary`."""
         self._outline, self._depth, self._lines = outline, depth, lines
         description = outline.description
         self.parameters, self.nbytes = description.size
@@ -37,15 +40,14 @@ class Summary:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """See the class."""
+        """All rows down to the chosen depth, including those beyond the most rows that are printed."""
         return tuple(self._outline.iterate(self._depth))
 
     def text(self, width: int | None = None) -> str:
-        """The table as text.
+        """Returns the table as text.
 
         Args:
-            width: how many characters a line may have. Columns are left out and paths shortened to fit. Default: any
-                number.
+            width: most characters of a line. Columns are left out and paths shortened to fit. Default: any number.
         """
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self._styled_lines(width))
 
@@ -54,6 +56,7 @@ class Summary:
         return table_lines(self._outline, depth=self._depth, most=self._lines, width=width)
 
     def __str__(self) -> str:
+        # 120 columns where there is no terminal, as in a log file.
         return self.text(shutil.get_terminal_size((120, 24)).columns)
 
     __repr__ = __str__
@@ -66,12 +69,17 @@ class Summary:
 
 
 class _ForRich:
-    """What `rich` asks for lines when it knows how wide its console is."""
+    """Renderable of `rich`. It makes the lines only when rich asks for them, with the width of its console.
+
+    Args:
+        lines: takes a width, and returns the lines of the table.
+    """
 
     def __init__(self, lines: Callable[[int], Iterator[Line]]) -> None:
         self._lines = lines
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        # Only rich calls this method, so rich is installed.
         from rich.text import Text
 
         for line in self._lines(options.max_width):
@@ -79,27 +87,28 @@ class _ForRich:
 
 
 def summary(tree: Any, *, depth: int | None = None, lines: int = MOST_ROWS) -> Summary:
-    """A model as a table: path, class, shape, dtype, parameters, bytes, with every tie marked and counted once.
+    """Shows a model as a table: path, class, shape, dtype, parameters, bytes. Every tie is marked and counted once.
 
-    Three or more equal neighbours (`.layers[0]` to `.layers[11]`) are one row with `×12` and the rows of the first.
-    Equal means: one class, the same fields, shapes, dtypes and ties. Values and static fields are not compared, and a
-    block that is tied to something outside is a row of its own.
+    Three or more equal neighbours (`.layers[0]` to `.layers[11]`) are one row with `×12`, above the rows of the first.
+    Neighbours are equal if they have one class, and equal fields, shapes, dtypes and ties. Values and static fields are
+    not compared. A neighbour that is tied to another part of the model has a row of its own.
 
     Args:
-        tree: a model of any library, any container of models and arrays, or a `Dag`. Abstract arrays will do.
-        depth: how many levels below the root are shown. Default: all.
-        lines: how many rows are printed at most. Default: 1,000.
+        tree: a model of any library, any container of models and arrays, or a `Dag`. Its arrays may be abstract.
+        depth: number of levels below the root that are shown. Default: all.
+        lines: most rows that are printed. Default: 1,000.
 
     Returns:
-        What prints as text, is HTML in a notebook, and colours in `rich.print`; its attributes have the totals.
+        A table that prints as text, is HTML in a notebook, and has colours in `rich.print`. Its attributes have the
+        totals.
 
     Raises:
         CycleError: if an object contains itself.
-        UnregisteredTypeError: if `tree` is no pytree; it says what to do.
+        UnregisteredTypeError: if `tree` is no pytree. The message says what to do.
         ValueError: if `depth` or `lines` is negative.
 
-    Cost: one walk over the nodes, however many paths there are, some 20 microseconds each. No array is read, copied or
-    kept.
+    Cost: one walk over the nodes, about 20 microseconds for each, however many paths lead to them. No array is read,
+    copied or kept.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -119,8 +128,8 @@ def summary(tree: Any, *, depth: int | None = None, lines: int = MOST_ROWS) -> S
         >>> table.parameters, table.untied_parameters
         (15, 27)
 
-    Limitations: what is static and None has no row. Parameters are the numbers of inexact dtypes that are no state, as
-    `count_parameters` counts them, whether they are trained or not. A variable of Flax NNX is one row with its array.
+    Limitations: static leaves and None have no row. Parameters are floating-point or complex numbers that are not
+    state, whether they are trained or not, as in `count_parameters`. A variable of Flax NNX is one row with its array.
     """
     for name, value in (("depth", depth), ("lines", lines)):
         if value is not None and value < 0:

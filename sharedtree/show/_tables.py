@@ -1,16 +1,17 @@
-"""An outline as a table: lines of text as wide as there is room for, with and without colours, or HTML for notebooks.
+"""Outline of a model as a table: lines of text of a chosen width, with or without styles, or HTML for notebooks.
 
-In HTML what is tied is linked with where it came first. All texts of the model are escaped. Colours follow the page:
-text has the page's own, and the mark of a tie one for light and one for dark pages. The mark is a framed number
-besides, for whoever does not see colours.
+A styled line is a tuple of texts, each with the name of its style, which rich or a terminal turns into a colour. In
+HTML, each further place of a tied part is a link to its first place. All texts of the model are escaped. Text has the
+colour of the page around it. The mark of a tie has one colour for light and one for dark pages. It has a frame too,
+for readers who do not see colours.
 """
 
 import html
 import itertools
 import textwrap
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from ._description import MANY, Size
 from ._outline import Outline, Row, TieShown
@@ -18,112 +19,146 @@ from ._outline import Outline, Row, TieShown
 Style = Literal["", "path", "dim", "tie", "head"]
 
 RICH_STYLES = {"": "", "path": "cyan", "dim": "dim", "tie": "yellow", "head": "bold"}
-"""What rich makes of each style."""
+"""Style → the style of rich for it."""
 
 Line = tuple[tuple[str, Style], ...]
+"""A line of text: pieces of text with their styles."""
 
 HEADS = ("path", "class", "shape", "dtype", "parameters", "bytes", "tie")
 
-_TO_THE_RIGHT = (4, 5)
+# Indices of the columns of `HEADS` that hold numbers, which are aligned at the right.
+_NUMBER_COLUMNS = (4, 5)
 
-_LEFT_OUT_FIRST = (5, 3, 1, 2)  # where there is no room
+# Indices of the columns to leave out where the table is too wide, the least useful first.
+_DISPENSABLE_COLUMNS = (5, 3, 1, 2)
 
+# Most levels of indentation, and most characters of the first two columns.
 _MOST_INDENT, _MOST_PATH, _MOST_CLASS = 40, 60, 40
 
+# Most places of a tie and most ties that are listed below a table, and most characters of a place there.
 MOST_PLACES, MOST_TIES, _MOST_PLACE = 8, 100, 120
 
 
-def cells_of(row: Row) -> tuple[str, ...]:
-    """What stands in each column."""
+class _Cells(NamedTuple):
+    """Texts of a row, one for each column of `HEADS`."""
+
+    path: str
+    class_name: str
+    shape: str
+    dtype: str
+    parameters: str
+    nbytes: str
+    tie: str
+
+
+def cells_of(row: Row) -> _Cells:
+    """Returns the texts of a row of an outline."""
     part = row.part
-    what = f"= {row.view}" if row.view else part.name
+    class_name = f"= {row.view}" if row.view else part.name
+    # A further place of a part refers to the first, where its shape and dtype stand.
     if row.is_again:
-        what = f"= {row.tied_to or '(root)'}" if row.tied_to is not None else f"{what} again"
+        class_name = f"= {row.tied_to or '(root)'}" if row.tied_to is not None else f"{class_name} again"
     shape = "" if part.shape is None or row.is_again else str(list(part.shape))
     dtype = "" if row.is_again else part.dtype
-    return (
-        _indented(row) + (" ..." if row.is_cut else ""),
-        what,
-        shape,
-        dtype,
-        figure(row.size.parameters) if row.size.parameters else "",
-        figure(row.size.nbytes) if row.size.nbytes else "",
-        f"#{row.mark}" if row.mark is not None else "",
+    return _Cells(
+        path=_indented(row) + (" ..." if row.is_cut else ""),
+        class_name=class_name,
+        shape=shape,
+        dtype=dtype,
+        parameters=figure(row.size.parameters) if row.size.parameters else "",
+        nbytes=figure(row.size.nbytes) if row.size.nbytes else "",
+        tie=f"#{row.mark}" if row.mark is not None else "",
     )
 
 
 def figure(number: int) -> str:
-    """A number for people."""
+    """Formats a number for people. Counting stops at `MANY`, so larger numbers read "over 10^30"."""
     return f"{number:,}" if number < MANY else "over 10^30"
 
 
 def _indented(row: Row) -> str:
+    """Returns the step of a row behind its indentation. Below a certain depth, the depth is written as a number."""
     indent = "  " * row.depth if row.depth <= _MOST_INDENT else f"{'  ' * _MOST_INDENT}({row.depth}) "
     return f"{indent}{row.step or '(root)'}{times(row.repeats)}"
 
 
 def times(count: int) -> str:
-    """How often something is there."""
+    """Returns ` ×12` for a count of 12, and nothing for a count of 1."""
     return f" ×{count:,}" if count > 1 else ""
 
 
 def table_lines(
     outline: Outline, *, depth: int | None, most: int, width: int | None, how: str = "`depth=` and `lines=`"
 ) -> Iterator[Line]:
-    """The lines of a table, with what is to be said below it.
+    """Yields the lines of a table, and of the totals and ties below it.
 
     Args:
-        outline: of a model.
-        depth: how many levels below the root are shown; None for all.
-        most: how many rows are shown.
-        width: how many characters a line has, if that is bounded.
-        how: what chooses other rows.
+        outline: the outline of a model.
+        depth: number of levels below the root that are shown. None for all.
+        most: most rows that are shown.
+        width: most characters of a line. None for any number.
+        how: names of the options that choose other rows, to be printed if there are more rows.
 
     Cost: memory for the rows that are shown.
     """
     rows = outline.iterate(depth)
     shown = list(itertools.islice(rows, most))
     cells = [cells_of(row) for row in shown]
-    if cells:  # columns that are empty in all rows are left out, which without rows would be all
-        columns = _columns([HEADS, *cells], width)
-        yield tuple((text, "head") for text in columns(HEADS))
+    # Columns that are empty in all rows are left out. Without rows that would be all columns, so the heads go, too.
+    if cells:
+        format_line = _line_formatter([HEADS, *cells], width)
+        yield tuple((text, "head") for text in format_line(HEADS))
         for row, texts in zip(shown, cells, strict=True):
-            yield tuple(_styled(row, columns(texts)))
-    more = sum(1 for _ in rows)
-    if more:
-        yield ((f"... and {figure(more)} more line{'s' * (more > 1)}; see {how}", "dim"),)
+            yield tuple(_styled(row, format_line(texts)))
+    # `rows` goes on after the last row that is shown.
+    num_hidden = sum(1 for _ in rows)
+    if num_hidden:
+        yield ((f"... and {figure(num_hidden)} more line{'s' * (num_hidden > 1)}; see {how}", "dim"),)
     yield from summary_lines(outline, width)
 
 
-def _columns(rows: Sequence[Sequence[str]], width: int | None):
+def _line_formatter(rows: Sequence[Sequence[str]], width: int | None) -> Callable[[Sequence[str]], list[str]]:
+    """Chooses the columns and their widths.
+
+    Args:
+        rows: the heads and then the texts of all rows.
+        width: most characters of a line. None for any number.
+
+    Returns:
+        A function that takes the texts of one row, and returns those of the chosen columns, padded.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[0], widths[1] = min(widths[0], _MOST_PATH), min(widths[1], _MOST_CLASS)
-    kept = [i for i in range(len(widths)) if any(row[i] for row in rows[1:])]
-    for dropped in _LEFT_OUT_FIRST:
-        if width is not None and _total(widths, kept) > width and dropped in kept:
-            kept.remove(dropped)
-    if width is not None and kept:
-        widths[0] = max(8, widths[0] - max(0, _total(widths, kept) - width))
+    # Columns with a text below their head.
+    columns = [i for i in range(len(widths)) if any(row[i] for row in rows[1:])]
+    for column in _DISPENSABLE_COLUMNS:
+        if width is not None and _total(widths, columns) > width and column in columns:
+            columns.remove(column)
+    # If that was not enough, paths are shortened.
+    if width is not None and columns:
+        widths[0] = max(8, widths[0] - max(0, _total(widths, columns) - width))
 
-    def chosen(texts: Sequence[str]) -> list[str]:
+    def format_line(texts: Sequence[str]) -> list[str]:
+        """Pads the texts of a row, without spaces at the end of the line."""
         line: list[str] = []
-        for i in kept:
+        for i in columns:
             text = shortened(texts[i], widths[i])
-            line.append(text.rjust(widths[i]) if i in _TO_THE_RIGHT else text.ljust(widths[i]))
+            line.append(text.rjust(widths[i]) if i in _NUMBER_COLUMNS else text.ljust(widths[i]))
         line = [f"{text}  " for text in line]
         while len(line) > 1 and not line[-1].strip():
             line.pop()
         return [*line[:-1], line[-1].rstrip()]
 
-    return chosen
+    return format_line
 
 
-def _total(widths: Sequence[int], kept: Sequence[int]) -> int:
-    return sum(widths[i] + 2 for i in kept) - 2
+def _total(widths: Sequence[int], columns: Sequence[int]) -> int:
+    """Returns the width of a line with these columns and two spaces between them."""
+    return sum(widths[i] + 2 for i in columns) - 2
 
 
 def shortened(text: str, width: int) -> str:
-    """A text without its middle, if it is too long."""
+    """Returns a text of at most this many characters. A longer text has `..` in place of its middle."""
     if len(text) <= width:
         return text
     end = (width - 2) // 2
@@ -131,14 +166,21 @@ def shortened(text: str, width: int) -> str:
 
 
 def _styled(row: Row, texts: list[str]) -> Iterator[tuple[str, Style]]:
-    first: Style = "tie" if row.mark is not None else "path"
+    """Yields the texts of a row with their styles. The path and the mark of a tied part are coloured as a tie."""
+    path_style: Style = "tie" if row.mark is not None else "path"
     for i, text in enumerate(texts):
+        # The column of marks is the last. It is never left out of a table with ties.
         is_mark = row.mark is not None and i == len(texts) - 1
-        yield text, first if i == 0 else "tie" if is_mark else ""
+        yield text, path_style if i == 0 else "tie" if is_mark else ""
 
 
 def summary_lines(outline: Outline, width: int | None = None) -> Iterator[Line]:
-    """What is said below a table: totals, ties, and what `×` means."""
+    """Yields the lines below a table: totals, ties, and the meaning of `×`.
+
+    Args:
+        outline: the outline of a model.
+        width: most characters of a line. None for any number.
+    """
     description = outline.description
     unique, untied = description.size, description.untied_size
     yield ()
@@ -150,26 +192,35 @@ def summary_lines(outline: Outline, width: int | None = None) -> Iterator[Line]:
             yield from _tie_lines(tie, width)
         if len(outline.ties) > MOST_TIES:
             yield ((f"  ... and {len(outline.ties) - MOST_TIES:,} more: sharedtree.ties lists them", "dim"),)
-    if any(run.how == "equal" for runs in outline.runs.values() for run in runs):
+    if _has_equal_neighbours(outline):
         yield from _folded("×N      ", "so many equal neighbours; sizes within the first are its own", width)
 
 
+def _has_equal_neighbours(outline: Outline) -> bool:
+    """Returns True if a row of the outline stands for several equal objects."""
+    return any(run.how == "equal" for runs in outline.runs.values() for run in runs)
+
+
 def _folded(head: str, text: str, width: int | None) -> Iterator[Line]:
+    """Yields a text behind a head. What does not fit the width goes to further lines, indented as far as the text."""
+    # At least 12 characters of the text are on each line, however narrow the table is.
     lines = [text] if width is None else textwrap.wrap(text, max(width - len(head), 12), break_on_hyphens=False)
     for i, line in enumerate(lines):
         yield ((head if i == 0 else " " * len(head), "head"), (line, ""))
 
 
 def size_text(size: Size) -> str:
-    """A size for people."""
+    """Formats a size for people."""
     return f"{figure(size.parameters)} parameters, {figure(size.nbytes)} bytes"
 
 
 def _tie_lines(tie: TieShown, width: int | None) -> Iterator[Line]:
+    """Yields a tie as one line, or with a line for each place if one line would be too long."""
     mark = f"  #{tie.mark}{times(tie.times)}  "
     places = [shortened(place.path or "(root)", _MOST_PLACE) for place in tie.places[:MOST_PLACES]]
     if len(tie.places) > MOST_PLACES:
         places.append(f"... {len(tie.places) - MOST_PLACES:,} more places")
+    # The one path is that of a run, whose members hold one object.
     if len(tie.places) == 1:
         places.append("one object in all of them")
     line = " = ".join(places)
@@ -200,77 +251,91 @@ font-variant-numeric:tabular-nums}
 .sharedtree-summary ul{list-style:none;padding:0;margin:4px 0 0}.sharedtree-summary p{margin:6px 0 0}
 """
 
-_CLASSES = ("", "", "", "", ' class="sharedtree-number"', ' class="sharedtree-number"', "")
+# Attribute of the cells of each column.
+_CLASS_ATTRIBUTES = ("", "", "", "", ' class="sharedtree-number"', ' class="sharedtree-number"', "")
 
 
 def html_table(outline: Outline, *, depth: int | None, most: int) -> str:
-    """A table with its style, and what is said below it.
+    """Returns a table as HTML with its style, and totals and ties below it.
 
     Args:
-        outline: of a model.
-        depth: how many levels below the root are shown; None for all.
-        most: how many rows are shown.
+        outline: the outline of a model.
+        depth: number of levels below the root that are shown. None for all.
+        most: most rows that are shown.
     """
-    return "".join(_pieces(outline, depth, most))
+    return "".join(_html_pieces(outline, depth, most))
 
 
-def _pieces(outline: Outline, depth: int | None, most: int) -> Iterator[str]:
+def _html_pieces(outline: Outline, depth: int | None, most: int) -> Iterator[str]:
+    """Yields the pieces of the HTML, in order. For the parameters, see `html_table`."""
     rows = outline.iterate(depth)
     shown = list(itertools.islice(rows, most))
-    # Links lead within the table, so tables of several models on one page must not share names.
+    # Links lead to names within the page. The checksum of the first columns keeps tables of several models apart.
     name = f"sharedtree-{zlib.crc32(repr([row[:3] for row in shown]).encode('utf-8', 'backslashreplace')):08x}"
-    present = {row.mark for row in shown if not row.is_again}
+    # Marks of the ties whose first place has a row, so that a link can lead there.
+    linked_marks = {row.mark for row in shown if not row.is_again}
     yield f'<div class="sharedtree-summary"><style>{_STYLE}</style><table><thead><tr>'
-    for head, css in zip(HEADS, _CLASSES, strict=True):
-        yield f"<th{css}>{head}</th>"
+    for head, attribute in zip(HEADS, _CLASS_ATTRIBUTES, strict=True):
+        yield f"<th{attribute}>{head}</th>"
     yield "</tr></thead><tbody>"
     for row in shown:
-        yield from _row(row, name, present)
+        yield from _html_row(row, name, linked_marks)
     yield "</tbody></table>"
-    more = sum(1 for _ in rows)
-    if more:
-        yield f"<p>... and {figure(more)} more lines; see <code>depth=</code> and <code>lines=</code></p>"
-    yield from _below(outline, name)
+    # `rows` goes on after the last row that is shown.
+    num_hidden = sum(1 for _ in rows)
+    if num_hidden:
+        yield f"<p>... and {figure(num_hidden)} more lines; see <code>depth=</code> and <code>lines=</code></p>"
+    yield from _html_summary(outline, name)
     yield "</div>"
 
 
-def _row(row: Row, name: str, present: set[int | None]) -> Iterator[str]:
-    cells = [html.escape(text) for text in cells_of(row)]
+def _html_row(row: Row, name: str, linked_marks: set[int | None]) -> Iterator[str]:
+    """Yields a row of the table.
+
+    Args:
+        row: the row of the outline.
+        name: prefix of all names of this table.
+        linked_marks: marks of the ties whose first place has a row.
+    """
+    cells = _Cells(*[html.escape(text) for text in cells_of(row)])
     anchor = ""
     if row.mark is not None:
         if not row.is_again:
             anchor = f' id="{name}-{row.mark}"'
-        elif row.mark in present:
-            cells[1] = f'<a href="#{name}-{row.mark}">{cells[1]}</a>'
-        cells[6] = f'<a href="#{name}-tie-{row.mark}" title="all places"><b>{cells[6]}</b></a>'
+        elif row.mark in linked_marks:
+            cells = cells._replace(class_name=f'<a href="#{name}-{row.mark}">{cells.class_name}</a>')
+        cells = cells._replace(tie=f'<a href="#{name}-tie-{row.mark}" title="all places"><b>{cells.tie}</b></a>')
     yield f"<tr{anchor}>"
-    for text, css in zip(cells, _CLASSES, strict=True):
-        yield f"<td{css}>{text}</td>"
+    for text, attribute in zip(cells, _CLASS_ATTRIBUTES, strict=True):
+        yield f"<td{attribute}>{text}</td>"
     yield "</tr>"
 
 
-def _below(outline: Outline, name: str) -> Iterator[str]:
+def _html_summary(outline: Outline, name: str) -> Iterator[str]:
+    """Yields the totals, the ties and the meaning of `×`, as `summary_lines` does for text."""
     description = outline.description
     yield f"<p><strong>total</strong> {size_text(description.size)}"
     if description.num_ties:
         yield f"<br><strong>untied</strong> {size_text(description.untied_size)} if each place had its own"
         yield f"<br><strong>ties</strong> {description.num_ties:,}, each counted once:</p><ul>"
         for tie in itertools.islice(outline.ties.values(), MOST_TIES):
-            yield _tie(tie, name)
+            yield _html_tie(tie, name)
         if len(outline.ties) > MOST_TIES:
             yield f"<li>... and {len(outline.ties) - MOST_TIES:,} more: <code>sharedtree.ties</code> lists them</li>"
         yield "</ul>"
     else:
         yield "</p>"
-    if any(run.how == "equal" for runs in outline.runs.values() for run in runs):
+    if _has_equal_neighbours(outline):
         yield "<p>×N: so many equal neighbours; sizes within the first are its own</p>"
 
 
-def _tie(tie: TieShown, name: str) -> str:
+def _html_tie(tie: TieShown, name: str) -> str:
+    """Returns a tie as an entry of a list, with a link to the row of its first place."""
     places = [f"<code>{html.escape(place.path or '(root)')}</code>" for place in tie.places[:MOST_PLACES]]
     if len(tie.places) > MOST_PLACES:
         places.append(f"... {len(tie.places) - MOST_PLACES:,} more places")
+    # The one path is that of a run, whose members hold one object.
     if len(tie.places) == 1:
         places.append("one object in all of them")
-    first = f'<a href="#{name}-{tie.mark}"><b>#{tie.mark}</b></a>{times(tie.times)}'
-    return f'<li id="{name}-tie-{tie.mark}">{first} {" = ".join(places)}</li>'
+    link = f'<a href="#{name}-{tie.mark}"><b>#{tie.mark}</b></a>{times(tie.times)}'
+    return f'<li id="{name}-tie-{tie.mark}">{link} {" = ".join(places)}</li>'

@@ -24,8 +24,8 @@ if IS_INSTALLED:
 
     @scenario
     def a_name_that_nothing_can_stand_in_for(path):
-        row = _names_jax_dropped.GivenBack("jax", "old", "JAX 0.1", "jax.gone")
-        return Scenario(lambda: _names_jax_dropped.find(row), st.errors.CompatibilityError)
+        row = _names_jax_dropped.DroppedName("jax", "old", "JAX 0.1", "jax.gone")
+        return Scenario(lambda: _names_jax_dropped.find_stand_in(row), st.errors.CompatibilityError)
 
     @scenario
     def no_linen_module(path):
@@ -42,7 +42,7 @@ if IS_INSTALLED:
         def provoke():
             with pytest.MonkeyPatch.context() as patch:
                 patch.setitem(_import_hook.sys.modules, "treeo.tree", type("", (), {"Tree": Other}))
-                _import_hook._imported_before()
+                _import_hook._modules_of_earlier_import()
 
         def after(names):
             assert names["treeo"] is treeo

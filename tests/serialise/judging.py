@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import sharedtree as st
-from sharedtree.cli._show_and_draw import Sizes
+from sharedtree.cli._show_and_draw import SizedLines
 
 from . import strategies
 from .forgeries import Case
@@ -80,7 +80,7 @@ def operations_with(like: Any) -> list[tuple[str, Callable[[bytes], Any]]]:
         ("inspect", lambda data: str(st.inspect(data))),
         ("select", lambda data: st.from_bytes(data, trusted=TRUSTED, select="[0]")),
         ("like", lambda data: st.from_bytes(data, trusted=TRUSTED, like=like, strict=False)),
-        ("show", lambda data: list(Sizes(st.inspect(data).lines))),
+        ("show", lambda data: list(SizedLines(st.inspect(data).lines))),
     ]
 
 

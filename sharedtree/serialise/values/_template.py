@@ -41,8 +41,7 @@ from ...core._printing import printable, public_name
 from ...core._sharing import name_of
 from ...core._static_values import Static, copy_of
 from ...core._structure import LEAF, FlatDag, Node, Op
-from ...libraries._sharedtree_module_kinds import kinds_in
-from ...libraries._sharedtree_module_values import PARAMETER, STATE, STATIC, SUBTREE
+from ...libraries._sharedtree_module_kinds import PARAMETER, STATE, STATIC, SUBTREE, kinds_in
 from ...ties._list_ties import can_be_tied
 from ...ties._policy_and_context import rules_here
 from ...tree._dag import Dag
