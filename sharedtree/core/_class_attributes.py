@@ -87,7 +87,7 @@ def loaded(module: str, name: str) -> Any:
 _METHODS_OF_TOOLS = frozenset({"_asdict", "for_json", "getdoc", "to_dict", "to_json", "to_numpy", "tolist"})
 
 
-def is_asked_of_all(name: Any) -> bool:
+def is_protocol_name(name: Any) -> bool:
     """Returns True for names that some program looks up as an attribute of any object, to call what it finds.
 
     Python does so with `__names__`, notebooks with `_repr_html_` and `_ipython_display_`, JSON encoders with `tolist`,

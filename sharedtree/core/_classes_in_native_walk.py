@@ -49,14 +49,14 @@ from ._node_types import (
 )
 from ._static_values import (
     IdentityKey,
-    Stability,
+    SettledAnswer,
     Static,
     StaticMemo,
-    cannot_change,
-    has_fixed_key,
+    has_settled_instances,
+    irreplaceable_objects,
+    is_settled_value,
     key_of,
     new_static_memo,
-    objects_with_identity,
 )
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 
@@ -253,7 +253,7 @@ def _tokens_for(values: list[Any], is_exact: bool) -> list[Any]:
         (token, None) if the value stays the same for ever, so that C may store the token; otherwise the token alone.
     """
     memo = new_static_memo()
-    stability: IdentityDict[Stability] = IdentityDict()
+    stability: IdentityDict[SettledAnswer] = IdentityDict()
     # Many attributes may hold the same value, which is looked at once.
     answers: IdentityDict[Any] = IdentityDict()
     for value in values:
@@ -262,7 +262,7 @@ def _tokens_for(values: list[Any], is_exact: bool) -> list[Any]:
     return [answers[value] for value in values]
 
 
-def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability], *, is_exact: bool) -> Any:
+def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[SettledAnswer], *, is_exact: bool) -> Any:
     """Finds what represents one static value. See `_tokens_for`.
 
     Args:
@@ -272,18 +272,18 @@ def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability],
         is_exact: as for `_tokens_for`.
     """
     cls = type(value)
-    # `is_mutable` tells whether a part of the value is mutable as a list is. `cannot_change`, below, asks for more: it
+    # `is_mutable` tells whether a part of the value is mutable as a list is. `is_settled_value`, below, asks for more: it
     # is False also for an object of an unknown class with an `==` and a hash, which nobody should mutate but may.
-    key, is_mutable, may_have_objects = key_of(value, memo)
+    key, is_mutable, may_have_irreplaceable_objects = key_of(value, memo)
     # A function or a class, for example: its address stands for it. A subclass of `tuple`, `frozenset` or `slice` may
     # be compared by its parts (`PartitionSpec` is such a tuple in some releases of JAX), so it gets a token.
-    if not is_mutable and has_fixed_key(cls) and not issubclass(cls, (tuple, frozenset, slice)):
+    if not is_mutable and has_settled_instances(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
     # The objects in the value for which an equal object is no substitute in an exact walk.
-    objects = tuple(map(IdentityKey, objects_with_identity(value) if may_have_objects else ()))
+    objects = tuple(map(IdentityKey, irreplaceable_objects(value) if may_have_irreplaceable_objects else ()))
     # The value never changes, so one token serves all walks, exact or not. If it has such objects, values with this
     # token are not interchangeable, and C uses the address in an exact walk.
-    if cannot_change(value, stability):
+    if is_settled_value(value, stability):
         return _tokens.intern(hash(key), Token(key, is_interchangeable=not objects)), None
     # The value may change, so its token is for its present content. That of an exact walk is compared by those objects,
     # too. So all values with this token have the same ones, and are interchangeable.
@@ -385,10 +385,10 @@ def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> boo
     # A static leaf is a child, so it is in no static attribute.
     for number in numbers:
         child = structure.records[number][0]
-        if type(child) is Static and child.has_objects:
+        if type(child) is Static and child.has_irreplaceable_objects:
             return True
     # C can do the rest if the auxiliary data holds no such object, or if all of them stay in their attributes.
-    return op.node.aux.has_objects and _step_keeping(op, numbers) is None
+    return op.node.aux.has_irreplaceable_objects and _step_keeping(op, numbers) is None
 
 
 def _step(op: Op, numbers: tuple[int, ...]) -> Step:
@@ -456,7 +456,7 @@ def _step_keeping(op: Update, numbers: tuple[int, ...]) -> Step | None:
     written: list[Any] = []
     for name, value in zip(step.names, step.values, strict=False):
         # A value that any equal one can replace is written. Any other one must be as the function received it.
-        if not objects_with_identity(value):
+        if not irreplaceable_objects(value):
             written.append(value)
         elif name in received_value and Static(value) == Static(received_value[name]):
             written.append(native.KEPT)

@@ -116,7 +116,7 @@ class Matching:
         """Merges the sets of two nodes. Returns False if the nodes correspond already, and need no comparison."""
         return self._sets.unite(left, self._offset + right)
 
-    def is_short(self, left: int, right: int, num_left: int, num_right: int) -> bool:
+    def record_comparison(self, left: int, right: int, num_left: int, num_right: int) -> bool:
         """Tells whether to compare only the common children of two nodes, and records the comparison.
 
         Args:
@@ -133,28 +133,28 @@ class Matching:
         return (num_left > num_right and was_left_compared) or (num_right > num_left and was_right_compared)
 
 
-def matched(
-    left: Mapping[ChildKey, Any], right: Mapping[ChildKey, Any], *, is_short: bool
+def paired_children(
+    left: Mapping[ChildKey, Any], right: Mapping[ChildKey, Any], *, common_only: bool
 ) -> list[tuple[ChildKey, Any, Any]]:
     """Pairs the children of two nodes by key.
 
     Args:
         left: key → child.
         right: key → child.
-        is_short: whether to leave out the children of only one side. Then only the smaller side is gone through.
+        common_only: whether to leave out the children of only one side. Then only the smaller side is gone through.
 
     Returns:
         (key, left child, right child) for each key. `MISSING` stands for a missing child. The order is that of the left
-        side, and children of the right side alone come last; with `is_short`, it is that of the smaller side.
+        side, and children of the right side alone come last; with `common_only`, it is that of the smaller side.
     """
-    if is_short:
+    if common_only:
         smaller = min(left, right, key=len)
         return [(key, left[key], right[key]) for key in smaller if key in left and key in right]
     triples = [(key, child, right.get(key, MISSING)) for key, child in left.items()]
     return triples + [(key, MISSING, child) for key, child in right.items() if key not in left]
 
 
-def is_alone(left: Any, right: Any) -> bool:
+def is_one_missing(left: Any, right: Any) -> bool:
     """Tells whether only one side has a child: whether one of the two children is `MISSING`."""
     return left is MISSING or right is MISSING
 
@@ -179,7 +179,7 @@ class Ties:
         self._left: dict[Hashable, tuple[Hashable, int]] = {}
         self._right: dict[Hashable, tuple[Hashable, int]] = {}
 
-    def apart(self, left: Hashable, right: Hashable, at: int, *, is_object: bool = True) -> SplitTie | None:
+    def add_pair(self, left: Hashable, right: Hashable, at: int, *, is_object: bool = True) -> SplitTie | None:
         """Records two objects at one path. Returns the tie that only one side has, if these two show one; else None.
 
         Args:
@@ -200,7 +200,7 @@ class Ties:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def lines_of(first: Iterable[Any], count: int, mark: str = "") -> list[str]:
+def indented_lines(first: Iterable[Any], count: int, mark: str = "") -> list[str]:
     """Makes indented lines for an error: one for each of the first few items, and "and 3 more" for the others.
 
     Args:
@@ -223,6 +223,6 @@ def class_text(value: Any) -> str:
     return f"a `{printable(type(value).__name__)}`"
 
 
-def described(value: Any, otherwise: Callable[[Any], str] = shown) -> str:
+def short_text(value: Any, otherwise: Callable[[Any], str] = shown) -> str:
     """Prints a value in a few words: dtype and shape of an array, and the result of `otherwise` for any other value."""
     return array_text(value) if carries_identity(value) else otherwise(value)

@@ -44,7 +44,7 @@ MAX_SEARCHED = 1_000
 """The number of objects that are searched for arrays. An object that has more, all without arrays, is no model."""
 
 
-def require_all_seen(structure: Structure) -> None:
+def refuse_hidden_arrays(structure: Structure) -> None:
     """Raises an error if an unregistered object that holds arrays stands outside modules.
 
     The result is stored with the structure, so a second tree of the same structure costs one dictionary lookup.
@@ -53,12 +53,12 @@ def require_all_seen(structure: Structure) -> None:
         UnregisteredTypeError: It names the class and the path, and how to register the class.
     """
     if _ALL_SEEN not in structure.plans:
-        require_all_seen_in(structure.records, structure.root, structure.base)
+        refuse_hidden_arrays_in_records(structure.records, structure.root, structure.base)
         structure.plans[_ALL_SEEN] = True
 
 
-def require_all_seen_in(records: Sequence[Record], root: int, base: int = 0) -> None:
-    """Does the work of `require_all_seen` for records, without storing the result.
+def refuse_hidden_arrays_in_records(records: Sequence[Record], root: int, base: int = 0) -> None:
+    """Does the work of `refuse_hidden_arrays` for records, without storing the result.
 
     Args:
         records: The records of a tree.

@@ -82,10 +82,10 @@ def current_traces() -> tuple[Any, ...]:
 
     A caller that keeps the tuple keeps the traces alive, so it may compare them by `is` later.
     """
-    return with_enclosing(trace_ctx.trace)
+    return with_enclosing_traces(trace_ctx.trace)
 
 
-def with_enclosing(trace: Any) -> tuple[Any, ...]:
+def with_enclosing_traces(trace: Any) -> tuple[Any, ...]:
     """Returns a trace and its enclosing ones, innermost first."""
     traces: list[Any] = []
     while trace is not None:
@@ -107,13 +107,13 @@ def frames_of(leaf: Any) -> list[Frame]:
     while isinstance(leaf, Tracer):
         traceback = getattr(getattr(leaf, "_line_info", None), "traceback", None)
         if traceback is not None:
-            return frames_in(traceback)
+            return frames_of_traceback(traceback)
         # A tracer of differentiation has no line; the tracer in it may have one.
         leaf = getattr(leaf, "primal", None)
     return []
 
 
-def frames_in(traceback: Any) -> list[Frame]:
+def frames_of_traceback(traceback: Any) -> list[Frame]:
     """Lists the calls in a traceback of JAX's, the innermost first."""
     return [Frame(frame.file_name, frame.function_name, frame.line_num) for frame in traceback.frames]
 
@@ -265,7 +265,7 @@ def registered_counts(cls: type) -> tuple[int, int] | None:
     return len(children), len(static)
 
 
-def weakly_typed(array: Any) -> Any:
+def as_weakly_typed(array: Any) -> Any:
     """Makes a weakly typed array that aliases the memory of a given one; for a tracer, a weakly typed tracer."""
     # Under a trace, JAX makes tracers of all arrays.
     if isinstance(array, Tracer):

@@ -51,7 +51,7 @@ _RECIPES = {
 """A name that the package does not have, but that users look for → what to do instead, and the page with the code."""
 
 
-def later(name: str) -> Any:
+def import_public_name(name: str) -> Any:
     """Returns the object of a public name, after importing its room, and makes it an attribute of the package.
 
     Raises:
@@ -69,7 +69,7 @@ def later(name: str) -> Any:
     return obj
 
 
-def later_in(package: str, file_of: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_getattr_for(package: str, file_of: Mapping[str, str]) -> Callable[[str], Any]:
     """Makes the `__getattr__` of a room that imports some of its names at their first use.
 
     Args:
@@ -87,6 +87,6 @@ def later_in(package: str, file_of: Mapping[str, str]) -> Callable[[str], Any]:
     return attribute_of_room
 
 
-def names() -> list[str]:
+def names_for_dir() -> list[str]:
     """Returns the names for `dir`, imported or not."""
     return sorted({*vars(_PACKAGE), *ROOM_OF, *(room for room in _ROOMS if "." not in room)})

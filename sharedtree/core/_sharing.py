@@ -4,7 +4,7 @@
     right    [a, b, b]     `w` is split into `a` and `b`: a tie of the left one that the right one lacks
 
     gradients (g, g), one array by accident     distinct       →  (g, a copy of g)
-    np.sum of a tied array, a NumPy number      with_identity  →  an array without dimensions
+    np.sum of a tied array, a NumPy number      with_tied_numbers_as_arrays  →  an array without dimensions
 
 Two structures with the same *shape* (the same tree once every shared node is unfolded) can differ in sharing, which is
 a partition of the paths. Walking both at once from the roots pairs up their records: each path leads to one record on
@@ -146,7 +146,7 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
         elif compares_keys:
             yield _mismatch(pair.path, left.records[pair.left], right.records[pair.right])
         else:
-            yield Mismatch(pair.path, name_of(left_op, len(left_children)), name_of(right_op, len(right_children)))
+            yield Mismatch(pair.path, op_text(left_op, len(left_children)), op_text(right_op, len(right_children)))
 
 
 def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
@@ -157,7 +157,7 @@ def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
 def _text_beside(record: Record, counterpart: Record) -> str:
     """Names a record in words, with the keys in which it differs from its counterpart, if both are of one class."""
     (op, children), (counterpart_op, _) = record, counterpart
-    text = name_of(op, len(children))
+    text = op_text(op, len(children))
     if type(op) is not Node or type(counterpart_op) is not Node:
         return text
     if op.type.cls is not counterpart_op.type.cls or op.keys == counterpart_op.keys:
@@ -170,7 +170,9 @@ def _text_beside(record: Record, counterpart: Record) -> str:
     return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(counterpart_op.keys) else text
 
 
-def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair]:
+def pairs_of_one_shape(
+    left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False
+) -> Iterator[RecordPair]:
     """Yields the pairs of two trees that must have one shape. The arguments are those of `pairs`.
 
     Raises:
@@ -203,7 +205,7 @@ def lost_ties(
     return split
 
 
-def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record, ...], dict[int, int]]:
+def merge_records(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record, ...], dict[int, int]]:
     """Makes one record of each group of records. Groups with a common record count as one group.
 
     The record with the lowest number of each group stays, with its operation. It is the one that a walk completes
@@ -259,7 +261,7 @@ class UnionFind:
         return left != right
 
 
-def name_of(op: Any, num_children: int | None = None) -> str:
+def op_text(op: Any, num_children: int | None = None) -> str:
     """Describes an operation in words, for errors: "a `Linear` with 2 children", for example.
 
     Args:
@@ -279,7 +281,7 @@ def name_of(op: Any, num_children: int | None = None) -> str:
 # --- ties among computed leaves ---------------------------------------------------------------------------------------
 
 
-def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
+def with_repeats_copied(leaves: Sequence[Any]) -> Sequence[Any]:
     """Returns the leaves with a copy in place of each one that occurred before. So each is an object of its own.
 
     Leaves without identity, such as numbers, stay. Returns the very sequence if no leaf occurs twice. Cost: one set of
@@ -291,11 +293,11 @@ def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
     distinct_leaves: list[Any] = []
     for leaf in leaves:
         is_first = seen.add(leaf)
-        distinct_leaves.append(leaf if is_first or not carries_identity(leaf) else another(leaf))
+        distinct_leaves.append(leaf if is_first or not carries_identity(leaf) else copy_of_leaf(leaf))
     return distinct_leaves
 
 
-def with_identity(leaves: Sequence[Any], tree: FlatDag | Structure) -> Sequence[Any]:
+def with_tied_numbers_as_arrays(leaves: Sequence[Any], tree: FlatDag | Structure) -> Sequence[Any]:
     """Returns the leaves with an array in place of each NumPy number that becomes a tied leaf.
 
     Returns the very sequence if it has no such numbers. Cost: a check of each type; if there are such numbers, a visit
@@ -315,7 +317,7 @@ def with_identity(leaves: Sequence[Any], tree: FlatDag | Structure) -> Sequence[
     return new_leaves
 
 
-def another(leaf: Any) -> Any:
+def copy_of_leaf(leaf: Any) -> Any:
     """Copies a leaf that carries identity, with its data. A reference becomes a new reference with the same value."""
     if isinstance(leaf, np.ndarray):
         return leaf.copy()

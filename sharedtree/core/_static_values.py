@@ -64,7 +64,7 @@ class Static:
 
     Attributes:
         exact_objects: With `is_exact`, the objects in the value for which an equal object is no substitute
-            (`objects_with_identity`), each in an `IdentityKey`. Else empty.
+            (`irreplaceable_objects`), each in an `IdentityKey`. Else empty.
 
     Raises:
         Incomparable: If the value, or something in it, has no usable `==`.
@@ -72,15 +72,15 @@ class Static:
     Cost: one walk over the containers in `value`, and a copy of the mutable ones.
     """
 
-    __slots__ = ("_hash", "_is_mutable", "_key", "_may_have_objects", "_value", "exact_objects")
+    __slots__ = ("_hash", "_is_mutable", "_key", "_may_have_irreplaceable_objects", "_value", "exact_objects")
 
     def __init__(self, value: Any, memo: "StaticMemo | None" = None, *, is_exact: bool = False) -> None:
         """Makes the key of the value. Without `is_exact`, copies what is mutable and makes the key of the copy."""
-        self._key, self._is_mutable, self._may_have_objects = key_of(value, memo)
+        self._key, self._is_mutable, self._may_have_irreplaceable_objects = key_of(value, memo)
         self._value = value
         self.exact_objects: tuple[IdentityKey, ...] = ()
-        if is_exact and self._may_have_objects:
-            exact_objects = objects_with_identity(value)
+        if is_exact and self._may_have_irreplaceable_objects:
+            exact_objects = irreplaceable_objects(value)
             self.exact_objects = tuple([IdentityKey(obj) for obj in exact_objects])
             # The walk compares these classes with those in the key of the tree, to notice an assigned `__class__`. For
             # other objects, making the key has recorded the class where that is needed.
@@ -97,27 +97,27 @@ class Static:
 
     def thaw(self) -> Any:
         """Returns the value for a new tree: a new copy if it `is_copied`, else the stored object itself."""
-        return self.copied(IdentityDict()) if self.is_copied else self._value
+        return self.copied_value(IdentityDict()) if self.is_copied else self._value
 
-    def copied(self, copies: IdentityDict[Any]) -> Any:
+    def copied_value(self, copies: IdentityDict[Any]) -> Any:
         """Returns the value with a copy of everything mutable in it, owned by the caller. See `copy_of`."""
         return copy_of(self._value, copies) if self._is_mutable else self._value
 
     def with_copy(self, copies: IdentityDict[Any]) -> "Static":
-        """Returns an equal `Static` that holds the result of `copied(copies)`."""
+        """Returns an equal `Static` that holds the result of `copied_value(copies)`."""
         twin = object.__new__(Static)
         twin._key, twin._hash = self._key, self._hash
-        twin._is_mutable, twin._may_have_objects = self._is_mutable, self._may_have_objects
-        twin._value, twin.exact_objects = self.copied(copies), self.exact_objects
+        twin._is_mutable, twin._may_have_irreplaceable_objects = self._is_mutable, self._may_have_irreplaceable_objects
+        twin._value, twin.exact_objects = self.copied_value(copies), self.exact_objects
         return twin
 
     @property
-    def has_objects(self) -> bool:
+    def has_irreplaceable_objects(self) -> bool:
         """True if the value is or holds an object for which an equal one is no substitute, taken exactly or not.
 
-        See `objects_with_identity`.
+        See `irreplaceable_objects`.
         """
-        return self._may_have_objects and bool(objects_with_identity(self._value))
+        return self._may_have_irreplaceable_objects and bool(irreplaceable_objects(self._value))
 
     @property
     def is_copied(self) -> bool:
@@ -132,7 +132,7 @@ class Static:
     @property
     def is_settled(self) -> bool:
         """True if the object keeps its value for ever, so that `is` is enough to recognise it."""
-        return not self._is_mutable and cannot_change(self._value)
+        return not self._is_mutable and is_settled_value(self._value)
 
     def peek(self) -> Any:
         """Returns the stored object itself. It must neither be changed nor reach a user."""
@@ -178,7 +178,7 @@ def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
     return replaced(value)
 
 
-def shown_beside(value: Any, counterpart: Any) -> str:
+def distinguishing_text(value: Any, counterpart: Any) -> str:
     """Prints a value for an error that names two different ones. If both print alike, prints the first differing part.
 
     Args:
@@ -213,7 +213,7 @@ def key_of(value: Any, memo: "StaticMemo | None" = None) -> tuple[Any, bool, boo
 
     Returns:
         (key, is_mutable, may_have_objects). `is_mutable` is True if anything in the value can be mutated in practice
-        (nobody mutates a `functools.partial`). `may_have_objects` is False if `objects_with_identity` is certain to
+        (nobody mutates a `functools.partial`). `may_have_irreplaceable_objects` is False if `irreplaceable_objects` is certain to
         find nothing in it.
 
     Raises:
@@ -222,10 +222,10 @@ def key_of(value: Any, memo: "StaticMemo | None" = None) -> tuple[Any, bool, boo
     # Nearly all values are small, and a nested key is cheaper, so it is tried first.
     key_maker = _KeyMaker(memo, is_nested=True)
     try:
-        return key_maker.key_of(value), key_maker.is_mutable, key_maker.may_have_objects
+        return key_maker.key_of(value), key_maker.is_mutable, key_maker.may_have_irreplaceable_objects
     except _TooManyPartsError:
         key_maker = _KeyMaker(new_static_memo() if memo is None else memo, is_nested=False)
-        return key_maker.key_of(value), key_maker.is_mutable, key_maker.may_have_objects
+        return key_maker.key_of(value), key_maker.is_mutable, key_maker.may_have_irreplaceable_objects
 
 
 _MAX_NESTED = 200
@@ -245,14 +245,14 @@ class _KeyMaker:
 
     Attributes:
         is_mutable: True once a part can be mutated in practice.
-        may_have_objects: True once `objects_with_identity` may list a part.
+        may_have_irreplaceable_objects: True once `irreplaceable_objects` may list a part.
     """
 
-    __slots__ = ("_is_nested", "_memo", "_room", "is_mutable", "may_have_objects")
+    __slots__ = ("_is_nested", "_memo", "_room", "is_mutable", "may_have_irreplaceable_objects")
 
     def __init__(self, memo: "StaticMemo | None", is_nested: bool) -> None:
         self.is_mutable = False
-        self.may_have_objects = False
+        self.may_have_irreplaceable_objects = False
         self._memo = memo
         self._is_nested = is_nested
         # The number of parts that may still come before a nested key is given up. For a key of rows there is no limit,
@@ -279,7 +279,7 @@ class _KeyMaker:
         else:
             self._room -= entry.num_parts
         self.is_mutable |= entry.is_mutable
-        self.may_have_objects |= entry.may_have_objects
+        self.may_have_irreplaceable_objects |= entry.may_have_irreplaceable_objects
         return entry.row
 
     def keys_of(self, parts: Collection[Any]) -> tuple[Any, ...]:
@@ -301,19 +301,19 @@ class _KeyMaker:
     def _new_entry(self, value: Any) -> "_RowEntry":
         """Makes the row of an object and enters it in the memo."""
         assert self._memo is not None
-        was_mutable, had_objects, room_before = self.is_mutable, self.may_have_objects, self._room
+        was_mutable, had_objects, room_before = self.is_mutable, self.may_have_irreplaceable_objects, self._room
         # `content_of` sets the flags for each part that it meets. They are reset here, so that they then speak of this
         # object alone.
-        self.is_mutable = self.may_have_objects = False
+        self.is_mutable = self.may_have_irreplaceable_objects = False
         row = _Row(content_of(value, self))
         row = _rows.intern(hash(row), row)
         # `content_of` has subtracted one from the room for each part. More than the limit need not be known exactly.
         num_parts = min(room_before - self._room, _MAX_NESTED + 1)
-        entry = _RowEntry(value, row, self.is_mutable, self.may_have_objects, num_parts)
+        entry = _RowEntry(value, row, self.is_mutable, self.may_have_irreplaceable_objects, num_parts)
         self._memo.rows[id(value)] = entry  # alive in the entry
         # Now the flags speak again of all that was read before, and of this object.
         self.is_mutable |= was_mutable
-        self.may_have_objects |= had_objects
+        self.may_have_irreplaceable_objects |= had_objects
         return entry
 
 
@@ -350,14 +350,14 @@ class _RowEntry(NamedTuple):
         value: The object, kept alive here.
         row: Its row.
         is_mutable: True if anything in it can be mutated.
-        may_have_objects: See `_KeyMaker`.
+        may_have_irreplaceable_objects: See `_KeyMaker`.
         num_parts: The number of its parts, counted by paths, and at most `_MAX_NESTED + 1`.
     """
 
     value: Any
     row: _Row
     is_mutable: bool
-    may_have_objects: bool
+    may_have_irreplaceable_objects: bool
     num_parts: int
 
 
@@ -471,7 +471,7 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
     Args:
         value: Any object of a class outside `BY_VALUE`.
         key_maker: Makes the keys of the parts. Its flag `is_mutable` is set if the value or a part of it is mutable,
-            and `may_have_objects` if `objects_with_identity` may list one.
+            and `may_have_irreplaceable_objects` if `irreplaceable_objects` may list one.
 
     Raises:
         Incomparable: If the value, or something in it, has no usable `==`.
@@ -494,7 +494,7 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
         return _content_of_container(value, base, key_maker)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
-    key_maker.may_have_objects = True
+    key_maker.may_have_irreplaceable_objects = True
     # The `==` of a tracer or a reference makes an array, or raises.
     if isinstance(value, (Tracer, jax.Ref)):
         return cls, IdentityKey(value)
@@ -524,9 +524,9 @@ def _content_of_container(value: Any, base: type, key_maker: _KeyMaker) -> Any:
         key_maker: As for `content_of`.
     """
     cls, container = type(value), _CONTAINERS[base]
-    # `objects_with_identity` may list it: a mutable one, one of a subclass that is more than its items, or a partial.
+    # `irreplaceable_objects` may list it: a mutable one, one of a subclass that is more than its items, or a partial.
     if container.is_mutable or (cls is not base and not _is_only_its_items(cls)) or cls is functools.partial:
-        key_maker.may_have_objects = True
+        key_maker.may_have_irreplaceable_objects = True
     if container.is_mutable:
         key_maker.is_mutable = True
     parts = key_maker.keys_of(container.parts(value))
@@ -816,8 +816,8 @@ def with_new_parts(value: Any, new_part: "_CopyPart") -> Any:
 # --- stability --------------------------------------------------------------------------------------------------------
 
 
-class Stability:
-    """The answer of `cannot_change` for one value, preliminary until its parts have been visited.
+class SettledAnswer:
+    """The answer of `is_settled_value` for one value, preliminary until its parts have been visited.
 
     Attributes:
         is_settled: True if the value stays the same for ever, as far as it is known. False once the value itself, or a
@@ -833,7 +833,7 @@ class Stability:
         self.parts = tuple(parts or ())
 
 
-def cannot_change(value: Any, stabilities: IdentityDict[Stability] | None = None) -> bool:
+def is_settled_value(value: Any, stabilities: IdentityDict[SettledAnswer] | None = None) -> bool:
     """Returns True if the object keeps its value for ever.
 
     Only the parts of a `functools.partial` or a frozen dataclass decide: it could itself be changed, but nobody does
@@ -851,7 +851,7 @@ def cannot_change(value: Any, stabilities: IdentityDict[Stability] | None = None
         stability = stabilities.get(stack[-1])
         # On the way down, the parts are put on top of the value.
         if stability is None:
-            stability = stabilities[stack[-1]] = Stability(stack[-1])
+            stability = stabilities[stack[-1]] = SettledAnswer(stack[-1])
             stack.extend(stability.parts)
             continue
         # On the way up, all parts have an answer. A value that contains itself meets its own preliminary one, which
@@ -875,7 +875,7 @@ def _parts_if_fixed(value: Any) -> Iterable[Any] | None:
         return None if container.is_mutable else container.parts(value)
     # The key of such a value is its content or its address, and stays the same for ever. An object compared by identity
     # may change inside, but its key does not. So there are no parts to ask.
-    if cls in _IMMUTABLE or has_fixed_key(cls) or issubclass(cls, np.generic):
+    if cls in _IMMUTABLE or has_settled_instances(cls) or issubclass(cls, np.generic):
         return ()
     # A frozen dataclass changes only through its fields.
     if _compares_by_field(cls) and not _can_be_mutated(cls):
@@ -887,7 +887,7 @@ def _parts_if_fixed(value: Any) -> Iterable[Any] | None:
     return parts_of_frozen(value)
 
 
-def has_fixed_key(cls: type) -> bool:
+def has_settled_instances(cls: type) -> bool:
     """Returns True if the key of an instance can never change, so that its address may stand for it.
 
     This holds for classes, for objects that are compared by identity, and for dtypes, shardings and meshes.
@@ -906,7 +906,7 @@ _MANY_PARTS = 200
 """The number of visits from which on entered parts are remembered. Before, entering one again is cheaper."""
 
 
-def objects_with_identity(value: Any) -> list[Any]:
+def irreplaceable_objects(value: Any) -> list[Any]:
     """Lists the objects in a static value, itself included, for which an equal object is no substitute.
 
     Lists and configs are such objects: a user can tell by `is` whether a model still has the same one, and an `==` may

@@ -11,12 +11,12 @@ import itertools
 
 from jax import tree_util as jtu
 
-from ..core._comparison import described
+from ..core._comparison import short_text
 from ..core._errors import SharingMismatchError
 from ..core._node_types import carries_identity
 from ..core._printing import shown
 from ..core._sharing import Mismatch, pairs
-from ..core._static_values import Static, shown_beside
+from ..core._static_values import Static, distinguishing_text
 from ..core._structure import LEAF, FlatDag, Node, Path
 from ._ties_that_are_missing import kind_of
 
@@ -118,7 +118,7 @@ def _described(tree: FlatDag, number: int, counterpart: int) -> str:
     """Describes a record in words, with the static data in which it differs from its counterpart."""
     op, counterpart_op = tree.records[number][0], tree.records[counterpart][0]
     if op is LEAF:
-        return described(tree.leaves[number])
+        return short_text(tree.leaves[number])
     if type(op) is Node:
         data = ""
         if type(counterpart_op) is Node and op.type.cls is counterpart_op.type.cls:
@@ -139,9 +139,9 @@ def _static_data(node: Node, counterpart: Node) -> str:
         differing = [name for name in common_names if Static(values[name]) != Static(counterpart_values[name])]
         if differing:
             del differing[_MAX_FIELDS:]
-            texts = [f"{name}={shown_beside(values[name], counterpart_values[name])}" for name in differing]
+            texts = [f"{name}={distinguishing_text(values[name], counterpart_values[name])}" for name in differing]
             return ", ".join(texts)
-    return f"the static data {shown_beside(data, counterpart_data)}"
+    return f"the static data {distinguishing_text(data, counterpart_data)}"
 
 
 def _interchangeable_parts(tree: FlatDag, left: int, right: int) -> list[tuple[int, int]]:

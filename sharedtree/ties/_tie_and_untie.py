@@ -8,7 +8,7 @@ from ..core._errors import SharingMismatchError
 from ..core._node_types import carries_identity, is_value_of_variable
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
-from ..core._sharing import another, matching, merged
+from ..core._sharing import copy_of_leaf, merge_records, pairs_of_one_shape
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical, edges
 from ._interchangeable import require_interchangeable
@@ -238,7 +238,7 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
             if op is LEAF:
                 leaf = flat.leaves[originals[number]]
                 if key != key_that_keeps[originals[number]] and carries_identity(leaf):
-                    leaf = another(leaf)
+                    leaf = copy_of_leaf(leaf)
                 object_of[key] = leaf
             elif type(op) is Node:
                 object_of[key] = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
@@ -328,16 +328,16 @@ def retie(tree: T, like: Any) -> T:
     flat, model = read_tree(tree), read_tree(like)
     # For each record of the model, the records of the tree at its paths. They become one.
     groups: dict[int, list[int]] = {}
-    for pair in matching(flat, model, prefix_of(model), compares_keys=True):
+    for pair in pairs_of_one_shape(flat, model, prefix_of(model), compares_keys=True):
         groups.setdefault(pair.right, []).append(pair.left)
     for group in groups.values():
         for number in group[1:]:
             require_interchangeable(flat, group[0], number)
-    records, new_numbers = merged(flat, groups.values())
+    records, new_numbers = merge_records(flat, groups.values())
     retied = _with_leaves(records, new_numbers, flat)
 
-    # `merged` keeps the lowest record of each group. A view may reach that one before the array's own place is reached,
-    # whose object is the one to keep.
+    # `merge_records` keeps the lowest record of each group. A view may reach that one before the array's own place is
+    # reached, whose object is the one to keep.
     position_of = {number: position for position, number in enumerate(flat.first_paths)}
     for group in groups.values():
         if flat.records[group[0]][0] is LEAF:
@@ -384,7 +384,7 @@ def copy(tree: T) -> T:
     Limitations: objects that hold arrays and are no nodes, such as closures, are static and are not copied.
     """
     flat = read_tree(tree)
-    leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in flat.leaves.values()]
+    leaves = [copy_of_leaf(leaf) if carries_identity(leaf) else leaf for leaf in flat.leaves.values()]
     hand_on(list(flat.leaves.values()), leaves)
     return _built_with_new_statics(flat, leaves)
 
@@ -396,8 +396,8 @@ def _built_with_new_statics(flat: FlatDag, leaves: Sequence[Any]) -> Any:
         if op is LEAF:
             table.append(next(remaining_leaves))
         elif type(op) is Node:
-            table.append(op.type.put_together(op.aux.copied(copies), [table[child] for child in children]))
+            table.append(op.type.put_together(op.aux.copied_value(copies), [table[child] for child in children]))
         else:
             assert type(op) is Static
-            table.append(op.copied(copies))
+            table.append(op.copied_value(copies))
     return table[flat.root]

@@ -28,7 +28,7 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
-from ..core._comparison import described
+from ..core._comparison import short_text
 from ..core._errors import SharingMismatchError, ViewError
 from ..core._node_types import (
     LIBRARIES,
@@ -520,7 +520,7 @@ def _require_shape(read: FlatDag, sources: Sequence[int], target: int, through: 
         return
     paths = [read.text(number) for number in (*sources, target)]
     of = ", ".join([f"`{path}`" for path in paths[:-1]])
-    what = described(result) if is_one else shown(result)
+    what = short_text(result) if is_one else shown(result)
     if is_one and result.shape == wanted.shape:
         fix = (
             "Cast in a function of your own:\n"
@@ -534,7 +534,7 @@ def _require_shape(read: FlatDag, sources: Sequence[int], target: int, through: 
         )
     raise SharingMismatchError(
         f"`{paths[-1]}` cannot be a view of {of} through `{text_of_function(through)}`: that returns {what}, and "
-        f"`{paths[-1]}` is {described(wanted)}.\nA view must have the shape and dtype that the layer expects. {fix}",
+        f"`{paths[-1]}` is {short_text(wanted)}.\nA view must have the shape and dtype that the layer expects. {fix}",
         paths,
     )
 

@@ -15,7 +15,7 @@ from ..core._call_arguments import Arguments
 from ..core._jax_internals import api_boundary
 from ..core._pack_and_unpack import unpack
 from ..core._prefix_trees import Branch
-from ..core._sharing import distinct
+from ..core._sharing import with_repeats_copied
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import read_tree
 from ..ties._policy_and_context import Context
@@ -106,7 +106,7 @@ def _place_leaves(tree: T, prefix: Any, name: str, transform: str, place: Callab
     leaf_visits = [visit for visit in outcomes.visits() if visit.record in dag.leaves]
     place_of = {visit.record: outcomes.group_label(visit) for visit in leaf_visits}
     # Leaves that are not tied must stay two objects, whatever `place` returns for them.
-    leaves = distinct([place(leaf, place_of[record]) for record, leaf in dag.leaves.items()])
+    leaves = with_repeats_copied([place(leaf, place_of[record]) for record, leaf in dag.leaves.items()])
     hand_on(list(dag.leaves.values()), leaves)
     return unpack(dag.structure, leaves).args[0]
 

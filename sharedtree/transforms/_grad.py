@@ -28,7 +28,7 @@ from ..core._jax_internals import ConcreteArray
 from ..core._node_types import is_module, is_traced
 from ..core._prefix_trees import Branch
 from ..core._printing import listed, shown
-from ..core._sharing import matching
+from ..core._sharing import pairs_of_one_shape
 from ..core._structure import FlatDag, Node
 from ..optim._wrt import OF_GRAD, require_no_prefix_filter, require_nothing_left, select_everywhere
 from ..ties._list_ties import is_inexact
@@ -418,8 +418,8 @@ def used_twice(outcomes: Outcomes) -> set[int]:
 
 def _at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
     """Finds the records below two modules, without those that both modules hold at the same path."""
-    # `matching` yields pairs of records at one path, and calls `stop` where it cannot go deeper: the classes differ, or
-    # both are leaves. True lets it go on beside the pair.
+    # `pairs_of_one_shape` yields pairs of records at one path, and calls `stop` where it cannot go deeper: the classes
+    # differ, or both are leaves. True lets it go on beside the pair.
     ends: set[tuple[int, int]] = set()
 
     def stop(i: int, j: int) -> bool:
@@ -427,7 +427,7 @@ def _at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
         return True
 
     differing: set[int] = set()
-    for pair in matching(tree.below(left), tree.below(right), stop):
+    for pair in pairs_of_one_shape(tree.below(left), tree.below(right), stop):
         if pair.left == pair.right:
             continue
         differing.update((pair.left, pair.right))

@@ -20,7 +20,7 @@ from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
 from ..core._node_types import Inherited, is_traced, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
-from ..core._static_values import Incomparable, Static, key_of, objects_with_identity, with_new_parts
+from ..core._static_values import Incomparable, Static, irreplaceable_objects, key_of, with_new_parts
 from ..core._structure import FlatDag, Node
 from ._caller_side import Call, leave
 from ._leaf_groups import LeafGroup
@@ -263,7 +263,7 @@ class CallersStatics:
         children, aux = node_type.take_apart(content)
         # The static leaves among the children.
         leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
-        if not any(objects_with_identity(value) for value in (aux, *leaves)):
+        if not any(irreplaceable_objects(value) for value in (aux, *leaves)):
             return
         # An attribute of the content is static if it occurs in the auxiliary data, or is a leaf that is not traced.
         statics = IdentitySet([*_with_parts(aux), *leaves])
@@ -271,7 +271,7 @@ class CallersStatics:
         places: Iterable[Any] = range(len(new)) if isinstance(new, list) else new.keys()
         for place in places:
             value = new[place]
-            if value not in statics or not objects_with_identity(value):
+            if value not in statics or not irreplaceable_objects(value):
                 continue
             is_in_old = place < len(old) if isinstance(old, list) else place in old
             if is_in_old and (value is old[place] or _has_equal_content(value, old[place])):
@@ -296,7 +296,7 @@ class CallersStatics:
         if value not in memo:
             # A cycle that leads back here ends with the part itself.
             memo[value] = value
-            has_identity = any(obj is value for obj in objects_with_identity(value))
+            has_identity = any(obj is value for obj in irreplaceable_objects(value))
             callers_object = self._find(value) if has_identity else None
             if callers_object is None:
                 callers_object = with_new_parts(value, lambda part: self._with_callers_objects(part, memo))
@@ -318,11 +318,11 @@ class CallersStatics:
     def _objects(self) -> Iterable[Any]:
         """Iterates over the static objects in the arguments for which an equal object is no substitute."""
         for record, (op, _) in enumerate(self._tree.records):
-            if type(op) is Static and op.has_objects:
-                yield from objects_with_identity(self._tree.objects[record])
-            elif type(op) is Node and op.aux.has_objects:
+            if type(op) is Static and op.has_irreplaceable_objects:
+                yield from irreplaceable_objects(self._tree.objects[record])
+            elif type(op) is Node and op.aux.has_irreplaceable_objects:
                 _, aux = op.type.take_apart(self._tree.objects[record])
-                yield from objects_with_identity(aux)
+                yield from irreplaceable_objects(aux)
 
 
 def _with_parts(value: Any) -> Iterable[Any]:

@@ -8,11 +8,11 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._hidden_arrays import require_all_seen
+from ..core._hidden_arrays import refuse_hidden_arrays
 from ..core._node_types import PYTHON_NUMBERS, carries_identity, require_registered
 from ..core._pack_and_unpack import unpack
 from ..core._printing import shown
-from ..core._sharing import Mismatch, RecordPair, pairs, with_identity
+from ..core._sharing import Mismatch, RecordPair, pairs, with_tied_numbers_as_arrays
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Path, Structure
 from ..ties._leaf_notes import hand_on, is_noted, recall, remember
@@ -66,7 +66,7 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
     """
     require_registered(tree)
     leaves, structure = pack_here(tree, is_leaf)
-    require_all_seen(structure)
+    refuse_hidden_arrays(structure)
     remember(structure, leaves)
     return leaves, structure
 
@@ -111,7 +111,7 @@ def structure(tree: Any, is_leaf: IsLeaf = None) -> Structure:
     """
     require_registered(tree)
     leaves, structure = pack_alone(tree, is_leaf)
-    require_all_seen(structure)
+    refuse_hidden_arrays(structure)
     remember(structure, leaves)
     return structure
 
@@ -127,7 +127,7 @@ def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
     """
     require_registered(tree)
     leaves, structure = pack_alone(tree, is_leaf)
-    require_all_seen(structure)
+    refuse_hidden_arrays(structure)
     return leaves
 
 
@@ -147,7 +147,7 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool
     """
     require_registered(tree)
     walked = walk_exactly(tree, is_leaf, takes_path=is_leaf_takes_path)
-    require_all_seen(walked.structure)
+    refuse_hidden_arrays(walked.structure)
     return builtins.list(zip(_leaf_paths(walked), walked.leaves.values(), strict=True))
 
 
@@ -237,7 +237,7 @@ def _mapped(
         # Packing is enough, since no paths are needed.
         leaves, structure = pack_exactly(tree, is_leaf, takes_path=takes_path)
         path_columns = []
-    require_all_seen(structure)
+    refuse_hidden_arrays(structure)
     # One list of objects for each further tree, in the order of the leaves.
     columns: list[list[Any]] = []
     for i, further_tree in enumerate(rest):
@@ -262,7 +262,7 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
     """
     require_registered(model)
     leaves, structure = pack_exactly(model)
-    require_all_seen(structure)
+    refuse_hidden_arrays(structure)
     names = _NamesOfTrees("updates", "model", "the model", how_to_tie)
     column = _aligned(structure, updates, names, refuses=_refuse_static)
     return _put_together(structure, leaves, [f(leaf, update) for leaf, update in zip(leaves, column, strict=True)])
@@ -301,7 +301,7 @@ def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: 
     """
     require_registered(new)
     walked = walk_exactly(new)
-    require_all_seen(walked.structure)
+    refuse_hidden_arrays(walked.structure)
     words = _NamesOfTrees("old", "new", "`new`", how_to_tie)
     old_tree, records = _aligned_records(walked.structure, old, words, may_lack=True)
     leaves, paths = builtins.list(walked.leaves.values()), _leaf_paths(walked)
@@ -361,7 +361,7 @@ def _refuse_static(static: Static, update: Any, path: Path) -> None:
 def _put_together(structure: Structure, old_leaves: list[Any], new_leaves: list[Any]) -> Any:
     """Puts a tree together from new leaves, and copies the notes of the old leaves to them (see `_leaf_notes`)."""
     # A tied leaf must stay tied, so a number of NumPy, which has no identity, becomes an array there.
-    leaves = with_identity(new_leaves, structure)
+    leaves = with_tied_numbers_as_arrays(new_leaves, structure)
     hand_on(old_leaves, leaves)
     return unpack(structure, leaves)
 

@@ -18,7 +18,7 @@ from jax import tree_util as jtu
 
 from ...core._call_arguments import positions_of
 from ...core._errors import report_untied
-from ...core._sharing import matching
+from ...core._sharing import pairs_of_one_shape
 from ...core._static_values import Static
 from ...core._structure import FlatDag, Path, edges
 from ...nn._stateful_layers import makes_state
@@ -236,7 +236,7 @@ def _paths_without_counterpart(module: FlatDag, counterpart: FlatDag, leaves: Co
         return True
 
     unmatched: dict[int, Path] = {}
-    for pair in matching(module, counterpart, agree, compares_keys=True):
+    for pair in pairs_of_one_shape(module, counterpart, agree, compares_keys=True):
         if (pair.left, pair.right) in ends and pair.left != pair.right:
             for record, path in module.below(pair.left).edges(pair.path):
                 if record in leaves:
