@@ -28,9 +28,9 @@ Words:
 - a *memo* (`StaticMemo`): the results of one walk so far. A walk reads many static values. If one object is part of
   several of them, it is read and copied once.
 
-Copies are made part by part and never by `copy.deepcopy`: a deep copy of a function, a lock or a device is another
-object, or an error. One object in a value is one object in its copy, so the time for a copy grows with the number of
-objects, not with the number of paths to them.
+Copies are made part by part. A `copy.deepcopy` of the whole value would copy functions, locks and devices, too: their
+copies are other objects, or errors. One object in a value is one object in its copy. So the time for a copy grows with
+the number of objects, not with the number of paths to them.
 """
 
 import collections
@@ -90,8 +90,8 @@ class Static:
             exact_objects = irreplaceable_objects(value)
             self.exact_objects = tuple([IdentityKey(obj) for obj in exact_objects])
             # After the walk, `_pack_and_unpack` compares the recorded classes with those in the native key of the tree.
-            # So it notices if somebody has assigned to `__class__` meanwhile. `key_of` has recorded the classes of other
-            # objects where that is needed.
+            # So it notices if somebody has assigned to `__class__` meanwhile. For other objects, `key_of` has recorded
+            # the class where that is needed.
             if memo is not None:
                 for obj in exact_objects:
                     note_class(memo, obj, type(obj))
@@ -604,7 +604,7 @@ def _content_of_dataclass(value: Any, key_maker: _KeyMaker) -> Any:
 
 
 def _content_of_jax_array(value: jax.Array) -> Any:
-    """Returns the content of an array of JAX: dtype, shape and bytes. For PRNG keys, the bytes are those of the keys."""
+    """Returns the content of a JAX array: dtype, shape and bytes. For PRNG keys, the bytes are those of the keys."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return jax.Array, str(value.dtype), value.shape, np.asarray(jax.random.key_data(value)).tobytes()
     return jax.Array, value.dtype, value.weak_type, value.shape, np.asarray(value).tobytes()
@@ -857,7 +857,7 @@ def _copy_attributes(value: Any, clone: Any, copies: IdentityDict[Any]) -> None:
             part = slot.__get__(value)
         except AttributeError:  # never set
             continue
-        # The slot is set even if `__copy__` has put another object here. Classes in C may have read-only slots, in which
+        # The slot is set even if `__copy__` has put another object here. Slots of classes in C may be read-only. There
         # the clone keeps what it has.
         with contextlib.suppress(AttributeError, TypeError):
             slot.__set__(clone, copy_of(part, copies))
