@@ -172,7 +172,7 @@ def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
     # Part → its replacement, so that shared parts stay shared.
     replacements: IdentityDict[Any] = IdentityDict()
 
-    def replaced(part: Any) -> Any:
+    def replacement_of(part: Any) -> Any:
         """Returns the replacement of one part; the part itself if there is nothing to replace."""
         if part in replacements:
             return replacements[part]
@@ -181,11 +181,11 @@ def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
         if original is not part:
             replacement = original if Static(original) == Static(part) else part
         else:
-            replacement = with_new_parts(part, replaced)
+            replacement = with_new_parts(part, replacement_of)
         replacements[part] = replacement
         return replacement
 
-    return replaced(value)
+    return replacement_of(value)
 
 
 def distinguishing_text(value: Any, counterpart: Any) -> str:
@@ -197,7 +197,7 @@ def distinguishing_text(value: Any, counterpart: Any) -> str:
 
     Args:
         value: The value to show.
-        counterpart: The value from which it differs. A second call, with the two exchanged, gives the text of this one.
+        counterpart: The value from which it differs. Its text is the result of a call with the two exchanged.
     """
     # While both texts are the same, go down to the first part that differs.
     while shown(value) == shown(counterpart):
@@ -229,9 +229,9 @@ def key_of(value: Any, memo: "StaticMemo | None" = None) -> tuple[Any, bool, boo
 
     Returns:
         (key, is_mutable, may_have_irreplaceable_objects). `is_mutable` is True if the value or a part of it can be
-        mutated. It is False for objects that nobody mutates although it is possible: for a `functools.partial`, and for
-        an object with a hash of its own. If `may_have_irreplaceable_objects` is False, `irreplaceable_objects` would
-        find nothing in the value. If it is True, that has to be searched.
+        mutated. Objects that nobody mutates although it is possible do not count: a `functools.partial`, and an object
+        with an `==` and a hash of its own. If `may_have_irreplaceable_objects` is False, `irreplaceable_objects` would
+        find nothing in the value. If it is True, only a search can tell.
 
     Raises:
         Incomparable: If the value, or something in it, has no usable `==`.
@@ -330,7 +330,7 @@ class _KeyMaker:
         assert self._memo is not None
         was_mutable, parts_left_before = self.is_mutable, self._parts_left
         had_irreplaceable_objects = self.may_have_irreplaceable_objects
-        # `content_of` sets the two flags to True if the object or a part of it calls for it. They are reset before, so
+        # `content_of` sets the two flags to True if the object or a part of it calls for it. They are reset first, so
         # that afterwards they are about this object alone, for its entry.
         self.is_mutable = self.may_have_irreplaceable_objects = False
         row = _Row(content_of(value, self))
@@ -614,7 +614,7 @@ def _bits_of(value: Any) -> Any:
     """Returns a number or text, of one of `_NUMBERS_AND_TEXTS` or a subclass, in a form that compares strictly.
 
     A float or complex number becomes bytes, so that 0.0 and -0.0 differ and `nan` equals itself. Any other value
-    becomes an instance of the built-in class: that of a subclass of `str` becomes a `str`.
+    becomes an instance of the built-in class. For example, an instance of a subclass of `str` becomes a `str`.
     """
     if isinstance(value, float):
         return struct.pack("d", value)
