@@ -153,10 +153,12 @@ def leads_to(name: str, obj: Any) -> bool:
 def verified_name_of(obj: Any) -> str | None:
     """Returns the best name that leads to an object and ends with its `__qualname__`; None if there is none.
 
-    @eqx.filter_jit                 a module of Equinox: found, because the name `f` leads to it
-    def f(x): ...
-    g = functools.wraps(f)(h)       `g` states the name `f`: not found, because the name `f` leads to another object
-    k = f                           the name `k` does not count, because it is not the `__qualname__`
+    For example, in a module of its own:
+
+        @eqx.filter_jit                 a module of Equinox: found, because the name `f` leads to it
+        def f(x): ...
+        g = functools.wraps(f)(h)       `g` states the name `f`: not found, because the name `f` leads to another object
+        k = f                           the name `k` does not count, because it is not the `__qualname__`
     """
     qualname = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
     # Lambdas and local functions say `<lambda>` and `<locals>`.

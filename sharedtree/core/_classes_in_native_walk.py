@@ -145,7 +145,8 @@ def _kind_of_leaf(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
     """
     if not is_traced(leaf, convention) or (filtered and not is_traced(leaf, "equinox")):
         return _IS_STATIC
-    # An array directly in a variable is a value, and the variable is the object.
+    # A leaf without identity, such as a number, is a value. So is an array directly in a variable, which itself is the
+    # object.
     if not carries_identity(leaf) or (convention == "variable" and is_value_of_variable(leaf)):
         return _IS_VALUE
     # Outside modules only references are objects.
