@@ -102,7 +102,7 @@ if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `
         state as state,
     )
 else:
-    from .core._lazy_names import later as __getattr__, names as __dir__  # noqa: F401
+    from .core._lazy_names import import_public_name as __getattr__, names_for_dir as __dir__  # noqa: F401
 
 # For `help` and `from sharedtree import *`; a test says what is missing.
 # fmt: off

@@ -18,7 +18,7 @@ from hypothesis import given, strategies as hst
 import sharedtree as st
 from sharedtree.core import _static_values
 from sharedtree.core._printing import shown
-from sharedtree.core._static_values import Static, new_static_memo, shown_beside
+from sharedtree.core._static_values import Static, distinguishing_text, new_static_memo
 from tests.garbage import collect_all
 from tests.kinds import ByContent, Keyed, made
 from tests.strategies import Pair, Record
@@ -288,8 +288,8 @@ def test_two_values_that_differ_print_differently(one, other, depth):
         around = [("name", level), level, "x" * level]
         one, other = ({"state": [*around, x]} if level % 2 else (*around, x) for x in (one, other))
     if Static(one) != Static(other):
-        assert shown_beside(one, other) != shown_beside(other, one)
-    assert shown_beside(one, None) == shown(one)
+        assert distinguishing_text(one, other) != distinguishing_text(other, one)
+    assert distinguishing_text(one, None) == shown(one)
 
 
 def test_an_error_shows_what_differs_in_long_static_data():

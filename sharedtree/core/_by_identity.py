@@ -1,12 +1,12 @@
 """Identity: dictionaries and sets that compare objects by `is`, and a table that makes equal objects one.
 
-    IdentityDict([(a, 1)])     `a in d` is True, `copy(a) in d` is False, and `a` lives as long as `d`
-    WeakIdentityDict()         the same, but an entry goes when its object dies
-    Interned()                 t.intern(hash(a), a) is t.intern(hash(b), b)      if `a.is_like(b)`
+    d = IdentityDict([(a, 1)])    `a in d` is True, `copy(a) in d` is False, and `a` lives as long as `d`
+    WeakIdentityDict()            the same, but an entry is removed when its object dies
+    t = Interned()                t.intern(hash(a), a) is t.intern(hash(b), b)      if `a.is_like(b)`
 
 A plain dictionary from `id(obj)` to a value is wrong once the object dies, since another object may get its address.
-These classes keep their objects alive or notice that one has died. Loops that run for every node of every call use a
-plain dictionary all the same, and a comment there says who keeps the objects alive.
+These classes keep their objects alive, or notice that one has died. Loops that run for every node of every call use a
+plain dictionary from `id(obj)` all the same, which is faster. A comment there says who keeps the objects alive.
 
 Interning is also known as hash consing (Ershov 1958). Interned objects are compared by `is`, in constant time.
 """
@@ -25,7 +25,7 @@ class IdentityDict(Generic[ValueType]):
     """A dictionary with objects as keys, compared by identity. It keeps them alive and in the order of insertion.
 
     Args:
-        entries: Pairs of an object and its value.
+        entries: Pairs of an object and its value. If an object occurs twice, the later value counts.
     """
 
     __slots__ = ("_entries",)
@@ -59,7 +59,7 @@ class IdentityDict(Generic[ValueType]):
     def get(self, obj: Any, default: OtherType) -> ValueType | OtherType: ...
 
     def get(self, obj: Any, default: Any = None) -> Any:
-        """Returns the value of an object, or the default."""
+        """Returns the value of an object; `default` if it is no key."""
         entry = self._entries.get(id(obj))
         if entry is None:
             return default
@@ -67,21 +67,21 @@ class IdentityDict(Generic[ValueType]):
         return value
 
     def setdefault(self, obj: Any, value: ValueType) -> ValueType:
-        """Returns the value of an object. If it has none, `value` becomes its value."""
+        """Returns the value of an object. If it is no key yet, it is entered with `value` before."""
         _, kept_value = self._entries.setdefault(id(obj), (obj, value))
         return kept_value
 
     def forget_after(self, size: int) -> None:
-        """Removes all entries but the `size` oldest ones."""
+        """Removes the entries that were added after there were `size` of them. Does nothing if there are no more."""
         while len(self._entries) > size:
             self._entries.popitem()
 
     def items(self) -> Iterable[tuple[Any, ValueType]]:
-        """Returns the pairs of an object and its value."""
+        """Returns pairs of an object and its value, in the order of insertion. A view, which changes with the dict."""
         return self._entries.values()
 
     def values(self) -> Iterable[ValueType]:
-        """Returns the values."""
+        """Returns a list of the values, in the order of insertion."""
         return [value for _, value in self._entries.values()]
 
 
@@ -103,7 +103,7 @@ class IdentitySet:
         return len(self._objects)
 
     def add(self, obj: Any) -> bool:
-        """Adds an object. Returns False if it was there already."""
+        """Adds an object. Returns True if it is new, and False if it was there already."""
         if id(obj) in self._objects:
             return False
         self._objects[id(obj)] = obj
@@ -113,8 +113,10 @@ class IdentitySet:
 class WeakIdentityDict(Generic[ValueType]):
     """A dictionary like `IdentityDict`, with weak keys: an entry is removed when its object dies.
 
-    If the stack is full at that moment, Python cannot run the removal, and the entry stays. So a lookup also compares
-    the object that the entry refers to. A new object at the same address then does not get the value of the dead one.
+    Objects of some classes, such as `int` and `list`, cannot be keys: setting a value for one raises `TypeError`.
+
+    If an object dies while the stack of calls is full, Python cannot run the removal, and the entry stays. Then a new
+    object may get the same address. So a lookup also checks that the entry refers to the object that is looked up.
     """
 
     __slots__ = ("_entries",)
@@ -123,12 +125,16 @@ class WeakIdentityDict(Generic[ValueType]):
         self._entries: dict[int, tuple[weakref.ref[Any], ValueType]] = {}
 
     def __setitem__(self, obj: Any, value: ValueType) -> None:
-        """Sets the value of an object, and has the entry removed when the object dies."""
-        # The closure must not hold `self`, which would then live as long as the object.
+        """Sets the value of an object, until the object dies.
+
+        Raises:
+            TypeError: If there can be no weak reference to the object.
+        """
+        # `remove` must not hold `self`, because `self` would then live as long as the object.
         address, entries = id(obj), self._entries
 
         def remove(reference: "weakref.ref[Any]") -> None:
-            """Removes the entry, unless a new object with the same address has replaced it."""
+            """Removes the entry, unless it was replaced by that of a new object with the same address."""
             current_reference, _ = entries.get(address, (None, None))
             if current_reference is reference:
                 entries.pop(address, None)
@@ -139,7 +145,7 @@ class WeakIdentityDict(Generic[ValueType]):
         return len(self._entries)
 
     def get(self, obj: Any) -> ValueType | None:
-        """Returns the value of an object; None if it has none."""
+        """Returns the value of an object; None if the object is no key."""
         entry = self._entries.get(id(obj))
         if entry is None:
             return None
@@ -151,14 +157,17 @@ class WeakIdentityDict(Generic[ValueType]):
 
 
 class Candidate(Protocol):
-    """Methods that `Interned` calls on its objects."""
+    """Object that may be added to an `Interned`. These are the methods that `Interned` calls."""
 
     def complete(self) -> None:
-        """Prepares the object for being added. No lock is held. Called again if the search has to start again."""
+        """Computes what was not needed for the comparison, before the object is added. No lock is held.
+
+        Called again if another thread has added an object meanwhile, and the search starts again.
+        """
         ...
 
     def is_like(self, candidate: Any, /) -> bool:
-        """Returns True if this object can take the candidate's place."""
+        """Returns True if this object, which is in the table, can take the place of the candidate."""
         ...
 
 
@@ -166,7 +175,7 @@ CandidateType = TypeVar("CandidateType", bound=Candidate)
 
 
 class Interned(Generic[CandidateType]):
-    """A table of interned objects.
+    """A table in which no two objects are alike. It refers to them weakly.
 
         hash 7    slot 0: a    slot 1: b         two objects that are not alike, but have the same hash
         hash 9    slot 0: c
@@ -174,17 +183,16 @@ class Interned(Generic[CandidateType]):
     The key of an object is its hash and a slot number, counted from 0 for each hash. A slot becomes free when its
     object dies.
 
-    Comparing two objects may run a user's `==`. It may do anything, for example wait for another thread in `intern`.
-    So the keys are integers, which compare without code of users, and objects are compared outside the lock. If another
-    thread adds an object meanwhile, the search starts again.
+    Comparing two objects may run a user's `==`, which may do anything, for example wait for another thread that is in
+    `intern`. So the keys of the table are integers, which compare without code of users, and objects are compared
+    outside the lock. If another thread adds an object meanwhile, the search starts again.
 
     Attributes:
         alive: (hash, slot) → object.
-        num_slots: hash → the largest number of slots in use at any time. A hash that never had more than one is
-            missing.
+        num_slots: hash → the largest number of slots that were in use at one time. Without an entry it is 1 or 0.
         num_added: The number of objects added so far. If it has changed during a search, another thread has added an
             object.
-        lock: Held while an object is added.
+        lock: Held while an object is added, and not while objects are compared.
     """
 
     def __init__(self) -> None:
@@ -194,10 +202,10 @@ class Interned(Generic[CandidateType]):
         self.lock = Lock()
 
     def intern(self, hash_value: int, candidate: CandidateType) -> CandidateType:
-        """Returns the object in the table that is like the candidate; if there is none, adds the candidate itself.
+        """Returns the object in the table that is like the candidate. If there is none, adds and returns the candidate.
 
         Args:
-            hash_value: The hash of the candidate.
+            hash_value: The hash of the candidate. Objects that are alike must have the same hash.
             candidate: The object to look for.
 
         Cost: one `is_like` for each living object with this hash, usually none or one.

@@ -3,10 +3,12 @@
 Everything is read from `__dict__`: no metaclass, no descriptor and no `__getattr__` of a lazy module is called, and
 nothing is imported.
 
-A *name* is `module:qualname`: `equinox.nn:Linear`, `__main__:Model`, `pkg.mod:Outer.Inner`. Objects are not believed
-when they state their own name: `jax.nn.relu` says that it is from a private module of JAX, and the default activation
-of `equinox.nn.MLP` says that it is `<lambda>`. A name counts only if looking it up gives the very object. Among several
-such names the public and short one is taken: `jax.nn:relu`.
+A *name* is `module:qualname`: `equinox.nn:Linear`, `__main__:Model`, `pkg.mod:Outer.Inner`. It *leads to* an object if
+looking it up gives this very object. Objects are not believed when they state their own name: `jax.nn.relu` says that
+it is from a private module of JAX, and the default activation of `equinox.nn.MLP` says that it is `<lambda>`. Among
+several names that lead to an object, the public and short one is taken: `jax.nn:relu`.
+
+The *home* of an object is the module that its `__module__` names.
 """
 
 import dataclasses
@@ -20,12 +22,15 @@ ABSENT: Any = object()
 
 
 def inherited(cls: type, name: str) -> Any:
-    """Returns an attribute as it is in the `__dict__` of the class, or of the first base to have it; else `ABSENT`."""
+    """Returns an attribute as it stands in the `__dict__` of a class, or of the first base with it; else `ABSENT`."""
     return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), ABSENT)
 
 
 def is_data_descriptor(value: Any) -> bool:
-    """Returns True for a class attribute that takes precedence over an instance attribute of the same name."""
+    """Returns True for a class attribute that takes precedence over an instance attribute of the same name.
+
+    A property is such an attribute, and a method is not.
+    """
     return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")
 
 
@@ -46,15 +51,15 @@ _DEFINED_IN_PYTHON = 1 << 9
 def built_in_base(cls: type) -> type:
     """Returns the first class in the `__mro__` that is not defined in Python, such as `object` or `tuple`.
 
-    It determines the memory layout of the instances.
+    Instances have the memory layout of this class, and besides perhaps slots and a `__dict__`.
     """
     return next(base for base in cls.__mro__ if not base.__flags__ & _DEFINED_IN_PYTHON)
 
 
 def dict_descriptor(cls: type) -> Any:
-    """Returns the descriptor with which to read and set the `__dict__` of instances.
+    """Returns the descriptor with which to read and set the `__dict__` of instances: `descriptor.__get__(instance)`.
 
-    It bypasses the `__getattribute__` and `__setattr__` of the class, which on Equinox modules take four times longer.
+    This bypasses the `__getattribute__` and `__setattr__` of the class. On Equinox modules they take four times longer.
 
     Raises:
         TypeError: If instances have no `__dict__`.
@@ -67,7 +72,7 @@ def dict_descriptor(cls: type) -> Any:
 
 
 def namespace(module: Any) -> Mapping[str, Any]:
-    """Returns the dictionary of a module, without running a lazy module's code; empty for any other object."""
+    """Returns the dictionary of a module, without running the code of a lazy module; an empty one for other objects."""
     if not isinstance(module, types.ModuleType):
         return {}
     try:
@@ -77,9 +82,10 @@ def namespace(module: Any) -> Mapping[str, Any]:
 
 
 def loaded(module: str, name: str) -> Any:
-    """Returns an attribute of a module; None if it is missing or the module has not been imported.
+    """Returns the attribute `name` of a module; None if it is missing, or if the module has not been imported.
 
-    A class of a module that nobody has imported has no instances, so `loaded(...) or ()` is safe in `issubclass`.
+    `issubclass(cls, loaded(...) or ())` is False for None. That is right: if nobody has imported the module of a class,
+    there are no subclasses.
     """
     return namespace(sys.modules.get(module)).get(name)
 
@@ -87,8 +93,8 @@ def loaded(module: str, name: str) -> Any:
 _METHODS_OF_TOOLS = frozenset({"_asdict", "for_json", "getdoc", "to_dict", "to_json", "to_numpy", "tolist"})
 
 
-def is_asked_of_all(name: Any) -> bool:
-    """Returns True for names that some program looks up as an attribute of any object, to call what it finds.
+def is_protocol_name(name: Any) -> bool:
+    """Returns True for the name of a protocol: programs look it up on any object, and call what they find.
 
     Python does so with `__names__`, notebooks with `_repr_html_` and `_ipython_display_`, JSON encoders with `tolist`,
     IPython's `?` with `getdoc`, Matplotlib with `to_numpy`. If the instances of a class may have any attribute, a file
@@ -96,6 +102,7 @@ def is_asked_of_all(name: Any) -> bool:
     """
     if type(name) is not str:
         return False
+    # Underscores on both sides, but not only underscores.
     is_enclosed = name.startswith("_") and name.endswith("_") and name.strip("_") != ""
     return is_enclosed or name in _METHODS_OF_TOOLS or name.startswith(("_repr_", "_ipython_", "__array", "__jax"))
 
@@ -105,7 +112,7 @@ def is_asked_of_all(name: Any) -> bool:
 MAIN = "__main__"
 
 CHILD = "__mp_main__"
-"""The main program's second name in a process spawned by `multiprocessing`. There it is also `__main__`."""
+"""Second name of the module `__main__` in a process spawned by `multiprocessing`."""
 
 _MISSING: Any = object()
 
@@ -117,20 +124,20 @@ def is_well_formed(name: str) -> bool:
 
 
 def root_of(name: str) -> str:
-    """Returns the top-level package of a name or a module."""
+    """Returns the top-level package of a name, or of a module given by its own name: "jax.nn:relu" → "jax"."""
     return name.partition(":")[0].partition(".")[0]
 
 
 def is_inside(module: str, package: str) -> bool:
-    """Returns True if a module is a package itself, or a part of it."""
+    """Returns True if a module is a package itself, or is inside of the package. Both are given by name."""
     return module == package or module.startswith(package + ".")
 
 
 def find(name: str) -> Any:
-    """Returns the object of a name, read from the dictionaries of the module and the classes on the way.
+    """Returns the object to which a name leads, read from the dictionary of the module and those of outer classes.
 
     Raises:
-        LookupError: If the module is not loaded, lacks the name, or something on the way is no class.
+        LookupError: If there is none: the module is not loaded, or something in it is missing or is no class.
     """
     obj = _look_up(name)
     if obj is _MISSING:
@@ -146,31 +153,35 @@ def leads_to(name: str, obj: Any) -> bool:
 def verified_name_of(obj: Any) -> str | None:
     """Returns the best name that leads to an object and ends with its `__qualname__`; None if there is none.
 
-    A decorated function is found by its name, even if the decorator made an Equinox module of it. A wrapper that only
-    states the name of the function that it wraps is not found, because that name leads to the function. A global
-    variable of another name that happens to hold the object does not count.
+    For example, in a module of its own:
+
+        @eqx.filter_jit                 a module of Equinox: found, because the name `f` leads to it
+        def f(x): ...
+        g = functools.wraps(f)(h)       `g` states the name `f`: not found, because the name `f` leads to another object
+        k = f                           the name `k` does not count, because it is not the `__qualname__`
     """
     qualname = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
     # Lambdas and local functions say `<lambda>` and `<locals>`.
     if not isinstance(qualname, str) or "<" in qualname or isinstance(obj, types.ModuleType):
         return None
+    # For example "Outer.Inner" → "Outer".
     outermost = qualname.partition(".")[0]
-    spaces = spaces_of(obj)
+    spaces = candidate_namespaces(obj)
     return best_name(obj, [f"{module}:{qualname}" for module, space in spaces.items() if outermost in space])
 
 
 def namespaces(package: str) -> dict[str, Mapping[str, Any]]:
-    """Returns module name → dictionary for the loaded modules of a package, the package included."""
-    # A list, since another thread may import something meanwhile.
+    """Returns module name → dictionary of the module, for the loaded modules of a package and the package itself."""
+    # The list is a copy, because another thread may import something meanwhile.
     modules, prefix = list(sys.modules.items()), package + "."
     inside = [(name, module) for name, module in modules if name == package or name.startswith(prefix)]
     return {name: namespace(module) for name, module in inside}
 
 
 def home_of(obj: Any) -> str:
-    """Returns the object's `__module__`; for most objects this is the module of their class.
+    """Returns the home of an object: its `__module__`, which most instances get from their class.
 
-    The main program of a spawned process is always `__main__`.
+    For the main program of a spawned process it is always `__main__`, and not `CHILD`.
     """
     home = getattr(obj, "__module__", None)
     home = home if isinstance(home, str) else type(obj).__module__
@@ -178,7 +189,8 @@ def home_of(obj: Any) -> str:
 
 
 def _look_up(name: str) -> Any:
-    """Returns the object of a name; `_MISSING` if there is none."""
+    """Returns the object to which a name leads; `_MISSING` if there is none."""
+    # For example "pkg.mod:Outer.Inner" → "pkg.mod", "Outer", ["Inner"].
     module, _, qualname = name.partition(":")
     outermost, *inner_names = qualname.split(".")
     obj = namespace(sys.modules.get(module)).get(outermost, _MISSING)
@@ -186,13 +198,14 @@ def _look_up(name: str) -> Any:
         if not isinstance(obj, type):
             return _MISSING
         obj = type.__getattribute__(obj, "__dict__").get(inner_name, _MISSING)
+    # A static method stands in the dictionary of its class as a `staticmethod`, which holds the function.
     return obj.__func__ if isinstance(obj, staticmethod) else obj
 
 
-def spaces_of(obj: Any) -> dict[str, Mapping[str, Any]]:
-    """Returns module name → dictionary for the modules that may have a name for an object: those of its package."""
+def candidate_namespaces(obj: Any) -> dict[str, Mapping[str, Any]]:
+    """Returns module name → dictionary, for the modules that may have a name for an object: those of its package."""
     package = root_of(home_of(obj))
-    # The objects of these packages also have names in another package.
+    # Package → packages that have names for its objects. For other packages, that is only the package itself.
     publishers = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}
     spaces: dict[str, Mapping[str, Any]] = {}
     for publisher in publishers.get(package, (package,)):
@@ -201,14 +214,15 @@ def spaces_of(obj: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def best_name(obj: Any, names: Iterable[str]) -> str | None:
-    """Returns the most public and shortest of the names that lead to an object; None if none does."""
+    """Returns the most public and shortest one of those names that lead to an object; None if none does."""
     home = home_of(obj)
 
     def rank(name: str) -> tuple[int, int, bool, int, str]:
-        """Sorts by the number of private parts, then of parts; then the object's own module, the shorter text first."""
+        """Returns a sort key: fewer private parts first, then fewer parts, then the home, then the shorter text."""
         parts = name.replace(":", ".").split(".")
-        private = sum(part.startswith("_") and part != MAIN for part in parts)
-        return private, len(parts), name.partition(":")[0] != home, len(name), name
+        num_private = sum(part.startswith("_") and part != MAIN for part in parts)
+        is_elsewhere = name.partition(":")[0] != home
+        return num_private, len(parts), is_elsewhere, len(name), name
 
     usable = [name for name in names if leads_to(name, obj) and is_well_formed(name)]
     return min(usable, key=rank, default=None)

@@ -1,16 +1,24 @@
 """Serves the native walk: describes classes to it, finds tokens for static values, and compiles structures.
 
     an instance of a new class  →  _describe_object  →  shape, fields, ...       once for each class
-    a static value              →  _tokens_for       →  what represents it in a key
+    a static value              →  _tokens_for       →  what stands for it in a key
     a structure                 →  _compile          →  the steps that put its tree together
 
-The *native walk* is the one in C (`_native_walk.c`). It describes a tree by a *key*, a string of bytes, and asks Python
-for all that it does not know. The *shape* of a class is its number for a way to take instances apart and to build them:
-`native.LIST`, `native.FIELDS`, ... An *exact* walk takes static values uncopied, so that the same tree is put together
-again with the very objects of the user.
+Words:
 
-A description of a class holds for ever, as a `NodeType` does. Only that of a class of leaves is a guess: the native
-walk asks for it again after a class was registered as a node, because that may be this one.
+- the *native walk* is the one in C (`_native_walk.c`). It asks Python for all that it does not know;
+- a *key* is a string of bytes by which the native walk describes a tree. Trees with equal keys have one structure;
+- the *shape* of a class is the native walk's number for a way to take instances apart and to build them: `native.LIST`,
+  `native.FIELDS`, ...;
+- an *exact* walk takes static values uncopied, so that the same tree is put together again with the very objects of the
+  user;
+- an *irreplaceable* object is one for which an equal object is no substitute, such as a list or a config
+  (`_static_values.irreplaceable_objects`);
+- a *convention* says which leaves are traced at a place in a tree (`_node_types.Inherited`).
+
+A description of a class holds for ever, as a `NodeType` does. There is one exception. A class of leaves may later be
+registered as a class of nodes. So most descriptions of classes of leaves are *guesses*: after each registration, the
+native walk asks for them again.
 """
 
 import collections
@@ -49,14 +57,14 @@ from ._node_types import (
 )
 from ._static_values import (
     IdentityKey,
-    Stability,
+    SettledAnswer,
     Static,
     StaticMemo,
-    cannot_change,
-    has_fixed_key,
+    has_settled_instances,
+    irreplaceable_objects,
+    is_settled_value,
     key_of,
     new_static_memo,
-    objects_with_identity,
 )
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 
@@ -68,7 +76,8 @@ this is a guess; its node type; the function that takes an instance apart; and t
 (`NativeLayout.native_arguments`).
 """
 
-_NO_FIELDS = NativeLayout("").native_arguments
+_NO_DIRECTIONS = NativeLayout("").native_arguments
+"""The directions for a class whose attributes the native walk does not read itself."""
 
 _layouts_in_use: dict[type, NativeLayout] = {}
 """Class in JAX's registry whose instances the native walk reads itself → its layout, the directions for doing so.
@@ -76,101 +85,119 @@ _layouts_in_use: dict[type, NativeLayout] = {}
 The flatten functions of these classes are not called."""
 
 _introduced: set[str] = set()
-"""Names of the libraries that have prepared the native walk for their classes, by `Library.introduce`."""
+"""Names of the libraries whose `Library.introduce` was called. It prepares the native walk for their classes."""
 
-# What `_describe_object` says of a single leaf: it is static, traced without identity, or traced with identity. The
-# native walk has the same numbers.
+# The answers of `_describe_object` about a single leaf: it is static; it is traced and a value, which has no ties; or
+# it is traced and an object, which may be tied. The native walk has the same numbers.
 _IS_STATIC, _IS_VALUE, _IS_OBJECT = 0, 1, 2
 
 
 # --- classes ----------------------------------------------------------------------------------------------------------
 
 
-def _describe_object(obj: Any, number: int) -> Description | int:
+def _describe_object(obj: Any, settings: int) -> Description | int:
     """Describes the class of an object to the native walk, or the object alone if its class does not say enough.
+
+    The native walk calls it for each object of a class that has no description.
 
     Args:
         obj: the object.
-        number: two settings in one number. The lower eight bits have the number of the convention, and the bit above
-            them tells whether only arrays are traced (`Rules.filtered`).
+        settings: the lower eight bits are the native walk's number for the convention at the place of the object. The
+            bit above them is 1 if only arrays are traced (`Rules.filtered`).
 
     Returns:
         A description for the class; or, for this object alone, `_IS_STATIC`, `_IS_VALUE` or `_IS_OBJECT`.
     """
-    convention, filtered = _CONVENTIONS[number & 0xFF], bool(number >> 8)
-    # Tracers are first, because there is one for each leaf of each trace. Their class gets no description, because it
-    # does not tell an array from a reference.
+    convention, filtered = _CONVENTIONS[settings & 0xFF], bool(settings >> 8)
+    # Tracers come first, because they are frequent: under a trace each leaf is one. Their class gets no description,
+    # because tracers of arrays and of references have the same class.
     if isinstance(obj, (Tracer, jax.Ref)):
         return _kind_of_leaf(obj, convention, filtered=filtered)
     node_type = node_type_of(obj)
     if node_type is not None and (convention not in ("outside", "any") or node_type.is_known_to_jax):
-        return _describe(node_type)
+        return _describe_nodes(node_type)
     cls = type(obj)
-    # A `deque` outside modules is a leaf, and a node elsewhere.
+    # Of the classes of nodes only `deque` is left. Outside modules it is a leaf, because JAX does not know it.
     if node_type is not None:
         return _kind_of_leaf(obj, convention, filtered=filtered)
+    # For example the class of arrays of PRNG keys.
     if issubclass(cls, jax.Array):
-        return _describe_leaf(cls, native.JAX_ARRAY)  # such as that of PRNG keys
-    # In a walk, such a struct stands for an array.
+        return _describe_leaf(cls, native.JAX_ARRAY)
+    # In a walk, a `ShapeDtypeStruct` stands for an array.
     if isinstance(obj, jax.ShapeDtypeStruct):
         return _describe_leaf(cls, native.JAX_ARRAY, is_guess=True)
-    # Arrays and scalars of texts, for example: whether they are traced depends on the dtype.
+    # Of arrays and scalars of NumPy, each is asked about: those of numbers are traced, those of texts need not be.
     if issubclass(cls, (np.ndarray, np.generic)):
         return _kind_of_leaf(obj, convention, filtered=filtered)
-    # A leaf of any other class. C treats one that JAX traces as a number: traced, unless the convention is Equinox's.
+    # A leaf of any other class. If JAX can trace it, C treats it like a number: it is traced, unless the convention is
+    # Equinox's.
     shape = native.NUMBER if is_traced(obj, "jax") else native.STATIC
     return _describe_leaf(cls, shape, is_guess=True)
 
 
 def _kind_of_leaf(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
-    """Tells the native walk whether one leaf is static, a value or an object. See `_walk` for the same in Python."""
+    """Returns `_IS_STATIC`, `_IS_VALUE` or `_IS_OBJECT` for one leaf. The walk in Python (`_walk`) decides likewise.
+
+    Args:
+        leaf: the leaf.
+        convention: the convention at its place.
+        filtered: True if only arrays are traced, whatever the convention.
+    """
     if not is_traced(leaf, convention) or (filtered and not is_traced(leaf, "equinox")):
         return _IS_STATIC
+    # A leaf without identity, such as a number, is a value. So is an array directly in a variable, which itself is the
+    # object.
     if not carries_identity(leaf) or (convention == "variable" and is_value_of_variable(leaf)):
         return _IS_VALUE
+    # Outside modules only references are objects.
     return _IS_VALUE if convention == "outside" and not isinstance(leaf, jax.Ref) else _IS_OBJECT
 
 
 def _describe_leaf(cls: type, shape: int, *, is_guess: bool = False) -> Description:
-    """Describes a class of leaves.
+    """Makes the description of a class of leaves.
 
     Args:
         cls: the class.
         shape: `native.JAX_ARRAY`, `native.NUMBER`, `native.STATIC`, ...: the way to treat its instances.
-        is_guess: whether somebody may still register the class as a node. The native walk asks again after each
-            registration.
+        is_guess: whether somebody may still register the class as one of nodes.
     """
     is_plain = is_mutable = is_known_to_jax = False
     facts = is_plain, is_mutable, is_known_to_jax, native.INHERITED
     node_type = take_apart = None
-    return (cls, shape, *facts, is_guess, node_type, take_apart, *_NO_FIELDS)
+    return (cls, shape, *facts, is_guess, node_type, take_apart, *_NO_DIRECTIONS)
 
 
-def _describe(node_type: NodeType) -> Description:
-    """Describes a class of nodes. Introduces its library first, if this is the first of its classes."""
+def _describe_nodes(node_type: NodeType) -> Description:
+    """Makes the description of a class of nodes.
+
+    If C is to read its instances itself, by the directions of a library, and this is the first such class of the
+    library, then the library is introduced to the native walk before.
+    """
     cls, is_in_registry = node_type.cls, is_registered(node_type)
     convention = native.INHERITED if node_type.convention is None else NUMBERS[node_type.convention]
-    shape, fields = _shape_of(node_type), _NO_FIELDS
-    # A library may let C read the attributes itself, without a call of the flatten function.
-    answer = native_layout_of(cls) if is_in_registry or node_type.fields else None
-    if answer is not None:
-        library, layout = answer
+    shape, directions = _shape_of(node_type), _NO_DIRECTIONS
+    # A library may let C read the attributes itself, without a call of the flatten function. `native_layout_of` returns
+    # (library, layout), or None.
+    layout_of_library = native_layout_of(cls) if is_in_registry or node_type.fields else None
+    if layout_of_library is not None:
+        library, layout = layout_of_library
         if library.name not in _introduced:
             library.introduce(native)
             _introduced.add(library.name)
-        shape, fields = getattr(native, layout.shape), layout.native_arguments
+        # For example `native.FIELDS`, for a layout with the shape "FIELDS".
+        shape, directions = getattr(native, layout.shape), layout.native_arguments
         if is_in_registry:
             _layouts_in_use[cls] = layout
     take_apart = jtu.default_registry.flatten_one_level if is_in_registry else node_type.take_apart
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention
     is_guess = False
-    # The description must not keep a namedtuple's class alive, as its node type would.
+    # C keeps the description for ever. The node type would keep the class of a namedtuple alive, so it is left out.
     kept_type = None if shape == native.NAMEDTUPLE else node_type
-    return (cls, shape, *facts, is_guess, kept_type, take_apart, *fields)
+    return (cls, shape, *facts, is_guess, kept_type, take_apart, *directions)
 
 
 def _shape_of(node_type: NodeType) -> int:
-    """Finds the shape of a class of nodes, as it is if no library has a layout for the class."""
+    """Returns the shape of a class of nodes for which no library has a layout."""
     cls = node_type.cls
     if cls in _SHAPES:
         return _SHAPES[cls]
@@ -186,16 +213,19 @@ _SHAPES: dict[type, int] = {}
 
 
 def drop_changed_layouts(records: Sequence[Record]) -> None:
-    """Finds the classes in a new structure that were changed since they were described to the native walk.
+    """Makes the native walk forget its layouts for classes that have been changed since they were described to it.
 
-    From then on, the native walk leaves their instances to the registered functions.
+    From then on, it leaves the instances of these classes to the functions in JAX's registry.
+
+    Args:
+        records: those of a new structure. The classes of their nodes are checked.
     """
     for cls in {op.type.cls for op, _ in records if type(op) is Node}:
         layout_in_use = _layouts_in_use.get(cls)
         if layout_in_use is None:
             continue
-        answer = native_layout_of(cls)
-        _, layout = (None, None) if answer is None else answer
+        layout_of_library = native_layout_of(cls)
+        _, layout = (None, None) if layout_of_library is None else layout_of_library
         if layout != layout_in_use:
             native.unlearn(cls)
             _layouts_in_use.pop(cls, None)
@@ -205,14 +235,15 @@ def drop_changed_layouts(records: Sequence[Record]) -> None:
 
 
 class Token:
-    """Representative of a static value in keys: equal values have the same token.
+    """Stands for static values in keys: equal values have the same token.
 
-    A key holds the address of the token. The structure to which the key leads keeps the token alive.
+    The key of a tree holds the address of the token. The structure to which this key leads keeps the token alive.
 
     Attributes:
-        key: what tokens are compared by.
-        is_interchangeable: whether any value with this token is as good as any other one, even in an exact walk. If
-            not, an exact walk writes the address of the value into its key and not the token.
+        key: what tokens are compared by: the key of the value (`_static_values.key_of`). For a value that is not
+            settled, in an exact walk, it is a pair of that key and the irreplaceable objects in the value.
+        is_interchangeable: whether all values with this token can replace each other, even in an exact walk. If not, an
+            exact walk writes the address of the value into its key and not that of the token.
     """
 
     __slots__ = ("__weakref__", "is_interchangeable", "key")
@@ -222,82 +253,93 @@ class Token:
         self.is_interchangeable = is_interchangeable
 
     def complete(self) -> None:
-        """Does nothing: no attribute follows from the others."""
+        """Does nothing: a token is complete when it is made. `Interned` calls this method of a new token."""
 
     def is_like(self, candidate: "Token") -> bool:
-        """Compares two tokens. Those of equal values are interned as one."""
+        """Returns True if both tokens are those of equal values. `Interned` then makes one of them."""
         return self.key == candidate.key
 
+
+KeyPart = tuple[type] | tuple[Token, None] | Token
+"""What stands for a static value in the key of a tree.
+
+(its class,): the address of the value does, and so it is for all instances of the class.
+(token, None): the token does, and the value always has this token. So C may store the token for the value.
+token: the token does, but the value may change, and then have another one in the next walk.
+"""
 
 _tokens: Interned[Token] = Interned()
 
 
 _LatestTokens = WeakIdentityDict["weakref.ref[Token]"]
 
-_latest: _LatestTokens = WeakIdentityDict()
-_latest_exact: _LatestTokens = WeakIdentityDict()
-"""Value that may change → the token that it had in the latest walk; and the same for exact walks."""
+_latest_tokens: _LatestTokens = WeakIdentityDict()
+"""Static value that may change → the token that it had in the latest walk that was not exact."""
+
+_latest_exact_tokens: _LatestTokens = WeakIdentityDict()
+"""Static value that may change → the token that it had in the latest exact walk."""
 
 
-def _tokens_for(values: list[Any], is_exact: bool) -> list[Any]:
-    """Finds what represents static values in the key of a walk: the address of the object, or a token.
+def _tokens_for(values: list[Any], is_exact: bool) -> list[KeyPart]:
+    """Finds what stands for static values in the key of a walk: the address of the object, or a token. Called by C.
 
     Args:
         values: the static values of a tree, without those that C writes into the key itself, such as numbers and
             texts.
-        is_exact: whether the structure keeps the user's own static objects and not copies. Then an equal object
-            may not take the place of a list or a config, for example.
+        is_exact: whether the structure keeps the user's own static objects and not copies. Then no other object may
+            take the place of an irreplaceable one.
 
     Returns:
-        One answer for each value. (its class,) if the address stands for the value, as for all instances of the class;
-        (token, None) if the value stays the same for ever, so that C may store the token; otherwise the token alone.
+        For each value what stands for it. See `KeyPart`.
     """
     memo = new_static_memo()
-    stability: IdentityDict[Stability] = IdentityDict()
-    # Many attributes may hold the same value, which is looked at once.
-    answers: IdentityDict[Any] = IdentityDict()
+    settled_answers: IdentityDict[SettledAnswer] = IdentityDict()
+    # Many attributes may hold the same value. It is looked at once.
+    key_parts: IdentityDict[KeyPart] = IdentityDict()
     for value in values:
-        if value not in answers:
-            answers[value] = _token_for(value, memo, stability, is_exact=is_exact)
-    return [answers[value] for value in values]
+        if value not in key_parts:
+            key_parts[value] = _key_part_for(value, memo, settled_answers, is_exact=is_exact)
+    return [key_parts[value] for value in values]
 
 
-def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability], *, is_exact: bool) -> Any:
-    """Finds what represents one static value. See `_tokens_for`.
+def _key_part_for(
+    value: Any, memo: StaticMemo, settled_answers: IdentityDict[SettledAnswer], *, is_exact: bool
+) -> KeyPart:
+    """Finds what stands for one static value in the key of a walk.
 
     Args:
         value: the value.
-        memo: the keys of static values that this walk has made. Extended.
-        stability: the values of which this walk knows whether they can change. Extended.
+        memo: the keys of static values that this walk has made. This call uses and extends them.
+        settled_answers: what this walk has found out with `is_settled_value`. This call uses and extends it.
         is_exact: as for `_tokens_for`.
     """
     cls = type(value)
-    # `is_mutable` tells whether a part of the value is mutable as a list is. `cannot_change`, below, asks for more: it
-    # is False also for an object of an unknown class with an `==` and a hash, which nobody should mutate but may.
-    key, is_mutable, may_have_objects = key_of(value, memo)
-    # A function or a class, for example: its address stands for it. A subclass of `tuple`, `frozenset` or `slice` may
-    # be compared by its parts (`PartitionSpec` is such a tuple in some releases of JAX), so it gets a token.
-    if not is_mutable and has_fixed_key(cls) and not issubclass(cls, (tuple, frozenset, slice)):
+    # `is_mutable` is True if the value or a part of it is mutable as a list is. A value that is not mutable need not be
+    # settled: an object with an `==` and a hash of its own should not be mutated, but may be.
+    key, is_mutable, may_have_irreplaceable_objects = key_of(value, memo)
+    # The address stands for a function or a class, for example. An instance of a subclass of `tuple`, `frozenset` or
+    # `slice` may be compared by its parts, so it gets a token. (In some releases of JAX, `PartitionSpec` is a tuple.)
+    if not is_mutable and has_settled_instances(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
-    # The objects in the value for which an equal object is no substitute in an exact walk.
-    objects = tuple(map(IdentityKey, objects_with_identity(value) if may_have_objects else ()))
-    # The value never changes, so one token serves all walks, exact or not. If it has such objects, values with this
-    # token are not interchangeable, and C uses the address in an exact walk.
-    if cannot_change(value, stability):
+    objects = tuple(map(IdentityKey, irreplaceable_objects(value) if may_have_irreplaceable_objects else ()))
+    # A settled value has the same token in all walks, exact or not. If there are irreplaceable objects in it, values
+    # with this token are not interchangeable. Then C writes the address of the value into the key of an exact walk.
+    if is_settled_value(value, settled_answers):
         return _tokens.intern(hash(key), Token(key, is_interchangeable=not objects)), None
-    # The value may change, so its token is for its present content. That of an exact walk is compared by those objects,
-    # too. So all values with this token have the same ones, and are interchangeable.
-    latest = _latest_exact if is_exact else _latest
+    # Any other value may change, so its token is that of its present content. A token of an exact walk is compared by
+    # the irreplaceable objects, too. So all values with this token have the same ones, and are interchangeable.
+    latest_tokens = _latest_exact_tokens if is_exact else _latest_tokens
     token = Token((key, objects) if is_exact else key, is_interchangeable=is_exact)
-    # Interning compares with every token of the same hash, and values without a hash may have many. Most values are as
-    # they were in the latest walk, so the token that the value had then is compared first.
-    reference = latest.get(value)
+    # Interning compares a token with every other one of the same hash. For values without a hash these may be many,
+    # because their keys all have the hash of the class. Most values are as they were in the latest walk, so the token
+    # of that walk is tried first.
+    reference = latest_tokens.get(value)
     latest_token = None if reference is None else reference()
     if latest_token is not None and latest_token.is_like(token):
         return latest_token
     token = _tokens.intern(hash(token.key), token)
     with contextlib.suppress(TypeError):  # the value may not support weak references
-        latest[value] = weakref.ref(token)
+        latest_tokens[value] = weakref.ref(token)
     return token
 
 
@@ -305,18 +347,18 @@ def _token_for(value: Any, memo: StaticMemo, stability: IdentityDict[Stability],
 
 
 class Step(NamedTuple):
-    """Instruction to C to make the object of one record. C gets a plain tuple of the fields (see `read_step` there).
+    """Instruction to C to make the object of one record. C gets a plain tuple of the fields (see `Step` in C).
 
     Attributes:
-        shape: the native walk's number for the way to build it.
+        shape: the native walk's number for the way to build the object.
         cls: the class of a node. None for any other object.
-        record: the record of a node. None for any other object.
+        record: the record of a node, as (operation, numbers of the children). None for any other object.
         numbers: the numbers of the children. For a class with attributes: one entry for each attribute in order, None
             for a static one.
         names: the names of the attributes or items.
-        values: the static attributes in order, with None for each child; or the function to call with the children; or
-            the value itself.
-        target: the number of the caller's object into which the content is written. None if there is none.
+        values: the values of the static attributes in order, with None for each child; or the function to call with the
+            tuple of the children; or the value itself.
+        target: the number of the caller's object into which the new content is written. None for a new object.
     """
 
     shape: int
@@ -356,117 +398,128 @@ def _compile(structure: Structure) -> Any:
         2  Pair(0, 1)    FIELDS    numbers (0, 1)    names ("first", "second")
     """
     steps = tuple([tuple(_step(op, numbers)) for op, numbers in structure.records])
-    # If so, a call whose result has this structure is finished in Python: to note leaves, or to write static objects.
+    # A call whose result has this structure must be finished in Python in two cases: there are leaves to be entered
+    # into the notes on leaves (`ties/_leaf_notes`), or static objects that only Python can write.
     is_for_python = structure.is_noted or _has_update_for_python(structure)
-    program = native.Program(steps, structure.given or None, structure.root, is_for_python, structure.updates)
+    # The numbers of the caller's own objects in the tree. For C, None says that there are none.
+    caller_numbers = structure.given or None
+    program = native.Program(steps, caller_numbers, structure.root, is_for_python, structure.updates)
     structure.program = program
     return program
 
 
 def _has_update_for_python(structure: Structure) -> bool:
+    """Tells whether a structure has an `Update` whose content only Python can write. See `_needs_python`."""
     return any(_needs_python(structure, op, numbers) for op, numbers in structure.records)
 
 
 def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> bool:
-    """Tells whether only Python can write an object's new content, because of static objects in it, such as a config.
+    """Tells whether only Python can write an object's new content, because of irreplaceable objects in it.
 
-    The function received a copy of each static object. If that has not changed, the caller must keep the original. C
-    can do this for an object in a named static attribute: it does not write the attribute. Python also recognises, by
-    their content, objects that moved to another attribute or stand in a place without a name.
+    The function received a copy of each irreplaceable object, for example of a config. If the copy has not changed, the
+    caller must keep the original. C can do this for a config in a named static attribute: it does not write the
+    attribute. Python also recognises, by their content, objects that moved to another attribute, and objects in places
+    without a name.
 
     Args:
         structure: the structure of a function's result. Its records are numbered from 0.
-        op: the operation of one of its records. Anything but an `Update` writes nothing.
+        op: the operation of one of its records. False for anything but an `Update`, because nothing is written.
         numbers: the numbers of the children of this record.
     """
-    # `exact_objects` is filled only if the function received the originals, and then C may write them.
+    # `exact_objects` is not empty only if the function received the originals, and then C may write them.
     if type(op) is not Update or op.node.aux.exact_objects:
         return False
-    # A static leaf is a child, so it is in no static attribute.
+    # A static leaf is a child of the node, and so in no static attribute.
     for number in numbers:
-        child = structure.records[number][0]
-        if type(child) is Static and child.has_objects:
+        child_op, _ = structure.records[number]
+        if type(child_op) is Static and child_op.has_irreplaceable_objects:
             return True
-    # C can do the rest if the auxiliary data holds no such object, or if all of them stay in their attributes.
-    return op.node.aux.has_objects and _step_keeping(op, numbers) is None
+    # C can write the rest if the auxiliary data holds no irreplaceable object, or if all of them are to be kept.
+    return op.node.aux.has_irreplaceable_objects and _step_keeping_statics(op, numbers) is None
 
 
 def _step(op: Op, numbers: tuple[int, ...]) -> Step:
     """Makes the step for one record, given as its operation and the numbers of its children."""
     if op is LEAF:
-        return Step(native.LEAF)
+        return Step(shape=native.LEAF)
     if type(op) is Given:
-        return Step(native.GIVEN, values=op.number)
+        return Step(shape=native.GIVEN, values=op.number)
     if type(op) is Static:
         # A value that can be mutated is copied for each tree that is built.
         if op.is_copied:
-            return _step_calling(lambda _: op.thaw(), ())
-        return Step(native.STATIC, values=op.peek())
+            return _step_calling(lambda _: op.thaw(), numbers=())
+        return Step(shape=native.STATIC, values=op.peek())
     if type(op) is Update:
         return _step_updating(op, numbers)
     assert type(op) is Node
     recipe = None if op.aux.is_copied else _recipe_for(op, numbers)
-    # C has no way of its own to build the node, and no function in JAX's registry does it from the children alone. So
-    # the step does the same as `_walk.build`. That works for all nodes, and copies the auxiliary data if it has to.
+    # C cannot build the node, or it would call a function in JAX's registry and there is none. So the step does the
+    # same as `_walk.build`. That works for all nodes, and copies the auxiliary data if it has to.
     if recipe is None or (recipe.shape == native.OTHER and not is_registered(op.type)):
         return _step_calling(lambda children: op.type.put_together(op.aux.thaw(), list(children)), numbers)
     return _step_by_recipe(recipe, op, numbers)
 
 
 def _recipe_for(node: Node, numbers: tuple[int, ...]) -> Recipe | None:
-    """Asks the native walk how it builds a node. None if it cannot, so that a Python function has to."""
+    """Asks the native walk how it builds a node. None if it cannot, so that a function in Python has to."""
     recipe = native.recipe(node.type, node.aux.peek(), len(numbers))
     return None if recipe is None else Recipe(*recipe)
 
 
 def _step_by_recipe(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> Step:
-    """Makes a step for a node that C builds itself, or by one call of `Node.unflatten`."""
-    return Step(recipe.shape, node.type.cls, (node, numbers), *_content(recipe, node, numbers))
+    """Makes the step for a node that C builds itself, or by one call of `Node.unflatten`."""
+    numbers_in_step, names, values = _numbers_names_values(recipe, node, numbers)
+    record = node, numbers
+    return Step(recipe.shape, node.type.cls, record, numbers_in_step, names, values)
 
 
 def _step_calling(make: Callable[[tuple[Any, ...]], Any], numbers: tuple[int, ...]) -> Step:
-    """Makes a step that calls a function with the children."""
-    return Step(native.OTHER, numbers=numbers, values=make)
+    """Makes a step that calls a function with the tuple of the children, whose numbers it gets."""
+    return Step(shape=native.OTHER, numbers=numbers, values=make)
 
 
 def _step_updating(op: Update, numbers: tuple[int, ...]) -> Step:
-    """Makes a step that builds a node and writes its content into an object of the caller."""
-    # `exact_objects` is filled only if the function received the caller's own. Writing these changes nothing.
-    keeping = None if op.node.aux.exact_objects else _step_keeping(op, numbers)
-    return _step(op.node, numbers)._replace(target=op.number) if keeping is None else keeping
+    """Makes the step that builds a node and writes its content into an object of the caller."""
+    # `exact_objects` is not empty only if the function received the originals. Writing these changes nothing.
+    keeping_step = None if op.node.aux.exact_objects else _step_keeping_statics(op, numbers)
+    return _step(op.node, numbers)._replace(target=op.number) if keeping_step is None else keeping_step
 
 
-def _step_keeping(op: Update, numbers: tuple[int, ...]) -> Step | None:
-    """Makes the step of an update so that static objects of the caller stay where they are, such as configs.
+def _step_keeping_statics(op: Update, numbers: tuple[int, ...]) -> Step | None:
+    """Makes the step of an update that leaves the caller's irreplaceable objects, such as configs, in their attributes.
 
-    A static object whose copy comes back unchanged in the same attribute has `native.KEPT` as its value in the step:
-    C does not write that attribute.
+    The function received copies of them. Where a copy comes back unchanged, in the same static attribute, the step has
+    `native.KEPT` as the value: C does not write this attribute, so the caller's object keeps its config.
 
     Returns:
-        The step; None if a static object has changed or moved, or if the class is not built attribute by attribute.
+        The step. None if it cannot be made: an irreplaceable object has changed or moved; or it is not known what the
+        function received (`Update.received_aux`); or the class is not built attribute by attribute.
     """
     step = _attributes_step(op.node, numbers)
-    # The step that would build the object as the function received it.
+    # The step that would build the object as the function received it. Only its names and static values are used, so
+    # the numbers of the new children do no harm.
     received = None if op.received_aux is None else Node(op.node.type, op.received_aux, op.node.keys)
     received_step = None if received is None else _attributes_step(received, numbers)
     if step is None or received_step is None:
         return None
-    # There may be more values than names, hence `strict=False`. The last values are the library's bookkeeping.
-    received_value = dict(zip(received_step.names, received_step.values, strict=False))
-    written: list[Any] = []
+    # There may be more values than names, hence `strict=False`: after the values of the attributes, the step of a
+    # `sharedtree.Module` has the kinds of the attributes.
+    received_values = dict(zip(received_step.names, received_step.values, strict=False))
+    new_values: list[Any] = []
     for name, value in zip(step.names, step.values, strict=False):
-        # A value that any equal one can replace is written. Any other one must be as the function received it.
-        if not objects_with_identity(value):
-            written.append(value)
-        elif name in received_value and Static(value) == Static(received_value[name]):
-            written.append(native.KEPT)
+        # A value without irreplaceable objects is written. Any other one must be equal to what the function received.
+        if not irreplaceable_objects(value):
+            new_values.append(value)
+        elif name in received_values and Static(value) == Static(received_values[name]):
+            new_values.append(native.KEPT)
         else:
             return None
-    return step._replace(values=(*written, *step.values[len(step.names) :]), target=op.number)
+    values_without_names = step.values[len(step.names) :]
+    return step._replace(values=(*new_values, *values_without_names), target=op.number)
 
 
 def _attributes_step(node: Node, numbers: tuple[int, ...]) -> Step | None:
-    """Makes the step that builds a node attribute by attribute. None if its class is built in another way."""
+    """Makes the step that builds a node attribute by attribute. Returns None if its class is built in another way."""
     recipe = _recipe_for(node, numbers)
     if recipe is None or recipe.shape not in _SHAPES_WITH_NAMES:
         return None
@@ -477,46 +530,55 @@ _SHAPES_WITH_NAMES: set[int] = set()
 """Shapes of classes whose instances are built attribute by attribute, by name. Filled by `start`."""
 
 
-def _content(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> Any:
-    """Returns the numbers, names and values of a step. `Step` explains them.
+_StepContent = tuple[tuple[int | None, ...], tuple[Any, ...], Any]
+"""The fields `numbers`, `names` and `values` of a `Step`."""
+
+
+def _numbers_names_values(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> _StepContent:
+    """Returns the fields `numbers`, `names` and `values` of a node's step, as C expects them for the node's shape.
 
     Args:
         recipe: the answer of `native.recipe` for the node.
         node: the node.
         numbers: the numbers of its children.
     """
+    # What the auxiliary data is made of depends on the shape of the class.
     shape, aux = recipe.shape, node.aux.peek()
-    # Built by a call of one function, kept as the value.
+    # Instances are built by a call of one function, which is the value.
     if shape in (native.OTHER, native.NAMEDTUPLE):
         return numbers, (), node.unflatten
-    # Dictionaries, whose auxiliary data has the keys.
+    # The auxiliary data of a dictionary has its keys.
     if shape in (native.DICT, native.ORDERED_DICT):
         return numbers, aux, None
     if shape == native.DEFAULT_DICT:
         factory, names = aux
         return numbers, names, factory
+    # The auxiliary data of a variable of NNX has its metadata, as pairs.
     if shape == native.NNX_VARIABLE:
         return numbers, (), dict(aux)
-    # Children first, then static attributes. The names are in the auxiliary data, since instances may differ in them.
+    # Children come first, then static attributes. The names are in the auxiliary data, since instances may differ in
+    # them.
     if shape in (native.FIELDS, native.NNX_OBJECT):
         if shape == native.NNX_OBJECT:
-            traced, names, values = aux
+            traced_names, static_names, values = aux
         else:
-            traced, pairs = aux
-            names, values = dict(pairs), dict(pairs).values()
-        texts = tuple([name if type(name) is str else str(name) for name in (*traced, *names)])
-        return (*numbers, *[None] * len(names)), texts, (*[None] * len(traced), *values)
-    # Children and static attributes mixed, as the auxiliary data of `sharedtree.Module` says.
+            traced_names, pairs = aux
+            static_names, values = dict(pairs), dict(pairs).values()
+        # For the attribute "0" of a `List`, the auxiliary data of NNX has the number 0 as the name.
+        all_names = (*traced_names, *static_names)
+        texts = tuple([name if type(name) is str else str(name) for name in all_names])
+        return (*numbers, *[None] * len(static_names)), texts, (*[None] * len(traced_names), *values)
+    # Children and static attributes are mixed, as the auxiliary data of `sharedtree.Module` says (`Kinds`).
     if shape == native.MODULE:
         kinds, statics = aux
         places = _places_by_sort(kinds.are_static)
-        numbers_in_order, values = _in_order(kinds.are_static, places, numbers, statics)
+        numbers_in_order, values = _in_order_of_attributes(kinds.are_static, places, numbers, statics)
         return numbers_in_order, kinds.names, (*values, kinds)
-    # Children and static attributes mixed, as the class declares.
+    # Children and static attributes are mixed, as the class declares. The auxiliary data has the static values.
     if shape in (native.DATACLASS, native.SLOTS, native.NNX_STATE):
-        numbers_in_order, values = _in_order(recipe.are_static, recipe.places, numbers, aux)
+        numbers_in_order, values = _in_order_of_attributes(recipe.are_static, recipe.places, numbers, aux)
         return numbers_in_order, recipe.names, values
-    # Containers without names, such as lists.
+    # Containers without names. The auxiliary data of a `deque` is its `maxlen`; that of a list or a tuple is None.
     return numbers, (), aux
 
 
@@ -528,23 +590,25 @@ def _places_by_sort(are_static: Sequence[int]) -> list[int]:
     Args:
         are_static: for each attribute, 1 if it is static and 0 if it is traced.
     """
-    counters = itertools.count(), itertools.count()  # of the traced ones, of the static ones
+    traced_counter, static_counter = itertools.count(), itertools.count()
+    counters = traced_counter, static_counter
     return [next(counters[is_static]) for is_static in are_static]
 
 
-def _in_order(
+def _in_order_of_attributes(
     are_static: bytes, places: Iterable[int], numbers: tuple[int, ...], statics: Sequence[Any]
 ) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
-    """Merges children and static values into the order of the attributes.
+    """Puts the numbers of the children, and the static values, at the places of their attributes.
 
     Args:
-        are_static: for each attribute, whether it is static.
+        are_static: a byte for each attribute, 1 if it is static.
         places: for each attribute, its place in `numbers` or in `statics`.
         numbers: the numbers of the children.
         statics: the static values.
 
     Returns:
-        The numbers, with None for each static attribute, and the values, with None for each child.
+        (numbers, values), both with one entry for each attribute. The numbers have None for a static attribute, the
+        values have None for a child.
     """
     attributes = list(zip(are_static, places, strict=True))
     numbers_in_order = tuple([None if is_static else numbers[place] for is_static, place in attributes])
@@ -555,19 +619,22 @@ def _in_order(
 # --- the start --------------------------------------------------------------------------------------------------------
 
 _CONVENTIONS: dict[int, Inherited] = {}
-"""The native walk's number for a convention → the convention. Filled by `start`."""
+"""The native walk's number for a convention → the convention. Filled by `start`. The reverse of `NUMBERS`."""
 
 NUMBERS: dict[Inherited, int] = {}
 """Convention → the native walk's number for it. Filled by `start`."""
 
 
 def start(entries: dict[bytes, Any]) -> bool:
-    """Gives the native walk the functions and classes that it needs. Returns False if an earlier import has done so.
+    """Gives the native walk the functions and classes that it needs.
 
     Args:
-        entries: the table of structures: key → weak reference to its structure.
+        entries: the table of structures: key → weak reference to its structure. C reads it.
+
+    Returns:
+        True; False if an earlier import of this package has started the native walk, which stays with that one.
     """
-    # These tables are filled here, because the module's numbers exist only if the native walk is in use.
+    # These tables are filled here, because `native` has its numbers only if the native walk is in use.
     numbers: dict[Inherited, int] = {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY}
     numbers |= {"outside": native.OUTSIDE, "variable": native.IN_VARIABLE}
     NUMBERS.update(numbers)
@@ -580,15 +647,16 @@ def start(entries: dict[bytes, Any]) -> bool:
     _SHAPES_WITH_NAMES.update(
         {native.FIELDS, native.NNX_OBJECT, native.MODULE, native.DATACLASS, native.SLOTS, native.NNX_STATE}
     )
-    # `take_over` stores the functions of this file for C to call, and the tables for C to read.
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
     # The class of the mark for an attribute without a value. At most one library has such a mark.
     (marker,) = markers() or [None]
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}
+    # `take_over` stores the functions of this file for C to call, and the tables for C to read.
     if not native.take_over(
-        "walk", entries, _describe_object, _describe, _tokens_for, _compile, marker, dtypes, registry
+        "walk", entries, _describe_object, _describe_nodes, _tokens_for, _compile, marker, dtypes, registry
     ):
         return False
+    # After each registration, C forgets the descriptions that are guesses.
     registration_callbacks.append(native.look_again)
     # The classes of common leaves are described in advance, so that no walk has to ask for them.
     for cls in TRACED_NUMBERS:
@@ -599,7 +667,7 @@ def start(entries: dict[bytes, Any]) -> bool:
         native.learn(_describe_leaf(cls, native.STATIC))
     native.learn(_describe_leaf(np.ndarray, native.NUMPY_ARRAY))
     native.learn(_describe_leaf(ConcreteArray, native.JAX_ARRAY))
-    # The native walk must know a `deque` in a static attribute of a module for a container before it comes to one as a
-    # node.
-    native.learn(_describe(node_type_of_class(collections.deque)))
+    # A `deque` may be in a static attribute of a module before there is one as a node. The native walk must know then
+    # that it is a container.
+    native.learn(_describe_nodes(node_type_of_class(collections.deque)))
     return True

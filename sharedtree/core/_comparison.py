@@ -3,16 +3,18 @@
     left    [w, w]      pairs     the lists at the root, (w, v) at [0], (w, u) at [1]
     right   [v, u]      ties      [0] and [1] hold one object on the left and two on the right
 
-Both are DAGs, and are walked as such. Two nodes that stand at one path are merged into one set of nodes. So each pair
-makes one set out of two, and there are no more pairs than nodes, however much is shared. This is Hopcroft and Karp's
-test of whether two automata are equal ("A linear algorithm for testing equivalence of finite automata", 1971).
+Both trees are DAGs. Nodes that stand at the same path correspond, and are merged into one set of nodes. A pair of nodes
+that are in one set already is not compared again. So each comparison makes one set out of two, and there are no more
+comparisons than nodes, however much is shared. This is Hopcroft and Karp's test of whether two automata are equal ("A
+linear algorithm for testing equivalence of finite automata", 1971).
 
-Two things differ from the paper. The comparison goes on after a difference, which is reported once, at the first path
-that leads to it. And two nodes may have different numbers of children: if the larger one was compared before, only the
-children that both have are compared, because otherwise a large list that one side has at many paths would be gone
-through as often.
+Two things differ from the paper. First, the comparison goes on after a difference, which is reported once, at the first
+path that leads to it. Second, two nodes may have different numbers of children. If the larger node was compared before,
+only the *common* children are compared, which both nodes have. Otherwise a large list that one side has at many paths
+would be gone through as often.
 
-`load_state` alone visits each pair of two objects, because what it makes depends on both.
+`load` with a template uses all of this. `load_state` uses no `Matching`: it visits each pair of two objects, because
+what it makes depends on both.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -23,12 +25,12 @@ from ._printing import printable, shown
 from ._sharing import UnionFind
 
 MAX_PATH_CHARACTERS = 400
-"""How much of a path is printed."""
+"""The number of characters of a path in a message. A longer path is cut."""
 
 MISSING: Any = object()
 """Stands for a child that one side lacks."""
 
-D = TypeVar("D")
+Difference = TypeVar("Difference")
 ChildKey = TypeVar("ChildKey", bound=Hashable)
 
 
@@ -37,9 +39,9 @@ class Pair(NamedTuple):
 
     Attributes:
         left: the node or leaf on the left: an object, or its number.
-        right: that on the right.
-        at: the path, as a number that a `Paths` has for it.
-        inherited: data that the comparison passes down from the pair above.
+        right: the node or leaf on the right.
+        at: the number of their path in the caller's table of paths (`Paths`).
+        inherited: data that the comparison passes down from the pair of the parents.
     """
 
     left: Any
@@ -48,13 +50,13 @@ class Pair(NamedTuple):
     inherited: Any = None
 
 
-def differences_from(root: Pair, compare: Callable[[Pair], Iterable[Pair | D]]) -> Iterator[D]:
+def differences_from(root: Pair, compare: Callable[[Pair], Iterable[Pair | Difference]]) -> Iterator[Difference]:
     """Compares two trees depth first, without recursion, and yields their differences.
 
     Args:
         root: the two roots.
-        compare: compares one pair. Yields the differences of the two, of any class but `Pair`, and the pairs below them
-            to compare next.
+        compare: compares one pair. Returns the differences of the two, which may be of any class but `Pair`, and the
+            pairs of children to compare next, mixed in any order.
     """
     stack = [root]
     while stack:
@@ -76,16 +78,27 @@ class Paths:
     """
 
     def __init__(self) -> None:
+        # Number of a path → (number of the path before its last step, last step). The first entry is the empty path.
         self._steps: list[tuple[int, Any]] = [(-1, "")]
 
     def below(self, at: int, step: Any) -> int:
-        """Extends a path by a step, and returns the number of the new path. `text` prints the step by `str`."""
+        """Enters a path that is longer by one step than another one. Returns the number of the new path.
+
+        Args:
+            at: the number of the shorter path.
+            step: the last step. Its `str` is its text in the path, such as "[0]" or ".layers".
+        """
         self._steps.append((at, step))
         return len(self._steps) - 1
 
     def text(self, at: int, most: float = MAX_PATH_CHARACTERS) -> str:
-        """Prints a path as `jax.tree_util.keystr` does. Of a path with more than `most` characters, prints the end."""
-        # The steps are collected from the last one back, so that a long path costs no more than what is printed of it.
+        """Returns the text of a path, as `jax.tree_util.keystr` does: ".layers[0].weight".
+
+        Args:
+            at: the number of the path.
+            most: the largest number of characters. Of a longer path, the text is "..." and its last characters.
+        """
+        # The steps are collected from the last one back, so that a long path costs no more than its text.
         steps: list[str] = []
         length = 0
         while at > 0 and length <= most:
@@ -105,65 +118,68 @@ class Matching:
     """
 
     def __init__(self, num_left: int, num_right: int) -> None:
+        # In `_sets`, the nodes on the left have their own numbers. Those on the right have theirs plus `_offset`.
         self._offset = num_left
-        # The numbers of the right nodes follow those of the left ones here.
         self._sets = UnionFind(num_left + num_right)
-        # Nodes whose children were compared with those of some node of the other side.
+        # Nodes whose children were compared already, with those of some node on the other side.
         self._compared_left: set[int] = set()
         self._compared_right: set[int] = set()
 
     def unite(self, left: int, right: int) -> bool:
-        """Merges the sets of two nodes. Returns False if the nodes correspond already, and need no comparison."""
+        """Merges the sets of two nodes. Returns False if they are in one set already, and so need no comparison."""
         return self._sets.unite(left, self._offset + right)
 
-    def is_short(self, left: int, right: int, num_left: int, num_right: int) -> bool:
-        """Tells whether to compare only the common children of two nodes, and records the comparison.
+    def record_comparison(self, left: int, right: int, num_left: int, num_right: int) -> bool:
+        """Records that the children of two nodes are compared now. Tells whether to compare only the common ones.
 
         Args:
             left: the node on the left.
             right: the node on the right.
             num_left: how many children the left node has.
             num_right: how many children the right node has.
+
+        Returns:
+            True if one node has more children than the other, and its children were compared before. So a long list
+            that one side has at many paths is gone through in full only once.
         """
-        # If two nodes have different numbers of children, the larger one is compared in full only the first time. So a
-        # long list that one side has at many paths is gone through once.
         was_left_compared, was_right_compared = left in self._compared_left, right in self._compared_right
         self._compared_left.add(left)
         self._compared_right.add(right)
         return (num_left > num_right and was_left_compared) or (num_right > num_left and was_right_compared)
 
 
-def matched(
-    left: Mapping[ChildKey, Any], right: Mapping[ChildKey, Any], *, is_short: bool
+def paired_children(
+    left: Mapping[ChildKey, Any], right: Mapping[ChildKey, Any], *, common_only: bool
 ) -> list[tuple[ChildKey, Any, Any]]:
     """Pairs the children of two nodes by key.
 
     Args:
-        left: key → child.
-        right: key → child.
-        is_short: whether to leave out the children of only one side. Then only the smaller side is gone through.
+        left: key → child of the left node.
+        right: key → child of the right node.
+        common_only: whether to leave out the children of only one node. Then the time depends on the smaller node
+            alone.
 
     Returns:
-        (key, left child, right child) for each key. `MISSING` stands for a missing child. The order is that of the left
-        side, and children of the right side alone come last; with `is_short`, it is that of the smaller side.
+        (key, left child, right child) for each key, with `MISSING` for a missing child. The order is that of the left
+        node. Children of the right node alone come last. With `common_only`, the order is that of the smaller node.
     """
-    if is_short:
+    if common_only:
         smaller = min(left, right, key=len)
         return [(key, left[key], right[key]) for key in smaller if key in left and key in right]
     triples = [(key, child, right.get(key, MISSING)) for key, child in left.items()]
     return triples + [(key, MISSING, child) for key, child in right.items() if key not in left]
 
 
-def is_alone(left: Any, right: Any) -> bool:
-    """Tells whether only one side has a child: whether one of the two children is `MISSING`."""
+def is_one_missing(left: Any, right: Any) -> bool:
+    """Tells whether one of two paired children is `MISSING`: whether only one side has a child."""
     return left is MISSING or right is MISSING
 
 
 class SplitTie(NamedTuple):
-    """A tie of one side that the other lacks.
+    """A tie that only one of two sides has: one object of this side stands where the other side has two.
 
     Attributes:
-        at: the path at which the tied object stood first, as a number of a `Paths`.
+        at: the number of the path at which the tied object stood first.
         is_on_left: whether the left side has the tie.
     """
 
@@ -172,57 +188,63 @@ class SplitTie(NamedTuple):
 
 
 class Ties:
-    """Finds ties that only one of two sides has, from the objects that stand at the same path on both sides."""
+    """Finds the ties that only one of two sides has. For each path, the caller adds the two objects there."""
 
     def __init__(self) -> None:
-        # Object → the object of the other side at the first path to it, and that path.
+        # Object of one side → the object of the other side at the first path to it, and the number of that path.
         self._left: dict[Hashable, tuple[Hashable, int]] = {}
         self._right: dict[Hashable, tuple[Hashable, int]] = {}
 
-    def apart(self, left: Hashable, right: Hashable, at: int, *, is_object: bool = True) -> SplitTie | None:
-        """Records two objects at one path. Returns the tie that only one side has, if these two show one; else None.
+    def add_pair(self, left: Hashable, right: Hashable, at: int, *, is_object: bool = True) -> SplitTie | None:
+        """Records the two objects at one path.
 
         Args:
-            left: a key for the object on the left. It must mean the same object as long as this instance is in use.
+            left: a key for the object on the left, such as its number. As long as this instance is in use, the key must
+                mean the same object.
             right: a key for the object on the right.
-            at: the path.
-            is_object: whether the right one carries identity. If not, it has no ties.
+            at: the number of the path.
+            is_object: whether the right object carries identity. If not, it is not recorded, and has no ties.
+
+        Returns:
+            A tie that only one side has, if these two objects show one; otherwise None. If there is one on each side,
+            that of the left side.
         """
         first_right, left_path = self._left.setdefault(left, (right, at))
         first_left, right_path = self._right.setdefault(right, (left, at)) if is_object else (left, at)
-        # The left object stood beside another right one before. So there is a tie on the left, of one object, where the
-        # right side has two.
+        # At its first path, the left object stood beside another right object. So it is one object on the left, where
+        # the right side has two.
         if first_right != right:
             return SplitTie(left_path, is_on_left=True)
+        # The same with the sides exchanged.
         return SplitTie(right_path, is_on_left=False) if first_left != left else None
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def lines_of(first: Iterable[Any], count: int, mark: str = "") -> list[str]:
-    """Makes indented lines for an error: one for each of the first few items, and "and 3 more" for the others.
+def indented_lines(first_items: Iterable[Any], count: int, mark: str = "") -> list[str]:
+    """Makes the indented lines of a list in an error: one for each item to show, and "and 3 more" for the others.
 
     Args:
-        first: the items to print.
+        first_items: the items to show. The caller has cut the list.
         count: how many items there are in all.
-        mark: a text to put before "and 3 more".
+        mark: a text before "and 3 more", such as "… ". The other lines do not get it.
     """
-    lines = [str(item) for item in first]
+    lines = [str(item) for item in first_items]
     lines += [f"{mark}and {count - len(lines)} more"] if count > len(lines) else []
     return [f"    {line}" for line in lines]
 
 
 def array_text(array: Any) -> str:
-    """Prints dtype and shape of an array, or of anything with both."""
+    """Returns dtype and shape of an array, or of anything with both, as a text: "float32[2, 3]"."""
     return f"{array.dtype}{list(array.shape)}"
 
 
 def class_text(value: Any) -> str:
-    """Prints the class of a value."""
+    """Returns the name of a value's class with its article: "a `Linear`"."""
     return f"a `{printable(type(value).__name__)}`"
 
 
-def described(value: Any, otherwise: Callable[[Any], str] = shown) -> str:
-    """Prints a value in a few words: dtype and shape of an array, and the result of `otherwise` for any other value."""
+def short_text(value: Any, otherwise: Callable[[Any], str] = shown) -> str:
+    """Returns a short text for a value: dtype and shape of an array, and the result of `otherwise` for other values."""
     return array_text(value) if carries_identity(value) else otherwise(value)

@@ -3,11 +3,12 @@
     st.count_parameters({"a": Layer(weight)})      # `Layer` is no pytree node: an error, instead of 0
 
 Some functions answer questions about a tree: its ties, its leaves, its size. To them an unregistered object is one
-static leaf, so they would answer as if the model were empty. Such an object is therefore an error there if it holds
-arrays, and if it is the whole tree or stands in plain containers. It does not matter whether it can be called. In a
-field of a module, in a `Partial` and as an argument of a transform it remains a static value, as its library says:
-normalisers with arrays and a `__call__` are ordinary. JAX takes a plain function for a leaf, whatever its closure
-holds, and so does this module.
+static leaf. If it holds arrays, they would answer as if the model were empty. So these functions raise an error for
+such an object if it is the whole tree or stands in plain containers, whether or not it can be called.
+
+Elsewhere, an unregistered object with arrays remains a static value: in a field of a module, in a `Partial`, and as an
+argument of a transform. There it is ordinary, for example a normaliser with arrays and a `__call__`. A plain function
+is never searched: JAX takes it for a leaf, whatever its closure holds.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import functools
 import types
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -27,6 +28,7 @@ from ._node_types import how_to_register, node_type_of
 from ._static_values import Static
 from ._structure import Node, Path, Record, Structure
 
+# Finding an instance of one of these ends the search.
 _ARRAYS = (jax.Array, np.ndarray, jax.Ref)
 _NUMBERS_AND_TEXTS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _CONTAINERS = (tuple, list, deque, set, frozenset)
@@ -38,33 +40,37 @@ _NEVER_ENTERED = (
 )
 
 _ALL_SEEN = "all arrays outside modules are seen"
-"""The key in `Structure.plans` of a structure without hidden arrays."""
+"""Key in `Structure.plans`. A structure without hidden arrays has an entry there, with the value True."""
 
 MAX_SEARCHED = 1_000
-"""The number of objects that are searched for arrays. An object that has more, all without arrays, is no model."""
+"""The number of objects after which a search gives up. If so many objects hold no array, this is no model."""
 
 
-def require_all_seen(structure: Structure) -> None:
-    """Raises an error if an unregistered object that holds arrays stands outside modules.
+def refuse_hidden_arrays(structure: Structure) -> None:
+    """Raises an error if an unregistered object that holds arrays is the root of a tree, or stands in plain containers.
 
-    The result is stored with the structure, so a second tree of the same structure costs one dictionary lookup.
+    If there is none, this is stored with the structure. So a second tree of the same structure costs one dictionary
+    lookup.
 
     Raises:
         UnregisteredTypeError: It names the class and the path, and how to register the class.
     """
     if _ALL_SEEN not in structure.plans:
-        require_all_seen_in(structure.records, structure.root, structure.base)
+        refuse_hidden_arrays_in_records(structure.records, structure.root, structure.base)
         structure.plans[_ALL_SEEN] = True
 
 
-def require_all_seen_in(records: Sequence[Record], root: int, base: int = 0) -> None:
-    """Does the work of `require_all_seen` for records, without storing the result.
+def refuse_hidden_arrays_in_records(records: Sequence[Record], root: int, base: int = 0) -> None:
+    """Does the same as `refuse_hidden_arrays` for a tree that has no `Structure` yet. Stores nothing.
 
     Args:
         records: The records of a tree.
         root: The number of the root's record.
-        base: The number of the first record. Lower numbers belong to earlier trees of the same `Context`, which were
-            searched when they were flattened.
+        base: The number of the first record. It is 0, unless the tree was flattened in a `Context` after other trees.
+            Lower numbers are those of the other trees, which were searched before.
+
+    Raises:
+        UnregisteredTypeError: It names the class and the path, and how to register the class.
     """
     stack: list[tuple[int, Path]] = [(root, ())]
     visited: set[int] = set()
@@ -75,20 +81,20 @@ def require_all_seen_in(records: Sequence[Record], root: int, base: int = 0) -> 
         visited.add(number)
         op, children = records[number - base]
         if type(op) is Static and holds_array(op.peek()):
-            _raise_hidden(op.peek(), jtu.keystr(path))
-        # Below a module, an unregistered object is a static value, as the module's library says.
+            _raise_unregistered(op.peek(), jtu.keystr(path))
+        # The walk does not go on below a module. There, an unregistered object is an ordinary static value.
         if type(op) is Node and op.type.is_plain:
             steps = list(zip(op.keys, children, strict=True))
             stack.extend([(child, (*path, key)) for key, child in reversed(steps)])
 
 
 def holds_array(obj: Any) -> bool:
-    """Tells whether an object holds an array: in its attributes, slots and items, or in those of an object in these.
+    """Tells whether an object holds an array in its attributes, slots or items, or deeper, in the objects found there.
 
-    The search is breadth first and ends after `MAX_SEARCHED` objects. It calls no code of the object's class, so it
-    does not look into properties.
+    The search is breadth first and ends after `MAX_SEARCHED` objects, with False. It calls no code of the object's
+    class, so it does not look into properties.
     """
-    # A function that `jax.jit` or another decorator has wrapped may hold arrays in its caches.
+    # A function wrapped by `jax.jit` or another decorator may hold arrays in its caches. It is no model.
     if _is_opaque(obj) or "__wrapped__" in (_attributes_of(obj) or {}):
         return False
     # Each object is queued once, so a cycle ends, and the search is bounded even in a graph of a whole program.
@@ -106,17 +112,17 @@ def holds_array(obj: Any) -> bool:
 
 
 def _is_opaque(obj: Any) -> bool:
-    """Returns True for numbers, texts, code and meshes, which are not searched."""
+    """Returns True for objects that are not searched: numbers, texts, functions, classes, Python modules and meshes."""
     return type(obj) in _NUMBERS_AND_TEXTS or isinstance(obj, _NEVER_ENTERED)
 
 
 def _parts_of(obj: Any) -> Iterable[Any]:
-    """Lists the objects directly in an object: items, or values, or attributes and slots."""
+    """Returns the objects directly in an object: items of a container, values of a dict, or attributes and slots."""
     if isinstance(obj, types.MethodType):
         return (obj.__self__,)
     if isinstance(obj, functools.partial):
         return (obj.func, *obj.args, *obj.keywords.values())
-    # Each of the next lines makes a list at once, because another thread may change the container meanwhile.
+    # The lists below are copies, because another thread may change the container while the caller iterates.
     if isinstance(obj, _CONTAINERS):
         return list(obj)
     if isinstance(obj, dict):
@@ -125,7 +131,7 @@ def _parts_of(obj: Any) -> Iterable[Any]:
 
 
 def _attributes_of(obj: Any) -> dict[str, Any] | None:
-    """Returns an object's `__dict__`, read past its class; None if it has none."""
+    """Returns an object's `__dict__`, without calling code of its class. None if it has none."""
     try:
         attributes = object.__getattribute__(obj, "__dict__")
     except AttributeError:
@@ -139,12 +145,13 @@ def _slot_values(obj: Any) -> list[Any]:
     for base in type(obj).__mro__:
         for member in vars(base).values():
             if type(member) is types.MemberDescriptorType:
-                with contextlib.suppress(AttributeError):  # never set
+                # A slot that was never set raises `AttributeError`.
+                with contextlib.suppress(AttributeError):
                     values.append(member.__get__(obj))
     return values
 
 
-def _raise_hidden(obj: Any, path: str) -> None:
+def _raise_unregistered(obj: Any, path: str) -> NoReturn:
     """Raises the error for an unregistered object that holds arrays, with the fix for its kind."""
     place = f" at `{path}`" if path else ""
     # A `functools.partial`: JAX's `Partial` is a node and can take its place.
@@ -156,8 +163,9 @@ def _raise_hidden(obj: Any, path: str) -> None:
             (path,),
         )
     # A method of a node: the user should pass the node.
-    owner = obj.__self__ if isinstance(obj, types.MethodType) else obj
-    if owner is not obj and node_type_of(owner) is not None:
+    is_method = isinstance(obj, types.MethodType)
+    owner = obj.__self__ if is_method else obj
+    if is_method and node_type_of(owner) is not None:
         raise UnregisteredTypeError(
             f"A method of a `{type(owner).__name__}`{place} holds the arrays of the object that it is bound to, but it "
             "is no pytree node, so they cannot be seen.\n"
@@ -165,7 +173,7 @@ def _raise_hidden(obj: Any, path: str) -> None:
             "    jax.tree_util.Partial(method.__func__, method.__self__)",
             (path,),
         )
-    # Any other object, or a method of one: its class should be registered.
+    # Any other object, or a method of such an object: its class should be registered.
     name = type(owner).__name__
     raise UnregisteredTypeError(
         f"`{name}`{place} holds arrays, but it is not a registered pytree node, so they cannot be seen.\n"

@@ -1,5 +1,9 @@
 """Uses private names of JAX. No other file does. This list says why each is needed, and what happens without it.
 
+Words: a *trace* is JAX's object for one level of tracing, such as one `jax.grad` in progress. A tracer belongs to the
+trace that made it. An *operation* is one entry of a jaxpr that is being traced: a primitive with its operands. Under
+`jax.jit`, it is an operation that makes a tracer. A *static field* of a dataclass is one of `meta_fields`.
+
 - `trace_ctx`: the trace in which a tracer was made tells a leaked tracer from one of an enclosing transform. JAX's
   public API has nothing for this.
 - `PyTreeDef.from_node_data_and_children`: rebuilds a node from its type and aux data. Public functions need an
@@ -12,13 +16,13 @@
   function in C++ reads past the end of too few children. Also the functions of a class, to compare them with those that
   its library gives to all classes. Without these names the answers are None, and a test fails.
 - `dce_jaxpr`: the function by which `jax.jit` drops unused inputs.
-- `_deprecations` of `jax.experimental.shard_map`: the function there, without the warning for asking by its name. When
-  it is gone, so is the function.
+- `_deprecations` of `jax.experimental.shard_map`: the table from which that module returns its function with a warning.
+  Reading the table gives no warning. Once JAX drops the table, it has dropped the function, too.
 - `typed_scalar_types`: the classes that JAX puts in the place of Python numbers in derivative rules. Without the name,
   numbers are expected to stay Python numbers, and a test fails if they do not.
 - `_line_info` of a tracer: the line that made it. Without it, warnings name no line.
-- `parent` of a tracer and `in_tracers` of an operation: the dependence of a result on a value. Without them it is not
-  known, and a test fails.
+- `parent` of a tracer and `in_tracers` of an operation: they tell whether a result depends on a value. Without them
+  this is not known, and a test fails.
 - `source_info`, `outvars` and `params` of an operation: the calls of `jax.vmap` and the like in which it was made, and
   the program that `jax.lax.scan` and the like run. Without them, warnings do not name the transform, and a test fails.
 - `batch_dim` of a tracer, and `manual_axis_type` of its type: tell whether a value differs between the elements of a
@@ -54,22 +58,25 @@ try:
 except ImportError:
     _traceback_util = None
 
-C = TypeVar("C", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LEAF = jtu.tree_structure(0)
+"""The structure of a single leaf."""
 
 ConcreteArray: type = ArrayImpl
+"""The class of all arrays that are no tracers."""
 
 REGISTRY: dict[type, Any] | None = getattr(_tree_util, "_registry", None)
 """JAX's own table of registered classes, which grows with each registration. None if JAX has no such name."""
 
 TYPED_NUMBERS: frozenset[type] = frozenset(_typed_scalar_types)
-"""The subclasses of Python's numbers that JAX makes to fix a dtype."""
+"""JAX's subclasses of `int`, `float` etc. Their instances are numbers with a fixed dtype."""
 
+# In some releases of JAX, another object than `trace_ctx` has the active trace as a plain attribute.
 _holder = getattr(_core, "trace_state_strong_ref", None)
 
 TRACE = (_holder, "value") if getattr(_holder, "value", None) is trace_ctx.trace else (trace_ctx, "trace")
-"""The object and its attribute from which the native call reads the active trace."""
+"""(object, name of its attribute) from which the native call reads the active trace."""
 
 
 def current_trace() -> Any:
@@ -78,15 +85,15 @@ def current_trace() -> Any:
 
 
 def current_traces() -> tuple[Any, ...]:
-    """Returns the active trace and its enclosing ones, innermost first.
+    """Returns the active trace and those around it, innermost first. Outside all transforms there is only one.
 
     A caller that keeps the tuple keeps the traces alive, so it may compare them by `is` later.
     """
-    return with_enclosing(trace_ctx.trace)
+    return with_enclosing_traces(trace_ctx.trace)
 
 
-def with_enclosing(trace: Any) -> tuple[Any, ...]:
-    """Returns a trace and its enclosing ones, innermost first."""
+def with_enclosing_traces(trace: Any) -> tuple[Any, ...]:
+    """Returns a trace and those around it, innermost first. Returns `()` for None."""
     traces: list[Any] = []
     while trace is not None:
         traces.append(trace)
@@ -103,43 +110,50 @@ class Frame(NamedTuple):
 
 
 def frames_of(leaf: Any) -> list[Frame]:
-    """Returns the call stack at the operation that made a tracer, innermost first; empty if it is not known."""
+    """Returns the call stack at the operation that made a tracer, innermost call first.
+
+    Args:
+        leaf: a tracer. For any other leaf, and if JAX does not say, the list is empty.
+    """
     while isinstance(leaf, Tracer):
         traceback = getattr(getattr(leaf, "_line_info", None), "traceback", None)
         if traceback is not None:
-            return frames_in(traceback)
-        # A tracer of differentiation has no line; the tracer in it may have one.
+            return frames_of_traceback(traceback)
+        # A tracer of differentiation does not know its line. The tracer inside of it may.
         leaf = getattr(leaf, "primal", None)
     return []
 
 
-def frames_in(traceback: Any) -> list[Frame]:
-    """Lists the calls in a traceback of JAX's, the innermost first."""
+def frames_of_traceback(traceback: Any) -> list[Frame]:
+    """Returns the calls in a traceback, as JAX stores it with an operation, innermost call first."""
     return [Frame(frame.file_name, frame.function_name, frame.line_num) for frame in traceback.frames]
 
 
 def program_tracer(leaf: Any) -> Any:
-    """Returns the jaxpr's tracer inside tracers of differentiation and batching; None for a concrete value."""
+    """Returns the tracer of a jaxpr that a leaf is, or that is inside of it; None if there is none.
+
+    Tracers of differentiation and of batching contain another value, which may be such a tracer.
+    """
     while isinstance(leaf, Tracer) and not isinstance(leaf, DynamicJaxprTracer):
         leaf = getattr(leaf, "primal", getattr(leaf, "val", None))
     return leaf if isinstance(leaf, DynamicJaxprTracer) and hasattr(leaf, "parent") else None
 
 
 def is_batched(leaf: Any) -> bool:
-    """Returns True if a leaf has one value per element of the innermost active `jax.vmap`."""
+    """Returns True if a leaf has one value per element of a `jax.vmap`, provided that this is the active trace."""
     return getattr(leaf, "_trace", None) is trace_ctx.trace and getattr(leaf, "batch_dim", None) is not None
 
 
 def varying_axes(leaf: Any) -> frozenset[str]:
     """Returns the mesh axes along which a leaf may differ between devices, under `jax.shard_map`."""
     aval = jax.typeof(leaf)
-    # Other releases have the names in `vma`.
+    # Releases of JAX without `manual_axis_type` have the names in `vma`.
     axis_type = getattr(aval, "manual_axis_type", None)
     return frozenset(getattr(aval, "vma", ()) if axis_type is None else axis_type.varying)
 
 
 def operation_of(tracer: Any) -> Any:
-    """Returns the operation of a jaxpr that made a tracer; None for an input or a constant."""
+    """Returns the operation that made a tracer of a jaxpr; None for an input or a constant of the jaxpr."""
     return tracer.parent
 
 
@@ -151,8 +165,8 @@ def operands_of(operation: Any) -> Sequence[Any]:
 def transform_calls(operation: Any) -> tuple[Any, ...]:
     """Returns an object for each call of `jax.vmap`, `jax.grad` etc. in which an operation was made, outermost first.
 
-    JAX makes a new object for each call, so two operations with the same objects were made in the same calls. Compare
-    them by identity, as the objects of two calls are equal.
+    JAX makes a new object for each call. So two operations for which it returns the very same objects were made in the
+    same calls. The objects must be compared by `is`, because those of two calls are equal.
     """
     stack = getattr(getattr(getattr(operation, "source_info", None), "name_stack", None), "stack", ())
     return tuple([entry for entry in stack if type(entry).__name__ == "Transform"])
@@ -162,9 +176,9 @@ class InnerProgram(NamedTuple):
     """A program that an operation runs, such as the body of a `jax.lax.scan`.
 
     Attributes:
-        inputs: for each input variable of the program, the operand of the operation that is its first value. (In a
-            loop, the variable has other values later.)
-        jaxpr: the program. Its outputs are those of the operation.
+        inputs: for each input variable of the program, the operand of the operation that becomes its value. In a loop,
+            it is the value in the first round.
+        jaxpr: the program. Its outputs are the outputs of the operation.
     """
 
     inputs: Sequence[Any]
@@ -172,7 +186,10 @@ class InnerProgram(NamedTuple):
 
 
 def programs_in(operation: Any) -> list[InnerProgram]:
-    """Lists the programs that an operation runs and whose outputs are its own; none if JAX does not say."""
+    """Returns the programs in an operation whose outputs are its outputs, such as the branches of a `cond`.
+
+    The list is empty for an operation without programs, and if JAX does not say.
+    """
     # `scan` and `jit` have their program in `jaxpr`, `while` has its body in `body_jaxpr`, and `cond` has a tuple of
     # programs in `branches`. The condition of a `while` is left out, because its output is not one of the operation's.
     params = getattr(operation, "params", {})
@@ -193,24 +210,25 @@ def programs_in(operation: Any) -> list[InnerProgram]:
 def output_number(tracer: Any) -> int | None:
     """Returns the index of a tracer among the outputs of its operation; None if JAX does not say."""
     outvars = getattr(operation_of(tracer), "outvars", ())
+    # An operation may refer to its output variables weakly.
     variables = [variable() if isinstance(variable, weakref.ref) else variable for variable in outvars]
     return next((number for number, variable in enumerate(variables) if variable is tracer.val), None)
 
 
 def are_of_one_program(tracers: Iterable[Any]) -> bool:
-    """Returns True if all tracers belong to one jaxpr."""
+    """Returns True if all tracers are of one trace, and so of one jaxpr."""
     traces = [tracer._trace for tracer in tracers]  # noqa: SLF001 -- see the module's docstring
     return all(trace is traces[0] for trace in traces)
 
 
 def belongs_to(tracer: Tracer, traces: Iterable[Any]) -> bool:
-    """Returns True if `tracer` was made by one of `traces`."""
+    """Returns True if a tracer was made by one of some traces."""
     origin = tracer._trace  # noqa: SLF001 -- see the module's docstring
     return any(origin is trace for trace in traces)
 
 
 def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
-    """Calls the unflatten function that JAX's registry holds for `cls`."""
+    """Makes an instance of a registered class as JAX does, from its auxiliary data and its children."""
     return unflatten_of(cls, aux, len(children))(tuple(children))
 
 
@@ -223,32 +241,34 @@ def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any,
         num_children: how many children each instance has.
     """
     _, unflatten = registered_functions(cls)
-    # A partial of the function that the author registered is three times faster than a `PyTreeDef`. For a class of
-    # `register_dataclass` this would be another function than JAX's: JAX makes its instances in C++, and the registry
-    # has only a counterpart in Python.
+    # A partial of the function that the author registered is three times faster than a `PyTreeDef`. A class of
+    # `register_dataclass` has no such function: JAX makes its instances in C++, and the registry has only a counterpart
+    # in Python.
     if isinstance(unflatten, (types.FunctionType, types.MethodType)) and registered_fields(cls) is None:
         return functools.partial(unflatten, aux)
-    # For the others, the structure of one node whose children are leaves calls what JAX calls. The C++ code for
-    # `register_dataclass` reads past the end of too few children, see `registered_counts`.
+    # For these, and for functions in C, make the structure of a node whose children are leaves. Its `unflatten` calls
+    # what JAX calls. The C++ code for `register_dataclass` does not check the number of children, and would read past
+    # the end of too few. With `registered_counts`, the callers can check it.
     registry = jtu.default_registry
     return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
 
 
 def registered_functions(cls: type) -> tuple[Any, Any]:
-    """Returns the flatten and the unflatten function of a registered class. None stands for one that is not known."""
+    """Returns (flatten function, unflatten function) of a registered class, with None for a function not known."""
     entry = getattr(_tree_util, "_registry", {}).get(cls)
     return getattr(entry, "to_iter", None), getattr(entry, "from_iter", None)
 
 
 def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Returns the names of the children and of the static fields that `register_dataclass` was called with.
+    """Returns (`data_fields`, `meta_fields`): the names that `register_dataclass` was called with for a class.
 
-    Returns None for a class that was registered by another function.
+    Returns None for a class that was registered by another function or not at all. Also returns None if this release of
+    JAX has other names for these.
     """
     _, unflatten = registered_functions(cls)
     if getattr(unflatten, "__module__", None) != _tree_util.__name__:
         return None
-    # `register_dataclass` keeps the names in the closure of its unflatten function alone.
+    # Python code can find the names only in the closure of the unflatten function.
     variables = inspect.getclosurevars(unflatten).nonlocals
     if not {"data_fields", "meta_fields"} <= variables.keys():
         return None
@@ -257,17 +277,19 @@ def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | No
 
 @functools.lru_cache(256)
 def registered_counts(cls: type) -> tuple[int, int] | None:
-    """Returns how many children and how many static fields a class of `register_dataclass` has; None for others."""
+    """Returns (number of children, number of static fields) of a class of `register_dataclass`; None for others."""
     fields = registered_fields(cls)
     if fields is None:
         return None
-    children, static = fields
-    return len(children), len(static)
+    child_names, static_names = fields
+    return len(child_names), len(static_names)
 
 
-def weakly_typed(array: Any) -> Any:
-    """Makes a weakly typed array that aliases the memory of a given one; for a tracer, a weakly typed tracer."""
-    # Under a trace, JAX makes tracers of all arrays.
+def as_weakly_typed(array: Any) -> Any:
+    """Returns an array like another one, but weakly typed. It shares the memory of the other one.
+
+    For a tracer it returns a weakly typed tracer, and adds a conversion to the jaxpr.
+    """
     if isinstance(array, Tracer):
         from jax._src.lax.lax import _convert_element_type  # noqa: PLC0415
 
@@ -279,29 +301,33 @@ def weakly_typed(array: Any) -> Any:
 
 
 def deprecated_shard_map() -> Callable[..., Any]:
-    """Returns `jax.experimental.shard_map.shard_map` without a warning, or `jax.shard_map` if JAX has it no more."""
+    """Returns `jax.experimental.shard_map.shard_map` without a warning; `jax.shard_map` if JAX has dropped it."""
     try:
         names = vars(importlib.import_module("jax.experimental.shard_map"))
     except ImportError:
         return jax.shard_map
-    # A deprecated name is no attribute of the module: it is in this table, with the text of the warning.
+    # Name → (text of the warning, object). A deprecated name is no attribute of the module, but in this table.
     _, function = names.get("_deprecations", {}).get("shard_map", (None, None))
     return function or names.get("shard_map", jax.shard_map)
 
 
 def used_inputs(jaxpr: Any) -> Sequence[bool]:
-    """Returns one flag per input of a closed jaxpr: True if `jax.jit` keeps it."""
+    """Returns for each input of a closed jaxpr whether it is used. `jax.jit` drops the other inputs."""
     open_jaxpr = jaxpr.jaxpr
     _, is_used = dce_jaxpr(open_jaxpr, used_outputs=[True] * len(open_jaxpr.outvars))
     return is_used
 
 
-# From now on, JAX hides the frames of this package as it does its own.
+# From now on, JAX hides the frames of this package in tracebacks, as it hides its own. If this release of JAX has no
+# such function, nothing happens.
 getattr(_traceback_util, "register_exclusion", lambda _: None)(str(pathlib.Path(__file__).parents[1]))
 
 
-def api_boundary(function: C) -> C:
-    """Wraps a function so that errors leave it without the frames of JAX and of this package in their traceback."""
+def api_boundary(function: Function) -> Function:
+    """Wraps a function so that errors leave it without the frames of JAX and of this package in their traceback.
+
+    Returns the function itself if this release of JAX has no `api_boundary`.
+    """
     return getattr(_traceback_util, "api_boundary", lambda unchanged: unchanged)(function)
 
 
@@ -313,8 +339,9 @@ def hide_frames(error: Exception) -> None:
     """
     util: Any = _traceback_util
     try:
-        # As in `api_boundary`, JAX's setting decides: "off" shows all frames, "tracebackhide" marks those to hide, and
-        # all other modes remove them. An outer boundary would do the same once more, so it is left to that one.
+        # As in `api_boundary`, the setting `jax_traceback_filtering` decides. With "off" all frames stay,
+        # "tracebackhide" marks the frames for IPython to hide, and all other modes remove them. If the call is inside
+        # of an `api_boundary`, this one will do the work.
         mode = util._filtering_mode()  # noqa: SLF001 -- see the module's docstring
         if mode == "off" or util._is_under_reraiser(error):  # noqa: SLF001 -- see the module's docstring
             return
@@ -323,5 +350,5 @@ def hide_frames(error: Exception) -> None:
         else:
             error.__traceback__ = util.filter_traceback(error.__traceback__)
     except AttributeError:
-        # JAX has other names by now, so the frames stay.
+        # This release of JAX has other names, so the frames stay.
         return

@@ -2,8 +2,8 @@
 
     st.save  →  `__getattr__("save")`  →  `sharedtree.serialise.save`, and from then on an ordinary attribute
 
-A *room* is a subpackage or module of the package. A program that only trains does not import these rooms, which are two
-fifths of the package's modules. If importing such a room fails, the error is raised at the first use of one of its
+A *room* is a subpackage or module of this package. The rooms listed below are two fifths of its modules, and a program
+that only trains does not import them. If importing a room fails, the error is raised at the first use of one of its
 names, and not by `import sharedtree`.
 
 The code for training is imported as a whole: the first transform that a program wraps imports all adapters
@@ -13,13 +13,15 @@ A program that runs for days should import `sharedtree.serialise` at its start. 
 meanwhile, it saves with another version than it began with.
 """
 
-# Imported early: Python refuses to import this at the end of a program, when a model may be saved for the first time.
+# Saving uses this module. It is imported early, because Python refuses to import it once a program is ending. A program
+# may save a model for the first time then.
 import concurrent.futures.thread as _thread  # noqa: F401
 import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+# Room → its public names.
 _ROOMS = {
     "serialise": (
         *("Exported", "audit", "export", "from_bytes", "inspect", "load", "orbax", "save", "to_bytes"),
@@ -32,10 +34,11 @@ _ROOMS = {
     "tree._plain_data": ("StateReport", "load_state", "register_state", "state"),
 }
 
-# Modules that import another library, which may not be installed. `dir` does not list them, because `help` imports all
-# that it lists.
-_NEEDING_OTHERS = ("linen",)
+# Modules of this package that import another library, which may not be installed. `dir` does not list them, because
+# `help` imports everything in that list.
+_NEEDING_OTHER_LIBRARIES = ("linen",)
 
+# "sharedtree", and the package of this name.
 _NAME = __name__.partition(".")[0]
 _PACKAGE = sys.modules[_NAME]
 
@@ -51,13 +54,21 @@ _RECIPES = {
 """A name that the package does not have, but that users look for → what to do instead, and the page with the code."""
 
 
-def later(name: str) -> Any:
-    """Returns the object of a public name, after importing its room, and makes it an attribute of the package.
+def import_public_name(name: str) -> Any:
+    """Imports a public name from its room, and makes it an attribute of the package. `__getattr__` of the package.
+
+    Args:
+        name: the name of an object, or of a room, such as "serialise".
+
+    Returns:
+        The object, or the room.
 
     Raises:
-        AttributeError: If there is no such name. For a name in `_RECIPES` the message has the recipe.
+        AttributeError: If the package has no such name. For a name in `_RECIPES` the message has the recipe.
+        ImportError: If the room cannot be imported.
     """
-    if name in _ROOMS or name in _NEEDING_OTHERS:
+    # Importing a room makes it an attribute of the package.
+    if name in _ROOMS or name in _NEEDING_OTHER_LIBRARIES:
         return importlib.import_module(f"{_NAME}.{name}")
     if name in _RECIPES:
         message = f"module {_NAME!r} has no attribute {name!r}. {_RECIPES[name]}"
@@ -69,24 +80,25 @@ def later(name: str) -> Any:
     return obj
 
 
-def later_in(package: str, file_of: Mapping[str, str]) -> Callable[[str], Any]:
-    """Makes the `__getattr__` of a room that imports some of its names at their first use.
+def lazy_getattr_for(package: str, file_of: Mapping[str, str]) -> Callable[[str], Any]:
+    """Makes a `__getattr__` for a subpackage that imports some of its names at their first use.
 
     Args:
-        package: the name of the room.
-        file_of: name → the file in the room that has it.
+        package: the full name of the subpackage, such as "sharedtree.transforms".
+        file_of: name → the module with this name in it, relative to the subpackage, such as "checks._explain".
     """
 
-    def attribute_of_room(name: str) -> Any:
+    def import_attribute(name: str) -> Any:
+        """Imports a name from its module, and makes it an attribute of the subpackage."""
         if name not in file_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
         obj = getattr(importlib.import_module(f"{package}.{file_of[name]}"), name)
         setattr(sys.modules[package], name, obj)
         return obj
 
-    return attribute_of_room
+    return import_attribute
 
 
-def names() -> list[str]:
-    """Returns the names for `dir`, imported or not."""
+def names_for_dir() -> list[str]:
+    """Returns all names of the package, sorted, whether imported yet or not. `__dir__` of the package."""
     return sorted({*vars(_PACKAGE), *ROOM_OF, *(room for room in _ROOMS if "." not in room)})

@@ -1,11 +1,12 @@
 """Locks that are free in the child of a fork.
 
 The child has one thread. If another thread of the parent held a lock at the fork, the lock would stay taken in the
-child for ever, since that thread is not there to release it. So each lock of the package is renewed in the child. The
-guarded data is then as the other thread left it, perhaps between two steps. Hence two rules for code that holds a lock:
+child for ever, since that thread is not there to release it. So each lock of the package is made free in the child. The
+data that it guards is then as the other thread had left it, perhaps between two steps. Hence two rules for code that
+holds a lock:
 
-- it runs no code of users, which may wait for anything;
-- after each step the guarded data is valid.
+- it runs no code of users, because such code may wait for anything;
+- after each step of it, the guarded data is valid.
 """
 
 import os
@@ -14,12 +15,13 @@ import weakref
 from typing import Any
 
 _all_locks: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+"""All living locks of this process."""
 
 
 class Lock:
-    """A lock for `with`.
+    """A lock, to be used in a `with` statement.
 
-    A thread that holds it may take it again, as a finalizer does that runs in this thread meanwhile.
+    A thread that holds it may take it again: a finalizer may run in the middle of this thread's work and need the lock.
     """
 
     __slots__ = ("__weakref__", "_lock")
@@ -29,7 +31,7 @@ class Lock:
         _all_locks.add(self)
 
     def renew(self) -> None:
-        """Makes the lock free, whichever thread holds it."""
+        """Makes the lock free, whichever thread of the parent held it. To be called in the child of a fork."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -39,16 +41,17 @@ class Lock:
         try:
             self._lock.release()
         except RuntimeError:
-            # A finalizer forked the process while this thread held the lock. In the child it was renewed, so nobody
-            # holds it.
+            # The process was forked inside of the `with` statement, by a finalizer, and this is the child. There the
+            # lock was made free, so there is nothing to release.
             return
 
 
 def _renew_all() -> None:
-    """Renews all locks, in the child of a fork."""
+    """Makes all locks free. Python calls it in the child of a fork."""
     for lock in list(_all_locks):
         lock.renew()
 
 
+# Windows has no fork.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_all)

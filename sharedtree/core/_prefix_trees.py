@@ -18,8 +18,8 @@ from ._by_identity import IdentityDict
 from ._errors import SharingMismatchError
 from ._locks import Lock
 from ._node_types import node_type_of
-from ._sharing import Rooted, name_of
-from ._static_values import Static, shown_beside
+from ._sharing import Rooted, op_text
+from ._static_values import Static, distinguishing_text
 from ._structure import LEAF, Node, Path, Update
 
 
@@ -169,11 +169,13 @@ def parts_for(part: Any, node: Node, num_children: int, name: str, path: Path) -
     # The auxiliary data of a plain container, such as the keys of a dict, must be equal. That of a module may differ: a
     # prefix for a model need not repeat its static fields.
     if not is_of_class or len(parts) != num_children or (node.type.is_plain and Static(aux) != node.aux):
-        node_text, part_details = f"{name_of(node)} with {num_children} children", ""
+        node_text, part_details = f"{op_text(node)} with {num_children} children", ""
         if is_of_class:  # the two differ in their keys, for example
             part_data, node_data = Static(aux).peek(), node.aux.peek()
-            part_details = f" with {len(parts)} children and the static data {shown_beside(part_data, node_data)}"
-            node_text += f" and the static data {shown_beside(node_data, part_data)}"
+            part_details = (
+                f" with {len(parts)} children and the static data {distinguishing_text(part_data, node_data)}"
+            )
+            node_text += f" and the static data {distinguishing_text(node_data, part_data)}"
         raise_unfit(name, part, node_text, path, part_details)
     return parts
 

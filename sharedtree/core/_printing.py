@@ -7,11 +7,12 @@ reports and the command line, and from there a terminal or a log. There a contro
 newline could begin a line that looks like one of ours, and a character that changes the direction of writing could make
 a text look like another one.
 
-A complete message has newlines of its own, so those of foreign texts can no longer be told apart in it. So each foreign
-text is made `printable` where it enters a message. Besides, `SharedTreeError` makes `printable_lines` of every message:
-a foreign text for which this was forgotten can only break a line.
+Texts of others, such as these names, are *foreign* here. A complete message has newlines of its own, and those of a
+foreign text can no longer be told from these. So each foreign text is made `printable` before it enters a message.
+Besides, `SharedTreeError` makes `printable_lines` of every message: if a foreign text was forgotten, it can still break
+a line, but do nothing worse.
 
-Values are printed in bounded time, whatever their `__repr__` does.
+`shown` takes bounded time, because it does not call the `__repr__` of a container.
 """
 
 import collections
@@ -40,8 +41,8 @@ def printable(text: str) -> str:
         text: Any text, lone surrogates included.
 
     Returns:
-        A text on one line; the text itself if there is nothing to escape. Backslashes are not escaped, so two texts may
-        have one result.
+        A text on one line; the text itself if there is nothing to escape. A backslash is printable and stays, so two
+        different texts may have the same result.
 
     Cost: one look at each character.
 
@@ -66,17 +67,19 @@ def printable_lines(text: str) -> str:
 
 
 def _escaped(char: str) -> str:
-    """Returns a character, or its escape if it cannot be printed."""
+    r"""Returns a character, or its escape if it cannot be printed: `\x1b`, for example."""
     if char.isprintable() and not _INVISIBLE.match(char):
         return char
     return ascii(char)[1:-1]
 
 
 _MAX_LENGTH = 80
+"""The number of characters that `shown` shows of a value, and of a text in it."""
 
 MOST_PATHS = 20
-"""The largest number of paths in a message. An error has all of them in its attribute."""
+"""The largest number of paths in a message. The error has all of them in an attribute, too."""
 
+# Classes whose subclasses may print all of their items, each once for each path to it.
 _CONTAINERS = (
     slice,
     tuple,
@@ -93,9 +96,10 @@ _PATHS = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath, pathlib
 
 
 class _Printer(reprlib.Repr):
-    """Prints plain containers cut off. For subclasses of them, other containers and dataclasses, prints only the class.
+    """Makes short texts of values. Of plain containers it shows the first few items.
 
-    The `__repr__` of such an object would print a shared part once for each path, which may take exponentially long.
+    For subclasses of plain containers, for other containers and for dataclasses the text is only the class. Their
+    `__repr__` would print a shared part once for each path to it, which may take exponentially long.
     """
 
     def __init__(self) -> None:
@@ -103,26 +107,37 @@ class _Printer(reprlib.Repr):
         self.maxstring = self.maxother = _MAX_LENGTH
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Prints a value of a class for which `reprlib` has no method."""
+        """Returns the text of a value of a class for which `reprlib` has no method. `reprlib` calls it.
+
+        Args:
+            x: the value.
+            level: how many more levels of containers to enter.
+        """
         cls = type(x)
         name = public_name(x)
         if name is not None:
             return name
-        # Paths of files and bytes are cut before they are printed: one that comes from a file may be long, and may be
-        # printed at many paths.
+        # The `repr` of a whole file path, or of all bytes, would take too long: it may have come from a file, be very
+        # long, and stand at many paths. So only its beginning is taken.
         if cls in _PATHS:
             return f"{cls.__name__}({str(x)[:_MAX_LENGTH]!r})"
         if cls is bytes:
             return repr(x[:_MAX_LENGTH])
         if isinstance(x, tuple) and hasattr(x, "_fields"):
             return self._repr_namedtuple(x, level)
-        # `reprlib` prints plain lists, tuples and dictionaries itself. So these are subclasses, or other containers.
+        # `reprlib` has methods of its own for plain lists, tuples and dictionaries. So any container that comes here is
+        # an instance of a subclass, or of another class.
         if isinstance(x, _CONTAINERS) or (dataclasses.is_dataclass(x) and not isinstance(x, type)):
             return f"<{type(x).__qualname__}>"
         return super().repr_instance(x, level)
 
     def _repr_namedtuple(self, x: Any, level: int) -> str:
-        """Prints a namedtuple with the names of its fields, cut off like a tuple."""
+        """Returns the text of a namedtuple, with the names of its fields. Of many fields, only the first few are shown.
+
+        Args:
+            x: the namedtuple.
+            level: how many more levels of containers to enter. At 0, no field is shown.
+        """
         shown_fields = list(zip(x._fields, x, strict=False))[: self.maxtuple] if level > 0 else []
         parts = [f"{name}={self.repr1(part, level - 1)}" for name, part in shown_fields]
         parts += ["..."] if len(x) > len(parts) else []
@@ -130,10 +145,13 @@ class _Printer(reprlib.Repr):
 
 
 def public_name(value: Any) -> str | None:
-    """Returns the name by which a user has a callable, such as `jax.nn.relu`; None if there is none, and for classes.
+    """Returns the name by which a user finds a callable: "jax.nn.relu". Functions of the main program have no module.
 
-    It is shown in place of the `repr`, which for `jax.nn.relu` has a private name and an address, and for a user's
-    function an address.
+    Texts have this name in place of the `repr`. That of `jax.nn.relu` has a private name and an address, and that of a
+    user's function has an address.
+
+    Returns:
+        The name. None if there is none, and for classes and for values that cannot be called.
     """
     if not callable(value) or isinstance(value, type):
         return None
@@ -143,6 +161,7 @@ def public_name(value: Any) -> str | None:
         return None
     if name is None:
         return None
+    # For example "jax.nn:relu" → "jax.nn", "relu".
     module, _, qualname = name.partition(":")
     return printable(qualname if module in (MAIN, "builtins") else f"{module}.{qualname}")
 
@@ -151,21 +170,22 @@ _printer = _Printer()
 
 
 def shown(value: Any) -> str:
-    """Returns the `repr` of a value, cut off at 80 characters, in bounded time.
+    """Returns a short text for a value, in bounded time: its `repr`, cut off at 80 characters.
 
-    A callable with a public name is shown by that name, and a value whose `__repr__` raises by its class.
+    The text of a callable with a public name is that name. The text of a dataclass, of an instance of a subclass of a
+    plain container, and of a value whose `__repr__` raises is its class.
     """
     text = _printer.repr(value)
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}..."
 
 
 def name_of_class(value: Any) -> str:
-    """Returns the name of a value's class for messages. Arrays and tracers, of private classes, give "jax.Array"."""
+    """Returns the name of a value's class for messages. For arrays and tracers, of private classes, "jax.Array"."""
     return "jax.Array" if isinstance(value, jax.Array) else type(value).__name__
 
 
 def listed(paths: Sequence[str]) -> str:
-    """Joins paths for a sentence, at most `MOST_PATHS` of them: "`a`, `b` and `c`"."""
+    """Joins one or more paths for a sentence: "`a`, `b` and `c`", or "`a`, ..., `t` and 3 more"."""
     quoted = [f"`{path}`" for path in paths[:MOST_PATHS]]
     if len(paths) > MOST_PATHS:
         quoted.append(f"{len(paths) - MOST_PATHS} more")

@@ -3,12 +3,13 @@
     left     [w, w, v]     pairs   (list, list)   at [0] (w, a)   at [1] (w, b)   at [2] (v, b)
     right    [a, b, b]     `w` is split into `a` and `b`: a tie of the left one that the right one lacks
 
-    gradients (g, g), one array by accident     distinct       →  (g, a copy of g)
-    np.sum of a tied array, a NumPy number      with_identity  →  an array without dimensions
+    gradients (g, g), one array by accident     `with_repeats_copied`            →  (g, a copy of g)
+    np.sum of a tied array, a NumPy number      `with_tied_numbers_as_arrays`    →  an array without dimensions
 
-Two structures with the same *shape* (the same tree once every shared node is unfolded) can differ in sharing, which is
-a partition of the paths. Walking both at once from the roots pairs up their records: each path leads to one record on
-either side. Two paths that lead to the same pair are tied on both sides, so the pairs are the ties that both have.
+The *shape* of a DAG is the tree that one gets by unfolding every shared node. Two DAGs of one shape can differ in
+sharing: in the paths that lead to one record. Walking both at once from the roots pairs up their records, because each
+path leads to one record on either side. Two paths that lead to the same pair are tied on both sides. So the pairs are
+the ties that both have.
 
 Merging the two sides of every pair gives the ties that follow from both. Since equal nodes have equal children, their
 children are merged, too: this is the congruence closure of Nelson and Oppen (1980).
@@ -38,7 +39,7 @@ from ._structure import LEAF, FlatDag, Node, Op, Path, Record, Structure, canoni
 
 
 class Rooted(Protocol):
-    """Anything with the records of a DAG and the number of its root: a `Structure`, for example."""
+    """Anything with the records of a DAG, numbered from 0, and the number of its root: a `Structure`, for example."""
 
     @property
     def records(self) -> Sequence[Record]: ...  # noqa: D102
@@ -48,7 +49,13 @@ class Rooted(Protocol):
 
 
 class RecordPair(NamedTuple):
-    """A record of the left shape and the record of the right one at the same path. `path` is the first such path."""
+    """A record of the left DAG and the record of the right one at the same path.
+
+    Attributes:
+        left: the number of the record on the left.
+        right: the number of the record on the right.
+        path: the first path that leads to both.
+    """
 
     left: int
     right: int
@@ -56,17 +63,23 @@ class RecordPair(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """A path at which two shapes differ, with a description of the record that each has there."""
+    """A path at which the shapes of two DAGs differ.
+
+    Attributes:
+        path: the path.
+        left: the record of the left DAG at this path, in words: "a `Linear` with 2 children".
+        right: the record of the right DAG, in words.
+    """
 
     path: Path
     left: str
     right: str
 
     def error(self, left: str = "the first tree", right: str = "the second") -> SharingMismatchError:
-        """Makes the error for two trees that should have one shape.
+        """Makes the error for two trees that should have one shape. The caller raises it.
 
         Args:
-            left: what to call the left tree.
+            left: what to call the left tree in the message.
             right: what to call the right tree.
         """
         path = jtu.keystr(self.path)
@@ -80,12 +93,12 @@ class Mismatch(NamedTuple):
 
 
 class SplitRecord(NamedTuple):
-    """A record of the left shape that is two records of the right one.
+    """A record of the left DAG with two counterparts in the right one: a tie that only the left DAG has.
 
     Attributes:
-        record: the record on the left.
-        parts: the two records on the right.
-        paths: a path to each of the parts.
+        record: the number of the record on the left.
+        parts: the numbers of its two counterparts on the right.
+        paths: for each counterpart, the first path to it and to the record.
     """
 
     record: int
@@ -94,23 +107,23 @@ class SplitRecord(NamedTuple):
 
 
 Agree = Callable[[int, int], bool]
-"""(number on the left, number on the right) → True if the two records match.
+"""(number on the left, number on the right) → True if the two records match, so that the shapes do not differ there.
 
-Asked about two leaves, and about two nodes that are not of one class with equally many children.
+`pairs` asks about two records unless both are nodes of one class with equally many children.
 """
 
 
 def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair | Mismatch]:
-    """Walks two shapes at once. Yields each pair of records once, and a mismatch wherever the shapes differ.
+    """Walks two DAGs at once. Yields each pair of records once, and a mismatch wherever the shapes differ.
 
     Two nodes of one class with equally many children match, and the walk goes on below them.
 
     Args:
-        left: one shape.
-        right: the other.
-        agree: decides about all other pairs of records. Nothing below these is walked.
-        compares_keys: whether `agree` also decides about two nodes of one class with different keys, such as two dicts.
-            A mismatch then names the keys in which the two differ.
+        left: one DAG.
+        right: the other DAG.
+        agree: decides whether any other two records match. The walk does not go on below these.
+        compares_keys: whether `agree` also decides about two nodes of one class that differ in their keys and in their
+            auxiliary data, such as two dicts. A mismatch then names the keys in which the two differ.
 
     Cost: one step for each edge below a pair. If the sharing differs much, there may be as many pairs as the product of
     the two numbers of records.
@@ -146,18 +159,21 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
         elif compares_keys:
             yield _mismatch(pair.path, left.records[pair.left], right.records[pair.right])
         else:
-            yield Mismatch(pair.path, name_of(left_op, len(left_children)), name_of(right_op, len(right_children)))
+            yield Mismatch(pair.path, op_text(left_op, len(left_children)), op_text(right_op, len(right_children)))
 
 
 def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
     """Makes the mismatch for two records, with the keys in which they differ."""
-    return Mismatch(path, _text_beside(left, right), _text_beside(right, left))
+    return Mismatch(path, _text_with_keys(left, right), _text_with_keys(right, left))
 
 
-def _text_beside(record: Record, counterpart: Record) -> str:
-    """Names a record in words, with the keys in which it differs from its counterpart, if both are of one class."""
+def _text_with_keys(record: Record, counterpart: Record) -> str:
+    """Describes a record in words. If the counterpart is of the same class, adds the keys in which the two differ.
+
+    For example: "a `dict` with 2 children (`['b']` in this one only)".
+    """
     (op, children), (counterpart_op, _) = record, counterpart
-    text = name_of(op, len(children))
+    text = op_text(op, len(children))
     if type(op) is not Node or type(counterpart_op) is not Node:
         return text
     if op.type.cls is not counterpart_op.type.cls or op.keys == counterpart_op.keys:
@@ -170,11 +186,13 @@ def _text_beside(record: Record, counterpart: Record) -> str:
     return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(counterpart_op.keys) else text
 
 
-def matching(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair]:
-    """Yields the pairs of two trees that must have one shape. The arguments are those of `pairs`.
+def pairs_of_one_shape(
+    left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False
+) -> Iterator[RecordPair]:
+    """Yields the pairs of records of two DAGs that must have one shape. The arguments are those of `pairs`.
 
     Raises:
-        SharingMismatchError: at the first mismatch.
+        SharingMismatchError: when the iteration comes to a mismatch.
     """
     for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
@@ -188,60 +206,62 @@ def lost_ties(
     """Finds the ties of `left` that `right` lacks. The arguments are those of `pairs`.
 
     Returns:
-        One entry for each further counterpart that a record of `left` has in `right`: a tie of three that are three
-        records on the right gives two entries. Or the first mismatch, if the shapes differ.
+        One entry for each counterpart in `right` of a record in `left`, except its first one. So a record that is three
+        records on the right gives two entries. If the shapes differ, the first mismatch in place of the list.
     """
+    # Number of a record on the left → the first pair with it.
     first_pairs: dict[int, RecordPair] = {}
     split: list[SplitRecord] = []
     for pair in pairs(left, right, agree, compares_keys=compares_keys):
         if isinstance(pair, Mismatch):
             return pair
-        # Each pair comes once. So if a left record comes a second time, it is with another record on the right.
+        # Each pair comes once. So if a left record comes again, it is paired with another record on the right.
         first = first_pairs.setdefault(pair.left, pair)
         if first.right != pair.right:
             split.append(SplitRecord(pair.left, (first.right, pair.right), (first.path, pair.path)))
     return split
 
 
-def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record, ...], dict[int, int]]:
+def merge_records(dag: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record, ...], dict[int, int]]:
     """Makes one record of each group of records. Groups with a common record count as one group.
 
-    The record with the lowest number of each group stays, with its operation. It is the one that a walk completes
-    first.
+    Of each group the record with the lowest number stays, with its operation. A walk completes this one first.
 
     Args:
-        shape: a DAG.
-        groups: records of one kind. If two nodes are in one group, their children must be in common groups, too, as
-            they are if the groups come from the pairs of two shapes.
+        dag: a DAG.
+        groups: groups of numbers of records, all leaves or all nodes of one class. If two nodes are in one group, their
+            first children must be in one group, too, and so on. Groups from the pairs of two DAGs are like this.
 
     Returns:
         The records of the merged DAG, and old number → new number for each record that stays.
     """
-    # The sets of records that become one. `find` returns the lowest number of a set, which is the key by which
-    # `canonical` knows the set. It numbers the sets anew, as a walk would.
-    sets = UnionFind(len(shape.records))
+    # Each set of records becomes one record. `canonical` makes the records anew from keys, numbered as a walk would
+    # number them. The key of a set is its lowest number, which `find` returns.
+    sets = UnionFind(len(dag.records))
     for group in groups:
         for number in group:
             sets.unite(group[0], number)
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
-        op, children = shape.records[number]
+        """Returns the operation of a set, and the sets of its children. A set is given by its lowest number."""
+        op, children = dag.records[number]
         return op, [sets.find(child) for child in children]
 
-    return canonical(sets.find(shape.root), expand)
+    return canonical(sets.find(dag.root), expand)
 
 
 class UnionFind:
-    """Disjoint sets of the numbers from 0 on (Tarjan 1975). The lowest number of a set represents it.
+    """Disjoint sets of the numbers below `count`, from 0 on (Tarjan 1975). The lowest number of a set represents it.
 
     At first each number is a set of its own.
     """
 
     def __init__(self, count: int) -> None:
-        self._lower = list(range(count))  # number → a lower one of its set, or itself for the representative
+        # Number → a lower number of its set. The lowest number of a set leads to itself.
+        self._lower = list(range(count))
 
     def find(self, number: int) -> int:
-        """The representative of a number's set: its lowest number."""
+        """Returns the lowest number of the set with this number."""
         lower = self._lower
         while lower[number] != number:
             # Path halving: each step shortens the chain for the next look-up, and nothing recurses.
@@ -250,7 +270,7 @@ class UnionFind:
         return number
 
     def unite(self, left: int, right: int) -> bool:
-        """Unites the sets of two numbers. Returns False if both are in one set already."""
+        """Makes one set of the sets of two numbers. Returns False if both are in one set already."""
         left, right = self.find(left), self.find(right)
         if left < right:
             self._lower[right] = left
@@ -259,12 +279,12 @@ class UnionFind:
         return left != right
 
 
-def name_of(op: Any, num_children: int | None = None) -> str:
-    """Describes an operation in words, for errors: "a `Linear` with 2 children", for example.
+def op_text(op: Any, num_children: int | None = None) -> str:
+    """Returns an operation in words, for errors: "a `Linear` with 2 children", for example.
 
     Args:
         op: the operation.
-        num_children: how many children a node has. None leaves the number out.
+        num_children: the number of children to name, if the operation is that of a node. None leaves it out.
     """
     if op is LEAF:
         return "a traced leaf"
@@ -272,6 +292,7 @@ def name_of(op: Any, num_children: int | None = None) -> str:
         return f"the static value {shown(op.peek())}"
     if type(op) is not Node:
         return "an object of the caller's"
+    # To JAX, None is a node. Nobody expects children of it.
     count = "" if num_children is None or op.type.cls is type(None) else f" with {num_children} children"
     return f"a `{op.type.cls.__name__}`{count}"
 
@@ -279,44 +300,52 @@ def name_of(op: Any, num_children: int | None = None) -> str:
 # --- ties among computed leaves ---------------------------------------------------------------------------------------
 
 
-def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
-    """Returns the leaves with a copy in place of each one that occurred before. So each is an object of its own.
+def with_repeats_copied(leaves: Sequence[Any]) -> Sequence[Any]:
+    """Returns the leaves with a copy in place of each array that occurred before. So no two leaves are one array.
 
-    Leaves without identity, such as numbers, stay. Returns the very sequence if no leaf occurs twice. Cost: one set of
-    ids, and the copies.
+    Leaves that carry no identity, such as numbers, are not copied. If no leaf occurs twice, the result is `leaves`
+    itself. Cost: one set of ids, and the copies.
     """
-    if len(set(map(id, leaves))) == len(leaves):  # alive in `leaves`
+    # The ids are those of different objects, because all of them are alive in `leaves`.
+    if len(set(map(id, leaves))) == len(leaves):
         return leaves
     seen = IdentitySet()
-    distinct_leaves: list[Any] = []
+    new_leaves: list[Any] = []
     for leaf in leaves:
         is_first = seen.add(leaf)
-        distinct_leaves.append(leaf if is_first or not carries_identity(leaf) else another(leaf))
-    return distinct_leaves
+        new_leaves.append(leaf if is_first or not carries_identity(leaf) else copy_of_leaf(leaf))
+    return new_leaves
 
 
-def with_identity(leaves: Sequence[Any], tree: FlatDag | Structure) -> Sequence[Any]:
-    """Returns the leaves with an array in place of each NumPy number that becomes a tied leaf.
+def with_tied_numbers_as_arrays(leaves: Sequence[Any], tree: FlatDag | Structure) -> Sequence[Any]:
+    """Returns the leaves with an array in place of each NumPy number to which several edges of the tree lead.
 
-    Returns the very sequence if it has no such numbers. Cost: a check of each type; if there are such numbers, a visit
-    of each edge.
+    All other leaves stay. If no leaf is a NumPy number, the result is `leaves` itself. Cost: a check of each type; if
+    there are NumPy numbers, a visit of each edge.
 
     Args:
         leaves: the new leaves of the tree, in order.
-        tree: the tree whose leaves they become.
+        tree: the tree whose leaves they become. Its records are numbered from 0. (Those of a later tree of a `Context`
+            are not.)
+
+    Raises:
+        ValueError: if there are NumPy numbers, and not as many leaves as the tree has.
     """
     if not any(isinstance(leaf, np.generic) for leaf in leaves):
         return leaves
     tied = with_several_edges(tree.records, tree.root)
     new_leaves: list[Any] = []
     for number, leaf in zip(tree.leaf_numbers, leaves, strict=True):
-        loses_tie = number in tied and isinstance(leaf, np.generic)
-        new_leaves.append(np.asarray(leaf) if loses_tie else leaf)
+        would_lose_tie = number in tied and isinstance(leaf, np.generic)
+        new_leaves.append(np.asarray(leaf) if would_lose_tie else leaf)
     return new_leaves
 
 
-def another(leaf: Any) -> Any:
-    """Copies a leaf that carries identity, with its data. A reference becomes a new reference with the same value."""
+def copy_of_leaf(leaf: Any) -> Any:
+    """Copies a leaf that carries identity: an array, a `ShapeDtypeStruct` or a reference.
+
+    The copy of a reference is a new reference with the same value.
+    """
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     if isinstance(leaf, jax.ShapeDtypeStruct):

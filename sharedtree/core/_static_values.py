@@ -18,12 +18,19 @@ by paths, gets a key of another kind, in which a *row* stands for each part. Equ
 Ershov 1958), made once for each object in the value and compared by `is`. The value alone decides which of the two
 kinds of key it gets, so equal values have equal keys.
 
-A walk takes many static values, and a *memo* (`StaticMemo`) has its results so far: an object that is part of several
-values is read and copied once. A *settled* value never changes.
+Words:
 
-Copies are made part by part and never by `copy.deepcopy`: a deep copy of a function, a lock or a device is another
-object, or an error. One object in a value is one object in its copy, so the time for a copy grows with the number of
-objects, not with the number of paths to them.
+- the *content* of an object: its class, and everything else that tells it from objects of the same class;
+- the *parts* of an object: the objects directly in it that belong to its content, such as items and fields;
+- an *irreplaceable* object: one for which an equal object is no substitute, such as a list or a config;
+- an *exact* walk: one that keeps the caller's own irreplaceable objects, and makes no copies of them;
+- a *settled* value: one whose key never changes, so that the address of the object can stand for it;
+- a *memo* (`StaticMemo`): the results of one walk so far. A walk reads many static values. If one object is part of
+  several of them, it is read and copied once.
+
+Copies are made part by part. A `copy.deepcopy` of the whole value would copy functions, locks and devices, too: their
+copies are other objects, or errors. One object in a value is one object in its copy. So the time for a copy grows with
+the number of objects, not with the number of paths to them.
 """
 
 import collections
@@ -54,7 +61,7 @@ from ._printing import shown
 class Static:
     """A static value with the key by which it is compared. It holds a copy, which no change outside can reach.
 
-    Two are equal if their values have the same type and content.
+    Two instances are equal if their values have the same type and content.
 
     Args:
         value: Anything with an `==`; it need not be hashable.
@@ -63,8 +70,8 @@ class Static:
             together again. The key is still that of the content at this moment.
 
     Attributes:
-        exact_objects: With `is_exact`, the objects in the value for which an equal object is no substitute
-            (`objects_with_identity`), each in an `IdentityKey`. Else empty.
+        exact_objects: With `is_exact`, the `irreplaceable_objects` of the value, each in an `IdentityKey`. Otherwise
+            empty.
 
     Raises:
         Incomparable: If the value, or something in it, has no usable `==`.
@@ -72,18 +79,19 @@ class Static:
     Cost: one walk over the containers in `value`, and a copy of the mutable ones.
     """
 
-    __slots__ = ("_hash", "_is_mutable", "_key", "_may_have_objects", "_value", "exact_objects")
+    __slots__ = ("_hash", "_is_mutable", "_key", "_may_have_irreplaceable_objects", "_value", "exact_objects")
 
     def __init__(self, value: Any, memo: "StaticMemo | None" = None, *, is_exact: bool = False) -> None:
-        """Makes the key of the value. Without `is_exact`, copies what is mutable and makes the key of the copy."""
-        self._key, self._is_mutable, self._may_have_objects = key_of(value, memo)
+        """Makes the key of the value. Without `is_exact`, copies a mutable value and makes the key of the copy."""
+        self._key, self._is_mutable, self._may_have_irreplaceable_objects = key_of(value, memo)
         self._value = value
         self.exact_objects: tuple[IdentityKey, ...] = ()
-        if is_exact and self._may_have_objects:
-            exact_objects = objects_with_identity(value)
+        if is_exact and self._may_have_irreplaceable_objects:
+            exact_objects = irreplaceable_objects(value)
             self.exact_objects = tuple([IdentityKey(obj) for obj in exact_objects])
-            # The walk compares these classes with those in the key of the tree, to notice an assigned `__class__`. For
-            # other objects, making the key has recorded the class where that is needed.
+            # After the walk, `_pack_and_unpack` compares the recorded classes with those in the native key of the tree.
+            # So it notices if somebody has assigned to `__class__` meanwhile. For other objects, `key_of` has recorded
+            # the class where that is needed.
             if memo is not None:
                 for obj in exact_objects:
                     note_class(memo, obj, type(obj))
@@ -96,28 +104,29 @@ class Static:
         self._hash = hash(self._key)
 
     def thaw(self) -> Any:
-        """Returns the value for a new tree: a new copy if it `is_copied`, else the stored object itself."""
-        return self.copied(IdentityDict()) if self.is_copied else self._value
+        """Returns the value for a new tree: a new copy if `is_copied` is True, else the stored object itself."""
+        return self.copied_value(IdentityDict()) if self.is_copied else self._value
 
-    def copied(self, copies: IdentityDict[Any]) -> Any:
-        """Returns the value with a copy of everything mutable in it, owned by the caller. See `copy_of`."""
+    def copied_value(self, copies: IdentityDict[Any]) -> Any:
+        """Returns the value with a copy of everything mutable in it, as `copy_of` makes it, also of an exact value.
+
+        Args:
+            copies: The copies made so far. This call uses and extends them, so one object has one copy.
+        """
         return copy_of(self._value, copies) if self._is_mutable else self._value
 
     def with_copy(self, copies: IdentityDict[Any]) -> "Static":
-        """Returns an equal `Static` that holds the result of `copied(copies)`."""
+        """Returns an equal `Static` that holds the result of `copied_value(copies)` in place of the value."""
         twin = object.__new__(Static)
         twin._key, twin._hash = self._key, self._hash
-        twin._is_mutable, twin._may_have_objects = self._is_mutable, self._may_have_objects
-        twin._value, twin.exact_objects = self.copied(copies), self.exact_objects
+        twin._is_mutable, twin._may_have_irreplaceable_objects = self._is_mutable, self._may_have_irreplaceable_objects
+        twin._value, twin.exact_objects = self.copied_value(copies), self.exact_objects
         return twin
 
     @property
-    def has_objects(self) -> bool:
-        """True if the value is or holds an object for which an equal one is no substitute, taken exactly or not.
-
-        See `objects_with_identity`.
-        """
-        return self._may_have_objects and bool(objects_with_identity(self._value))
+    def has_irreplaceable_objects(self) -> bool:
+        """True if `irreplaceable_objects` finds any in the value. Unlike `exact_objects`, also without `is_exact`."""
+        return self._may_have_irreplaceable_objects and bool(irreplaceable_objects(self._value))
 
     @property
     def is_copied(self) -> bool:
@@ -126,16 +135,16 @@ class Static:
 
     @property
     def is_mutable(self) -> bool:
-        """True if the value, or anything in it, can be mutated in practice. See `key_of`."""
+        """True if the value, or anything in it, can be mutated. See `key_of` for what does not count."""
         return self._is_mutable
 
     @property
     def is_settled(self) -> bool:
-        """True if the object keeps its value for ever, so that `is` is enough to recognise it."""
-        return not self._is_mutable and cannot_change(self._value)
+        """True if the key of the value never changes, so that `is` is enough to recognise the value."""
+        return not self._is_mutable and is_settled_value(self._value)
 
     def peek(self) -> Any:
-        """Returns the stored object itself. It must neither be changed nor reach a user."""
+        """Returns the stored object itself. The caller must neither change it nor let a user have it."""
         return self._value
 
     def __eq__(self, other: object) -> bool:
@@ -152,41 +161,47 @@ class Static:
 
 
 def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
-    """Returns a static value with its original in place of each copy in it.
+    """Returns a static value in which the originals are in the places of their copies.
 
-    A copy that was changed since it was made stays.
+    A copy that was changed since it was made is not replaced.
 
     Args:
-        value: A static value. Its containers are searched for copies. One that holds a replaced copy is made anew.
+        value: A static value. If a container in it holds a replaced copy, a new container takes its place.
         originals: Copy → original.
     """
-    replacements: IdentityDict[Any] = IdentityDict()  # part → its replacement, so that shared parts stay shared
+    # Part → its replacement, so that shared parts stay shared.
+    replacements: IdentityDict[Any] = IdentityDict()
 
-    def replaced(part: Any) -> Any:
-        """Returns the replacement of one part, computed once per object."""
+    def replacement_of(part: Any) -> Any:
+        """Returns the replacement of one part; the part itself if there is nothing to replace."""
         if part in replacements:
             return replacements[part]
         original = originals.get(part, part)
-        # A copy is compared with its original; anything else is searched for copies.
+        # A copy gives way to its original, unless the two differ by now. Anything else is searched for copies.
         if original is not part:
             replacement = original if Static(original) == Static(part) else part
         else:
-            replacement = with_new_parts(part, replaced)
+            replacement = with_new_parts(part, replacement_of)
         replacements[part] = replacement
         return replacement
 
-    return replaced(value)
+    return replacement_of(value)
 
 
-def shown_beside(value: Any, counterpart: Any) -> str:
-    """Prints a value for an error that names two different ones. If both print alike, prints the first differing part.
+def distinguishing_text(value: Any, counterpart: Any) -> str:
+    """Returns the text of a value for a message that names two different values.
+
+    That is the text of `shown`. If it is the same for both values, it is that of the first part in which they differ.
+    (The parts of a dict are its pairs of key and value.) For two sequences of different lengths the length follows:
+    "[1, 1, 1, 1, 1, 1, ...], 9 of them".
 
     Args:
-        value: The value to print.
-        counterpart: The value from which it differs.
+        value: The value to show.
+        counterpart: The value from which it differs. Its text is the result of a call with the two exchanged.
     """
     # While both texts are the same, go down to the first part that differs.
     while shown(value) == shown(counterpart):
+        # A counterpart with the text of a dict is taken for a dict.
         if isinstance(value, dict):
             value, counterpart = tuple(value.items()), tuple(counterpart.items())
         if not isinstance(value, (tuple, list)) or type(counterpart) is not type(value):
@@ -195,6 +210,7 @@ def shown_beside(value: Any, counterpart: Any) -> str:
             return f"{shown(value)}, {len(value)} of them"
         pairs = zip(value, counterpart, strict=True)
         differing = [(part, opposite) for part, opposite in pairs if Static(part) != Static(opposite)]
+        # The values differ in something besides their items, so there is no better text.
         if not differing:
             break
         value, counterpart = differing[0]
@@ -212,9 +228,10 @@ def key_of(value: Any, memo: "StaticMemo | None" = None) -> tuple[Any, bool, boo
         memo: Results of the same walk. This call uses and extends them.
 
     Returns:
-        (key, is_mutable, may_have_objects). `is_mutable` is True if anything in the value can be mutated in practice
-        (nobody mutates a `functools.partial`). `may_have_objects` is False if `objects_with_identity` is certain to
-        find nothing in it.
+        (key, is_mutable, may_have_irreplaceable_objects). `is_mutable` is True if the value or a part of it can be
+        mutated. Objects that nobody mutates although it is possible do not count: a `functools.partial`, and an object
+        with an `==` and a hash of its own. If `may_have_irreplaceable_objects` is False, `irreplaceable_objects` would
+        find nothing in the value. If it is True, only a search can tell.
 
     Raises:
         Incomparable: If the value, or something in it, has no usable `==`.
@@ -222,10 +239,11 @@ def key_of(value: Any, memo: "StaticMemo | None" = None) -> tuple[Any, bool, boo
     # Nearly all values are small, and a nested key is cheaper, so it is tried first.
     key_maker = _KeyMaker(memo, is_nested=True)
     try:
-        return key_maker.key_of(value), key_maker.is_mutable, key_maker.may_have_objects
+        # The key is made first, because that sets the two flags.
+        return key_maker.make_key(value), key_maker.is_mutable, key_maker.may_have_irreplaceable_objects
     except _TooManyPartsError:
         key_maker = _KeyMaker(new_static_memo() if memo is None else memo, is_nested=False)
-        return key_maker.key_of(value), key_maker.is_mutable, key_maker.may_have_objects
+        return key_maker.make_key(value), key_maker.is_mutable, key_maker.may_have_irreplaceable_objects
 
 
 _MAX_NESTED = 200
@@ -237,90 +255,100 @@ class _TooManyPartsError(Exception):
 
 
 class _KeyMaker:
-    """Makes the key of one value, nested or of rows.
+    """Makes the key of one value: a nested tuple, or a row.
 
     Args:
-        memo: Results of the same walk. Keys of rows need it.
+        memo: Results of the same walk. A key of rows needs a memo.
         is_nested: True for a nested key, False for one of rows.
 
     Attributes:
-        is_mutable: True once a part can be mutated in practice.
-        may_have_objects: True once `objects_with_identity` may list a part.
+        is_mutable: False at first. True as soon as a part was read that can be mutated.
+        may_have_irreplaceable_objects: False at first. True as soon as a part was read that `irreplaceable_objects` may
+            list.
     """
 
-    __slots__ = ("_is_nested", "_memo", "_room", "is_mutable", "may_have_objects")
+    __slots__ = ("_is_nested", "_memo", "_parts_left", "is_mutable", "may_have_irreplaceable_objects")
 
     def __init__(self, memo: "StaticMemo | None", is_nested: bool) -> None:
         self.is_mutable = False
-        self.may_have_objects = False
+        self.may_have_irreplaceable_objects = False
         self._memo = memo
         self._is_nested = is_nested
-        # The number of parts that may still come before a nested key is given up. For a key of rows there is no limit,
-        # but parts are counted all the same, below zero: the difference of two readings is the number between them.
-        self._room = _MAX_NESTED
+        # A counter that goes down by one for each part. Below zero, a nested key is given up. A key of rows has no
+        # limit, so there the counter goes on below zero: it shows how many parts were read between two moments.
+        self._parts_left = _MAX_NESTED
 
-    def key_of(self, value: Any) -> Any:
+    def make_key(self, value: Any) -> Any:
         """Makes the key of the value, or of one part of it.
 
+        Returns:
+            (class, value) for an instance of a class in `BY_VALUE`. For any other value, its content if the key is
+            nested, and its row if not.
+
         Raises:
+            Incomparable: If the value, or something in it, has no usable `==`.
             _TooManyPartsError: If the key was to be nested and has too many parts.
         """
         if type(value) in BY_VALUE:
             return type(value), value
-        entry = None if self._memo is None else self._memo.rows.get(id(value))  # alive in the entry
+        # An entry keeps its object alive, so an entry at this address is that of this object.
+        entry = None if self._memo is None else self._memo.rows.get(id(value))
         if self._is_nested:
             # An earlier value of this walk held the same object, and it has too many parts for a nested key.
             if entry is not None and entry.num_parts > _MAX_NESTED:
                 raise _TooManyPartsError
             return content_of(value, self)
-        # The parts of the object count at each path to it. `_new_entry` counts them at the first one.
+        # The parts of an object count once for each path to the object. For the first path, `_make_entry` counts them
+        # while it reads them. For each further path, they are subtracted here.
         if entry is None:
-            entry = self._new_entry(value)
+            entry = self._make_entry(value)
         else:
-            self._room -= entry.num_parts
+            self._parts_left -= entry.num_parts
         self.is_mutable |= entry.is_mutable
-        self.may_have_objects |= entry.may_have_objects
+        self.may_have_irreplaceable_objects |= entry.may_have_irreplaceable_objects
         return entry.row
 
-    def keys_of(self, parts: Collection[Any]) -> tuple[Any, ...]:
-        """Makes the keys of the parts of a container, and counts the parts.
+    def make_keys(self, parts: Collection[Any]) -> tuple[Any, ...]:
+        """Makes the keys of some parts, and subtracts their number from the counter of parts.
 
         Raises:
+            Incomparable: If something in the parts has no usable `==`.
             _TooManyPartsError: If the key was to be nested and has too many parts.
         """
-        self._room -= len(parts)
-        if self._is_nested and self._room < 0:
+        self._parts_left -= len(parts)
+        if self._is_nested and self._parts_left < 0:
             raise _TooManyPartsError
-        return tuple([self.key_of(part) for part in parts])
+        return tuple([self.make_key(part) for part in parts])
 
     def note_class(self, value: Any, cls: type) -> None:
-        """Records the class that an object had when it got into the key. Does nothing without a memo."""
+        """Records the class that an object has as it gets into the key. Does nothing without a memo."""
         if self._memo is not None:
             note_class(self._memo, value, cls)
 
-    def _new_entry(self, value: Any) -> "_RowEntry":
-        """Makes the row of an object and enters it in the memo."""
+    def _make_entry(self, value: Any) -> "_RowEntry":
+        """Makes the row of an object that the memo does not have yet. Enters it in the memo, and returns the entry."""
         assert self._memo is not None
-        was_mutable, had_objects, room_before = self.is_mutable, self.may_have_objects, self._room
-        # `content_of` sets the flags for each part that it meets. They are reset here, so that they then speak of this
-        # object alone.
-        self.is_mutable = self.may_have_objects = False
+        was_mutable, parts_left_before = self.is_mutable, self._parts_left
+        had_irreplaceable_objects = self.may_have_irreplaceable_objects
+        # `content_of` sets the two flags to True if the object or a part of it calls for it. They are reset first, so
+        # that afterwards they are about this object alone, for its entry.
+        self.is_mutable = self.may_have_irreplaceable_objects = False
         row = _Row(content_of(value, self))
         row = _rows.intern(hash(row), row)
-        # `content_of` has subtracted one from the room for each part. More than the limit need not be known exactly.
-        num_parts = min(room_before - self._room, _MAX_NESTED + 1)
-        entry = _RowEntry(value, row, self.is_mutable, self.may_have_objects, num_parts)
-        self._memo.rows[id(value)] = entry  # alive in the entry
-        # Now the flags speak again of all that was read before, and of this object.
+        # `content_of` has taken one off the counter for each part. Above the limit the exact number does not matter.
+        num_parts = min(parts_left_before - self._parts_left, _MAX_NESTED + 1)
+        entry = _RowEntry(value, row, self.is_mutable, self.may_have_irreplaceable_objects, num_parts)
+        self._memo.rows[id(value)] = entry  # the entry keeps the value alive
+        # Now the flags are about the whole value again: they are True for this object, or for a part read before it.
         self.is_mutable |= was_mutable
-        self.may_have_objects |= had_objects
+        self.may_have_irreplaceable_objects |= had_irreplaceable_objects
         return entry
 
 
 class _Row:
-    """One part of a large value, by its content. `_rows` makes equal rows one object.
+    """The content of one part of a large value. The table `_rows` makes rows with equal contents one object.
 
-    No lock is held while contents are compared, since that may run a user's `==`.
+    `Interned` holds no lock while it compares two contents, since that may run a user's `==`.
     """
 
     __slots__ = ("__weakref__", "_hash", "content")
@@ -333,7 +361,7 @@ class _Row:
         return self._hash
 
     def complete(self) -> None:
-        """Does nothing: a row is complete when it is made. `Interned` asks for this method."""
+        """Does nothing: a row is complete when it is made. `Interned` calls this method of a new row."""
 
     def is_like(self, row: "_Row") -> bool:
         """Returns True if both rows have the same content."""
@@ -344,20 +372,21 @@ _rows: Interned[_Row] = Interned()
 
 
 class _RowEntry(NamedTuple):
-    """The row of one object, with the facts collected while it was made.
+    """The row of one object, with what was found out while it was made.
 
     Attributes:
-        value: The object, kept alive here.
-        row: Its row.
-        is_mutable: True if anything in it can be mutated.
-        may_have_objects: See `_KeyMaker`.
-        num_parts: The number of its parts, counted by paths, and at most `_MAX_NESTED + 1`.
+        value: The object. The entry keeps it alive.
+        row: The object's row.
+        is_mutable: True if the object or a part of it can be mutated.
+        may_have_irreplaceable_objects: True if `irreplaceable_objects` may find any in the object.
+        num_parts: The number of parts in the object, on all levels, counted by paths. `_MAX_NESTED + 1` if there are
+            more.
     """
 
     value: Any
     row: _Row
     is_mutable: bool
-    may_have_objects: bool
+    may_have_irreplaceable_objects: bool
     num_parts: int
 
 
@@ -365,10 +394,11 @@ class StaticMemo(NamedTuple):
     """Results shared by the `Static`s of one walk, many of which may hold the same large object.
 
     Attributes:
-        rows: id → the object, kept alive by the entry, and its row.
+        rows: id → the entry of the object, which keeps the object alive.
         copies: Object → its copy. See `copy_of`.
-        classes: id → the object's class when it was read. Only for objects compared by identity or by their own `==`,
-            and for exact objects. Their keys (`IdentityKey`, `_EqualityKey`) keep them alive.
+        classes: id → the class that the object had when it was read. Only for objects compared by identity or by their
+            own `==`, and for the irreplaceable objects of an exact walk. The objects are alive in their keys
+            (`IdentityKey`, `_EqualityKey`).
     """
 
     rows: dict[int, _RowEntry]
@@ -382,23 +412,27 @@ def new_static_memo() -> StaticMemo:
 
 
 def note_class(memo: StaticMemo, value: Any, cls: type) -> None:
-    """Records the class that an object had when it got into a key. Detects a change of class during the walk."""
-    if memo.classes.setdefault(id(value), cls) is not cls:  # alive in the key
-        memo.classes[id(value)] = _SeveralClasses  # as above
+    """Records the class that an object has as it gets into a key.
+
+    If the memo already has another class for the object, `_SeveralClasses` takes its place.
+    """
+    # The key keeps the object alive, so no other object gets its address.
+    if memo.classes.setdefault(id(value), cls) is not cls:
+        memo.classes[id(value)] = _SeveralClasses
 
 
 class _SeveralClasses:
-    """Entered in place of a class if an object's class changed during the walk. No object is of this class."""
+    """Mark in place of a class: the object's class changed during the walk. No object is of this class."""
 
 
 # --- pickling ---------------------------------------------------------------------------------------------------------
 
 
 def with_names(value: Any) -> Any:
-    """Replaces the functions of libraries in a value by their names, for a pickle.
+    """Returns a value for a pickle, with the names of library functions in the places of the functions.
 
-    Only tuples are entered. Plain functions, classes and everything in `__main__` are left to the pickler, since
-    `cloudpickle` writes them by value.
+    Functions are looked for in tuples, and in tuples in these, but in no other containers. Plain functions, classes and
+    everything in `__main__` stay as they are, since `cloudpickle` can write them by value.
     """
     if type(value) is tuple:
         return tuple([with_names(part) for part in value])
@@ -413,7 +447,10 @@ def with_names(value: Any) -> Any:
 
 
 class _ByName:
-    """A function in a pickle, written as its name. Pickle cannot do that for `jax.nn.relu`, an object of a class."""
+    """A function that is pickled as its name.
+
+    Pickle itself does this for plain functions alone, and `jax.nn.relu` is an instance of a class.
+    """
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module
@@ -424,7 +461,7 @@ class _ByName:
 
 
 def _named(module: str, name: str) -> Any:
-    """Looks a name up, as pickles from `_ByName` ask for when they are loaded."""
+    """Returns the object with this name in a module. Loading the pickle of a `_ByName` calls it."""
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
@@ -432,28 +469,33 @@ def _named(module: str, name: str) -> Any:
 
 
 class _ArrayContent(tuple[Any, ...]):
-    """The dtype, shape and bytes of an array: one part, compared by its own `==` and not entered."""
+    """The dtype, shape and bytes of an array, as one part of it. The `==` of the tuple compares all three."""
 
     __slots__ = ()
 
 
 BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented), _ArrayContent})
-"""The types for which type and `==` together say all: an instance is its own key. Floats are not among them."""
+"""Classes whose instances are the same value exactly if type and `==` say so. The key is (class, value).
+
+`float` is not among them, because `0.0 == -0.0`, and `nan` is not equal to itself.
+"""
 
 _IMMUTABLE = BY_VALUE | {float, complex, type, range, types.FunctionType, types.BuiltinFunctionType, types.MethodType}
+"""Classes whose instances are never copied, and never change. (A function's attributes may; they do not count.)"""
 
 _FIXED_CLASSES = (type, np.dtype, jax.sharding.PartitionSpec, jax.sharding.Sharding, jax.sharding.Mesh)
 """Classes whose instances, and those of all subclasses, never change."""
 
 _NUMBERS_AND_TEXTS = (float, complex, int, str, bytes)
+"""Classes of which `_bits_of` reads the value, also in instances of subclasses."""
 
 
 class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the walk adds the path
-    """A value, or something in it, has no usable `==`, or cannot be hashed or copied.
+    """A value, or something in it, has no usable `==`, or hashing or copying it raised an error.
 
     Attributes:
         value: The object at fault.
-        reason: The second half of the message.
+        reason: What is wrong with the object, for the message: "its `==` returned list, not bool".
     """
 
     def __init__(self, value: Any, reason: str) -> None:
@@ -471,20 +513,21 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
     Args:
         value: Any object of a class outside `BY_VALUE`.
         key_maker: Makes the keys of the parts. Its flag `is_mutable` is set if the value or a part of it is mutable,
-            and `may_have_objects` if `objects_with_identity` may list one.
+            and `may_have_irreplaceable_objects` if `irreplaceable_objects` may list one.
 
     Raises:
         Incomparable: If the value, or something in it, has no usable `==`.
     """
     cls: Any = type(value)
-    # By far the most frequent class, and looking up its row in `_CONTAINERS` would take too long.
+    # Tuples are by far the most frequent values here, and looking them up in `_CONTAINERS` would take longer.
     if cls is tuple:
-        return cls, key_maker.keys_of(value)
+        return cls, key_maker.make_keys(value)
     # The class has no `==` of its own, so a value is equal only to itself. A partial has the `==` of `object`, too, but
     # is compared by its parts.
     if cls.__eq__ is object.__eq__ and cls is not functools.partial:
         if cls.__hash__ is not object.__hash__:
-            _is_hashable(value)  # for the error if its `__hash__` raises
+            # Called only for the error if the `__hash__` of the class raises. The answer does not matter.
+            _is_hashable(value)
         key_maker.note_class(value, cls)
         return cls, IdentityKey(value)
     if cls in _NUMBERS_AND_TEXTS:
@@ -494,8 +537,9 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
         return _content_of_container(value, base, key_maker)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
-    key_maker.may_have_objects = True
-    # The `==` of a tracer or a reference makes an array, or raises.
+    # Each of the classes below may be that of an irreplaceable object.
+    key_maker.may_have_irreplaceable_objects = True
+    # The `==` of a tracer or a reference makes an array, or raises. So these are compared by identity.
     if isinstance(value, (Tracer, jax.Ref)):
         return cls, IdentityKey(value)
     if isinstance(value, jax.Array):
@@ -503,59 +547,64 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
     if _compares_by_field(cls):
         return _content_of_dataclass(value, key_maker)
     if compares_by_parts(cls):
-        return cls, key_maker.keys_of(_keys_and_values(_attributes_of(value)))
-    # Any other class has an `==` of its own, which decides.
+        return cls, key_maker.make_keys(_keys_and_values(_attributes_of(value)))
+    # Any other class has an `==` of its own, and its answer decides.
     _require_equality(value)
     # A subclass of `float` inherits an `==` that takes 0.0 for -0.0.
     bits = _bits_of(value) if isinstance(value, _NUMBERS_AND_TEXTS) else None
     if _is_hashable(value):
         key_maker.note_class(value, cls)
-        return cls, bits, _equality_key(value)
+        return cls, bits, _equality_key_of(value)
+    # Without a hash, the object is likely to change.
     key_maker.is_mutable = True
     return cls, bits, _equality_key_of_copy(value)
 
 
 def _content_of_container(value: Any, base: type, key_maker: _KeyMaker) -> Any:
-    """Returns the content of a container: its class and parts and, if a subclass has its own `==`, a key for that.
+    """Returns the content of a container: its class and the keys of its parts.
+
+    If a subclass of a built-in class has its own `==`, a key that is compared by this `==` belongs to the content, too.
 
     Args:
         value: The container.
-        base: The row of `_CONTAINERS` that it belongs to: its class or a base.
+        base: The class in `_CONTAINERS` to which it belongs: its own class, or a base of that.
         key_maker: As for `content_of`.
     """
     cls, container = type(value), _CONTAINERS[base]
-    # `objects_with_identity` may list it: a mutable one, one of a subclass that is more than its items, or a partial.
+    # `irreplaceable_objects` may list the container if it is mutable, a partial, or an instance of a subclass. A
+    # namedtuple counts as a subclass only if it is more than its items.
     if container.is_mutable or (cls is not base and not _is_only_its_items(cls)) or cls is functools.partial:
-        key_maker.may_have_objects = True
+        key_maker.may_have_irreplaceable_objects = True
     if container.is_mutable:
         key_maker.is_mutable = True
-    parts = key_maker.keys_of(container.parts(value))
+    parts = key_maker.make_keys(container.parts(value))
     content = parts if container.is_ordered else frozenset(parts)
-    # The `==` of an array gives one answer per element, so it cannot be asked.
+    # Without an `==` of its own, class and parts decide. So they do for arrays, whose `==` gives an array of answers.
     if cls is base or cls.__eq__ is base.__eq__ or base is np.ndarray:
         return cls, content
-    # The `==` of the subclass decides, too: it may compare attributes besides the items.
+    # The `==` of a subclass decides, too: it may compare attributes besides the items.
     _require_equality(value)
     return cls, content, _equality_key_of_copy(value)
 
 
 def _content_of_dataclass(value: Any, key_maker: _KeyMaker) -> Any:
-    """Returns the content of a dataclass with a generated `==`: the fields that this compares, and their keys."""
+    """Returns the content of a dataclass with a generated `==`: class, names of the compared fields, and their keys."""
     cls: Any = type(value)
-    # A field that was never set is left out, and so is one declared with `compare=False`.
+    # A field that was never set has no value to compare. One declared with `compare=False` is not compared.
     compared = [field.name for field in dataclass_fields(cls) if field.compare and hasattr(value, field.name)]
     was_mutable = key_maker.is_mutable
-    parts = key_maker.keys_of([getattr(value, name) for name in compared])
+    parts = key_maker.make_keys([getattr(value, name) for name in compared])
     if _can_be_mutated(cls):
         key_maker.is_mutable = True
     elif _defines_hash(cls):
-        # By a hash written by hand, a class promises that its instances do not change. So a list in one does not count
-        # as mutable.
+        # By a hash written by hand, a class promises that its instances do not change. So the flag becomes again what
+        # it was before the fields were read: a list in a field does not count as mutable.
         key_maker.is_mutable = was_mutable
     return cls, tuple(compared), parts
 
 
 def _content_of_jax_array(value: jax.Array) -> Any:
+    """Returns the content of a JAX array: dtype, shape and bytes. For PRNG keys, the bytes are those of the keys."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return jax.Array, str(value.dtype), value.shape, np.asarray(jax.random.key_data(value)).tobytes()
     return jax.Array, value.dtype, value.weak_type, value.shape, np.asarray(value).tobytes()
@@ -564,8 +613,8 @@ def _content_of_jax_array(value: jax.Array) -> Any:
 def _bits_of(value: Any) -> Any:
     """Returns a number or text, of one of `_NUMBERS_AND_TEXTS` or a subclass, in a form that compares strictly.
 
-    A float or complex number becomes bytes, so that 0.0 and -0.0 differ and `nan` equals itself. Any other one becomes
-    an instance of the built-in class.
+    A float or complex number becomes bytes, so that 0.0 and -0.0 differ and `nan` equals itself. Any other value
+    becomes an instance of the built-in class. For example, an instance of a subclass of `str` becomes a `str`.
     """
     if isinstance(value, float):
         return struct.pack("d", value)
@@ -573,7 +622,8 @@ def _bits_of(value: Any) -> Any:
         return struct.pack("dd", value.real, value.imag)
     base: Any = next(base for base in (int, str, bytes) if isinstance(value, base))
     instance: Any = value
-    # The method of the base is called, since a subclass may override the operator.
+    # `+value` and `value[:]` make an instance of the built-in class. A subclass may override these operators, so the
+    # methods of the built-in class are called.
     return base.__pos__(instance) if base is int else base.__getitem__(instance, slice(None))
 
 
@@ -593,10 +643,10 @@ class IdentityKey:
 
 
 class _EqualityKey:
-    """A key that is equal to keys of the same object, and of equal objects of the same type.
+    """A key that is equal to keys of the same object, and to those of equal objects of the same type.
 
-    The hash is taken once. So if an object changes although it can be hashed, its key still has the hash of the first
-    time, as in `jax.jit`.
+    The hash is given once and kept. So if a hashable object changes all the same, its key still has the hash of before.
+    `jax.jit` does the same with its static arguments.
     """
 
     __slots__ = ("__weakref__", "_hash", "obj")
@@ -614,42 +664,43 @@ class _EqualityKey:
         return self._hash
 
     def complete(self) -> None:
-        """Does nothing: a key is complete when it is made. `Interned` asks for this method."""
+        """Does nothing: a key is complete when it is made. `Interned` calls this method of a new key."""
 
     def is_like(self, key: "_EqualityKey") -> bool:
         """Returns True if both keys are equal."""
         return self == key
 
 
-_equality_keys: Interned[_EqualityKey] = Interned()
+_interned_keys: Interned[_EqualityKey] = Interned()
+"""Keys of hashable objects. Equal ones are one object."""
 
 _first_keys: WeakIdentityDict["weakref.ref[_EqualityKey]"] = WeakIdentityDict()
-"""Object with an `==` and a hash of its own → its first key. The entry is dead once no structure has this key any more.
+"""Hashable object with an `==` of its own → reference to its first key, which is dead once no structure has this key.
 
-Equal keys are interned as one object. So the key of an object may be that of an equal object in an earlier structure.
+The key of an object may have been made for an equal object in an earlier structure.
 """
 
 
-def _equality_key(value: Any) -> _EqualityKey:
-    """Returns the key of a hashable object: its first one, if still alive."""
+def _equality_key_of(value: Any) -> _EqualityKey:
+    """Returns the key of a hashable object: its first key as long as that is alive, so that its hash stays the same."""
     reference = _first_keys.get(value)
     first_key = None if reference is None else reference()
     if first_key is not None:
         return first_key
     hash_value = hash(value)
-    key = _equality_keys.intern(hash_value, _EqualityKey(value, hash_value))
-    with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+    key = _interned_keys.intern(hash_value, _EqualityKey(value, hash_value))
+    with contextlib.suppress(TypeError):  # instances of the class cannot be referred to weakly
         _first_keys[value] = weakref.ref(key)
     return key
 
 
 def _equality_key_of_copy(value: Any) -> _EqualityKey:
-    """Makes the key of an object without a stable hash, from a copy of it and the hash of its class."""
+    """Makes the key of an object that may change: from a copy, and with the hash of its class in place of its own."""
     return _EqualityKey(copy_of(value, IdentityDict()), hash(type(value)))
 
 
 def _require_equality(value: Any) -> None:
-    """Raises `Incomparable` unless `value == value` returns a bool."""
+    """Raises `Incomparable` unless `value == value` returns a bool. The answer may be False, as for `nan`."""
     try:
         outcome = value == value  # noqa: PLR0124 -- the question is whether it can be asked
     except Exception as error:  # noqa: BLE001 -- whatever a user's __eq__ raises
@@ -659,7 +710,7 @@ def _require_equality(value: Any) -> None:
 
 
 def _is_equal(value: Any, counterpart: Any) -> bool:
-    """Compares two objects by `==`, and turns any exception into `Incomparable`."""
+    """Returns the result of `value == counterpart` as a bool. Turns any exception into `Incomparable`."""
     try:
         return bool(value == counterpart)
     except Exception as error:  # noqa: BLE001 -- whatever a user's `__eq__` raises
@@ -667,7 +718,7 @@ def _is_equal(value: Any, counterpart: Any) -> bool:
 
 
 def _is_hashable(value: Any) -> bool:
-    """Returns False if hashing raises `TypeError`, and turns any other exception into `Incomparable`."""
+    """Returns True if an object can be hashed, False if that raises `TypeError`. Other errors become `Incomparable`."""
     try:
         hash(value)
     except TypeError:
@@ -681,20 +732,20 @@ def _is_hashable(value: Any) -> bool:
 
 
 def copy_of(value: Any, copies: IdentityDict[Any]) -> Any:
-    """Copies everything mutable in a value, and shares the rest. See the table at the top of this file.
+    """Copies everything mutable in a value. The copy shares the rest with the value.
 
     Args:
         value: Any static value.
         copies: The copies made so far. This call uses and extends them, so one object has one copy.
 
     Returns:
-        The copy; the value itself if nothing in it can be mutated.
+        The copy; the value itself if no part of it is copied. See the table at the top of this file.
 
     Raises:
-        Incomparable: If an object refuses to be copied.
+        Incomparable: If copying an object raises, or comparing it with its copy.
     """
     cls: Any = type(value)
-    # JAX's arrays are immutable. Under a trace a `jax.Ref` may be an instance of `jax.Array`, too, but can be written.
+    # JAX's arrays are immutable. A `jax.Ref` can be written. Under a trace it may be an instance of `jax.Array`, too.
     if cls in _IMMUTABLE or (isinstance(value, jax.Array) and not isinstance(value, jax.Ref)):
         return value
     if value in copies:
@@ -708,6 +759,7 @@ def copy_of(value: Any, copies: IdentityDict[Any]) -> Any:
     elif _compares_by_field(cls):
         # By a hash of its own, a class promises that its instances do not change.
         copied = value if _defines_hash(cls) else _copy_dataclass(value, copies)
+    # So does any other class with a hash. If a library says that attributes are compared, its instances are immutable.
     elif compares_by_parts(cls) or _is_hashable(value):
         copied = value
     else:
@@ -717,10 +769,15 @@ def copy_of(value: Any, copies: IdentityDict[Any]) -> Any:
 
 
 def _copy_dataclass(value: Any, copies: IdentityDict[Any]) -> Any:
-    """Copies a dataclass with a generated `==`. Returns the object itself if it is frozen and holds nothing mutable."""
+    """Copies a dataclass with a generated `==`. Returns the object itself if it is frozen and holds nothing mutable.
+
+    Raises:
+        Incomparable: If copying something in it raises. (For a frozen object, an error of its own `__copy__` is not
+            turned into this one.)
+    """
     if _can_be_mutated(type(value)):
         return _copy_by_parts(value, copies)
-    # It is frozen. To ask for its hash would be another test of its parts, but hashing walks all paths below it.
+    # It is frozen, so it needs a copy only if one of its parts does.
     names = [field.name for field in dataclass_fields(type(value)) if hasattr(value, field.name)]
     new_parts = {name: copy_of(getattr(value, name), copies) for name in names}
     if all(getattr(value, name) is new_parts[name] for name in names):
@@ -732,8 +789,12 @@ def _copy_dataclass(value: Any, copies: IdentityDict[Any]) -> Any:
 
 
 def _copy_unhashable(value: Any, copies: IdentityDict[Any]) -> Any:
-    """Copies an object with an `==` of its own and no hash. Returns the object itself if the copy is not equal."""
-    # The number of copies before those of this object and its parts.
+    """Copies an object with an `==` of its own and no hash. Returns the object itself if the copy is not equal to it.
+
+    Raises:
+        Incomparable: If copying the object or a part of it raises, or comparing it with its copy.
+    """
+    # Copies beyond this number are those of the object and its parts.
     size_before = len(copies)
     if hasattr(value, "__dict__") or _slots_of(type(value)):
         clone = _copy_by_parts(value, copies)
@@ -741,20 +802,24 @@ def _copy_unhashable(value: Any, copies: IdentityDict[Any]) -> Any:
         clone = _run_copier(copy.deepcopy, value)
     if clone is value or _is_equal(value, clone):
         return clone
-    # The clone is given up. Copies of its parts may refer to it, so they are forgotten, too.
+    # The clone is given up. Copies of its parts may refer to it, so they are removed from `copies`, too.
     copies.forget_after(size_before)
     return value
 
 
 def _copy_by_parts(value: Any, copies: IdentityDict[Any]) -> Any:
-    """Copies an object by `copy.copy`, and then its attributes part by part.
+    """Copies an object by `copy.copy`, and then its attributes and slots one by one.
 
-    Returns the object itself if `copy.copy` gives that, or an object of another class.
+    Returns:
+        The copy. The object itself if `copy.copy` returns that, or returns an object of another class.
+
+    Raises:
+        Incomparable: If copying the object or a part of it raises.
     """
     clone = _run_copier(copy.copy, value)
     if clone is value or type(clone) is not type(value):
         return value
-    # Entered before its parts are copied, for they may lead back to the object.
+    # The clone is entered before the parts are copied, because a part may lead back to the object.
     copies[value] = clone
     _copy_attributes(value, clone, copies)
     return clone
@@ -763,7 +828,7 @@ def _copy_by_parts(value: Any, copies: IdentityDict[Any]) -> Any:
 def _run_copier(copier: Callable[[Any], Any], value: Any) -> Any:
     """Calls `copy.copy` or `copy.deepcopy`, and turns any exception into `Incomparable`."""
     try:
-        # In a trace, copies of the arrays in it would be tracers.
+        # Under a trace, copies of arrays in the object would be tracers.
         with jax.ensure_compile_time_eval():
             return copier(value)
     except Exception as error:  # noqa: BLE001 -- whatever a user's `__copy__` raises
@@ -771,16 +836,20 @@ def _run_copier(copier: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _copy_attributes(value: Any, clone: Any, copies: IdentityDict[Any]) -> None:
-    """Copies the attributes and slots of an object into its shallow copy.
+    """Copies the attributes and slots of an object into a copy that has no copies of them yet.
 
     Args:
         value: The object.
-        clone: The shallow copy.
+        clone: The copy. For a container, its items were copied already.
         copies: The copies made so far. This call uses and extends them.
+
+    Raises:
+        Incomparable: If copying a part raises.
     """
     # A list, because another thread may add an attribute meanwhile.
     for name, part in list(getattr(value, "__dict__", {}).items()):
-        # If the class's `__copy__` has put another object here, that belongs to the clone alone already.
+        # The clone has the very object of the original, or lacks the attribute. If the `__copy__` of the class has put
+        # another object here, this belongs to the clone alone already, and stays.
         if vars(clone).get(name, part) is part:
             vars(clone)[name] = copy_of(part, copies)
     for slot in _slots_of(type(value)):
@@ -788,7 +857,9 @@ def _copy_attributes(value: Any, clone: Any, copies: IdentityDict[Any]) -> None:
             part = slot.__get__(value)
         except AttributeError:  # never set
             continue
-        with contextlib.suppress(AttributeError, TypeError):  # it is read-only, as those of classes in C are
+        # The slot is set even if `__copy__` has put another object here. Slots of classes in C may be read-only. There
+        # the clone keeps what it has.
+        with contextlib.suppress(AttributeError, TypeError):
             slot.__set__(clone, copy_of(part, copies))
 
 
@@ -798,84 +869,92 @@ def _slots_of(cls: type) -> list[Any]:
     return [entry for entry in descriptors if type(entry) is types.MemberDescriptorType]
 
 
-def with_new_parts(value: Any, new_part: "_CopyPart") -> Any:
-    """Returns a container of the same class with new parts. Returns the value itself if no part of it is new.
+def with_new_parts(value: Any, new_part: "_NewPart") -> Any:
+    """Returns a container of the same class as the value, with new parts.
 
     Args:
-        value: Any static value. One that is no container is returned as it is.
-        new_part: part → the object to put in its place, which may be the part itself. It is called more than once for a
-            part.
+        value: Any static value. It is taken apart only if it is a container of a built-in class, or a namedtuple that
+            is only its items.
+        new_part: part → the object to put in its place, or the part itself. Called more than once for a part.
+
+    Returns:
+        The new container; the value itself if it is not taken apart, or if `new_part` replaces nothing. Elements of
+        sets and keys of dictionaries are not replaced: what `new_part` returns for these is not used.
     """
     cls = type(value)
+    # Subclasses are not taken apart, because they may have attributes besides their items.
     container = _CONTAINERS.get(tuple if _is_only_its_items(cls) else cls)
     if container is None or all(new_part(part) is part for part in container.parts(value)):
         return value
     return container.copy(value, new_part)
 
 
-# --- stability --------------------------------------------------------------------------------------------------------
+# --- settled values ---------------------------------------------------------------------------------------------------
 
 
-class Stability:
-    """The answer of `cannot_change` for one value, preliminary until its parts have been visited.
+class SettledAnswer:
+    """The answer of `is_settled_value` for one value. It is preliminary until there are answers for the parts, too.
 
     Attributes:
-        is_settled: True if the value stays the same for ever, as far as it is known. False once the value itself, or a
-            visited part, turned out to be able to change.
-        parts: The parts that are still to be asked. Empty once they have answered.
+        is_settled: False once the key of the value itself, or of a part, turned out to be able to change.
+        parts: The parts whose answers are still to be taken into account. Empty afterwards.
     """
 
     __slots__ = ("is_settled", "parts")
 
     def __init__(self, value: Any) -> None:
-        parts = _parts_if_fixed(value)
+        parts = _deciding_parts(value)
         self.is_settled = parts is not None
         self.parts = tuple(parts or ())
 
 
-def cannot_change(value: Any, stabilities: IdentityDict[Stability] | None = None) -> bool:
-    """Returns True if the object keeps its value for ever.
+def is_settled_value(value: Any, answers: IdentityDict[SettledAnswer] | None = None) -> bool:
+    """Returns True if the key of a value never changes, so that the address of the object can stand for the value.
 
-    Only the parts of a `functools.partial` or a frozen dataclass decide: it could itself be changed, but nobody does
-    that. A frozen dataclass with a hash written by hand promises to stay the same, so its fields are not asked. An
-    object that is compared by identity keeps its value, which is the object itself, whatever changes in it. Values of
-    classes about which nothing is known count as able to change.
+        kind of value                                   is settled
+        number, text, function                          always
+        object compared by identity, such as a lock     always, because its key is its address, whatever changes in it
+        tuple, `functools.partial`, frozen dataclass    if all of its parts are
+        what a library declares immutable               if all of its parts are
+        frozen dataclass with a hash written by hand    always, because such a hash is a promise
+        list, mutable dataclass, any other object       never
+
+    A `functools.partial` and a frozen dataclass could be changed, but nobody does that.
 
     Args:
-        value: Any static value.
-        stabilities: The answers so far. This call uses and extends them.
+        value: Any static value that has a key. (One that contains itself has none.)
+        answers: The answers so far. This call uses and extends them.
     """
-    stabilities = IdentityDict() if stabilities is None else stabilities
-    stack = [value]  # each value comes off twice: on the way down, and again after its parts
+    answers = IdentityDict() if answers is None else answers
+    # Each value is on top of the stack twice: on the way down, and again after its parts.
+    stack = [value]
     while stack:
-        stability = stabilities.get(stack[-1])
+        answer = answers.get(stack[-1])
         # On the way down, the parts are put on top of the value.
-        if stability is None:
-            stability = stabilities[stack[-1]] = Stability(stack[-1])
-            stack.extend(stability.parts)
+        if answer is None:
+            answer = answers[stack[-1]] = SettledAnswer(stack[-1])
+            stack.extend(answer.parts)
             continue
-        # On the way up, all parts have an answer. A value that contains itself meets its own preliminary one, which
-        # is True, so its other parts decide.
+        # On the way up, all parts have an answer.
         stack.pop()
-        stability.is_settled = stability.is_settled and all(stabilities[part].is_settled for part in stability.parts)
-        stability.parts = ()
-    return stabilities[value].is_settled
+        answer.is_settled = answer.is_settled and all(answers[part].is_settled for part in answer.parts)
+        answer.parts = ()
+    return answers[value].is_settled
 
 
-def _parts_if_fixed(value: Any) -> Iterable[Any] | None:
-    """Returns the parts that decide whether a value can change.
+def _deciding_parts(value: Any) -> Iterable[Any] | None:
+    """Returns the parts that decide whether a value is settled.
 
     Returns:
-        The parts, if the value can change through them alone. `()` if nothing in it can change. None if the value
-        itself can be changed, or if nothing is known about its class.
+        The parts, if the value is settled exactly if all of them are. `()` if the value is settled in any case. None if
+        it is not settled in any case: it can itself be changed, or nothing is known about its class.
     """
     cls: type = type(value)
     container = _CONTAINERS.get(tuple if is_namedtuple(cls) else cls)
     if container is not None:
         return None if container.is_mutable else container.parts(value)
-    # The key of such a value is its content or its address, and stays the same for ever. An object compared by identity
-    # may change inside, but its key does not. So there are no parts to ask.
-    if cls in _IMMUTABLE or has_fixed_key(cls) or issubclass(cls, np.generic):
+    # The key of any of these is its content, which never changes, or its address.
+    if cls in _IMMUTABLE or has_settled_instances(cls) or issubclass(cls, np.generic):
         return ()
     # A frozen dataclass changes only through its fields.
     if _compares_by_field(cls) and not _can_be_mutated(cls):
@@ -887,10 +966,10 @@ def _parts_if_fixed(value: Any) -> Iterable[Any] | None:
     return parts_of_frozen(value)
 
 
-def has_fixed_key(cls: type) -> bool:
-    """Returns True if the key of an instance can never change, so that its address may stand for it.
+def has_settled_instances(cls: type) -> bool:
+    """Returns True if all instances of a class are settled, whatever parts they have.
 
-    This holds for classes, for objects that are compared by identity, and for dtypes, shardings and meshes.
+    This is so for objects that are compared by identity, classes included, and for dtypes, shardings and meshes.
     """
     # A partial has the `==` of `object`, but is compared by its parts.
     if cls is functools.partial:
@@ -898,24 +977,24 @@ def has_fixed_key(cls: type) -> bool:
     return cls is type or cls.__eq__ is object.__eq__ or issubclass(cls, _FIXED_CLASSES)
 
 
-# --- objects with identity --------------------------------------------------------------------------------------------
+# --- irreplaceable objects --------------------------------------------------------------------------------------------
 
 _INTERCHANGEABLE = BY_VALUE | {float, complex, range, types.MethodType, types.BuiltinFunctionType}
+"""Classes of values that any equal value can replace."""
 
 _MANY_PARTS = 200
-"""The number of visits from which on entered parts are remembered. Before, entering one again is cheaper."""
+"""The number of visits from which on a search remembers what it has visited. Before, visiting twice is cheaper."""
 
 
-def objects_with_identity(value: Any) -> list[Any]:
+def irreplaceable_objects(value: Any) -> list[Any]:
     """Lists the objects in a static value, itself included, for which an equal object is no substitute.
 
-    Lists and configs are such objects: a user can tell by `is` whether a model still has the same one, and an `==` may
+    Lists and configs are irreplaceable: a user can tell by `is` whether a model still has the same one, and an `==` may
     compare only some attributes. Numbers, texts and tuples are not, since they are nothing but their value. Functions
-    and devices are not either: two are equal only if they are the same object.
-    The search does not go on below an object that it lists.
+    and devices are not either: no other object is equal to one.
 
     Returns:
-        The objects in the order of the walk, without repetitions.
+        The objects in the order of the walk, without repetitions, and without objects that are only inside of them.
     """
     objects = IdentitySet()
     entered: IdentitySet | None = None
@@ -935,12 +1014,13 @@ def objects_with_identity(value: Any) -> list[Any]:
         if cls is tuple:
             stack.extend(reversed(part))
             continue
-        # Equal only to itself, so no equal object can take its place. A partial has the `==` of `object`, too, but is
-        # compared by its parts.
-        has_no_content = cls.__eq__ is object.__eq__ and cls is not functools.partial
-        if has_no_content or issubclass(cls, (np.generic, enum.Enum, *_FIXED_CLASSES)):
+        # An object that equals only itself need not be listed: no other object can take its place. A partial has the
+        # `==` of `object`, too, but is compared by its parts.
+        equals_only_itself = cls.__eq__ is object.__eq__ and cls is not functools.partial
+        if equals_only_itself or issubclass(cls, (np.generic, enum.Enum, *_FIXED_CLASSES)):
             continue
-        # A container that cannot change is entered. So is what a library declares immutable. All else is listed.
+        # A slice, a frozenset or a namedtuple is searched, and so is what a library declares immutable. Any other
+        # object is listed.
         if cls in (slice, frozenset) or _is_only_its_items(cls):
             parts: Iterable[Any] | None = _CONTAINERS[cls if cls in _CONTAINERS else tuple].parts(part)
         else:
@@ -956,16 +1036,20 @@ def objects_with_identity(value: Any) -> list[Any]:
 
 
 def _compares_by_field(cls: Any) -> bool:
-    """Returns True for a dataclass with a generated `==`, which is not called: for it, `1` equals `True`."""
+    """Returns True for a dataclass with a generated `==`.
+
+    The fields are compared one by one, and this `==` is not called: to it, `1` equals `True`.
+    """
     if not hasattr(cls, "__dataclass_params__") or not cls.__dataclass_params__.eq:
         return False
-    # `dataclass(eq=True)` keeps an `__eq__` that the class defines. A generated one was compiled from a string.
+    # `dataclass(eq=True)` keeps an `__eq__` that the class defines. A generated one was compiled from a string, and its
+    # code says so in place of a file name.
     code = getattr(cls.__eq__, "__code__", None)
     return code is not None and code.co_filename == "<string>"
 
 
 def _defines_hash(cls: Any) -> bool:
-    """Returns True for a class with a hash written by hand: a promise of instances that do not change."""
+    """Returns True for a class with a hash written by hand, by which it promises that its instances do not change."""
     code = getattr(cls.__dict__.get("__hash__"), "__code__", None)
     return code is not None and code.co_filename != "<string>"
 
@@ -981,9 +1065,9 @@ def _is_only_its_items(cls: Any) -> bool:
 
 
 def _container_base(cls: type) -> type | None:
-    """Returns the class of `_CONTAINERS` to which a class belongs, itself or a base; None if it is no container.
+    """Returns the class in `_CONTAINERS` to which a class belongs: itself, or a base. None if there is none.
 
-    Subclasses of `functools.partial` are no containers.
+    Subclasses of `functools.partial` do not count as containers.
     """
     if cls in _CONTAINERS:
         return cls
@@ -993,15 +1077,16 @@ def _container_base(cls: type) -> type | None:
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:
-    """Returns the attributes of an instance, without calling its class."""
+    """Returns the `__dict__` of an instance, without calling a `__getattribute__` of its class."""
     return object.__getattribute__(value, "__dict__")
 
 
 # --- containers: their parts and copies -------------------------------------------------------------------------------
-# The functions call the methods of the built-in class and never `value.append` or the like, which a subclass may have
-# overridden.
+# The functions below are the entries of `_CONTAINERS`. `value` may be an instance of a subclass, which may have
+# overridden any method. So they call the methods of the built-in class: `list.extend(value, ...)`.
 
-_CopyPart = Callable[[Any], Any]
+_NewPart = Callable[[Any], Any]
+"""part → the object in its place in the new container"""
 
 
 class _Container(NamedTuple):
@@ -1010,31 +1095,34 @@ class _Container(NamedTuple):
     Attributes:
         is_mutable: True if an instance can be changed.
         parts: instance → the values by which it is compared, beside its class.
-        copy: (instance, function for each part) → a container of the same class with the results of the function as
-            parts. The instance itself if it is immutable and each part is its own result. Elements of sets, keys of
-            dictionaries and bounds of a `range` are not passed to the function.
-        is_ordered: True if the order of the parts counts.
+        copy: (instance, function) → a container of the same class with the results of the function in place of the
+            parts. The instance itself if it is immutable and no part is replaced. Elements of sets, keys of
+            dictionaries and bounds of a `range` are not passed to the function, and stay.
+        is_ordered: True if two instances with the same parts in different orders differ.
     """
 
     is_mutable: bool
     parts: Callable[[Any], Collection[Any]]
-    copy: Callable[[Any, _CopyPart], Any]
+    copy: Callable[[Any, _NewPart], Any]
     is_ordered: bool = True
 
 
 def _keys_and_values(mapping: dict[Any, Any]) -> list[Any]:
-    """Returns the keys and then the values of a dictionary. Their order counts, because a user can see it."""
+    """Returns the keys and then the values of a dictionary, in its order."""
     return [*dict.keys(mapping), *dict.values(mapping)]
 
 
 def _parts_of_ordered_dict(mapping: "collections.OrderedDict[Any, Any]") -> list[Any]:
-    """Returns the keys and then the values of an `OrderedDict`. After `move_to_end`, `dict.keys` has a stale order."""
+    """Returns the keys and then the values of an `OrderedDict`, in its order.
+
+    That of `dict.keys` is another one after `move_to_end`.
+    """
     keys = list(collections.OrderedDict.__iter__(mapping))
     return [*keys, *[dict.__getitem__(mapping, key) for key in keys]]
 
 
 def _parts_of_array(value: np.ndarray[Any, Any]) -> list[Any]:
-    """Returns the dtype, shape and bytes of an array as one part; for objects, the elements in place of the bytes."""
+    """Returns dtype, shape and bytes of an array as one part. For dtype `object`, elements replace the bytes."""
     # The view is a plain array: `tobytes` of a masked array would leave out the masked elements.
     array = value.view(np.ndarray)
     if array.dtype.hasobject:
@@ -1045,23 +1133,24 @@ def _parts_of_array(value: np.ndarray[Any, Any]) -> list[Any]:
     return content if type(value) is np.ndarray else [*content, *_keys_and_values(getattr(value, "__dict__", {}))]
 
 
-def _keep(value: Any, _: _CopyPart) -> Any:
+def _same_object(value: Any, _: _NewPart) -> Any:
+    """Returns the value itself, for immutable containers whose parts are not replaced."""
     return value
 
 
-def _copy_tuple(value: Any, copy_part: _CopyPart) -> Any:
+def _copy_tuple(value: Any, copy_part: _NewPart) -> Any:
     parts = [copy_part(part) for part in tuple.__iter__(value)]
     is_unchanged = all(part is copied for part, copied in zip(tuple.__iter__(value), parts, strict=True))
     return value if is_unchanged else tuple.__new__(type(value), parts)
 
 
-def _copy_slice(value: slice, copy_part: _CopyPart) -> slice:
+def _copy_slice(value: slice, copy_part: _NewPart) -> slice:
     bounds = value.start, value.stop, value.step
     copied = _copy_tuple(bounds, copy_part)
     return value if copied is bounds else slice(*copied)
 
 
-def _copy_partial(value: functools.partial[Any], copy_part: _CopyPart) -> functools.partial[Any]:
+def _copy_partial(value: functools.partial[Any], copy_part: _NewPart) -> functools.partial[Any]:
     func, args = copy_part(value.func), _copy_tuple(value.args, copy_part)
     keywords = {name: copy_part(part) for name, part in value.keywords.items()}
     has_new_keyword = any(part is not keywords[name] for name, part in value.keywords.items())
@@ -1070,52 +1159,52 @@ def _copy_partial(value: functools.partial[Any], copy_part: _CopyPart) -> functo
     return functools.partial(func, *args, **keywords)
 
 
-def _copy_list(value: Any, copy_part: _CopyPart) -> Any:
+def _copy_list(value: Any, copy_part: _NewPart) -> Any:
     clone = list.__new__(type(value))
     list.extend(clone, [copy_part(part) for part in list.__iter__(value)])
     return clone
 
 
-def _copy_dict(value: Any, copy_part: _CopyPart) -> Any:
+def _copy_dict(value: Any, copy_part: _NewPart) -> Any:
     clone = dict.__new__(type(value))
     dict.update(clone, {key: copy_part(part) for key, part in dict.items(value)})
     return clone
 
 
-def _copy_ordered_dict(value: Any, copy_part: _CopyPart) -> Any:
+def _copy_ordered_dict(value: Any, copy_part: _NewPart) -> Any:
     clone = collections.OrderedDict.__new__(type(value))
     for key in collections.OrderedDict.__iter__(value):
         collections.OrderedDict.__setitem__(clone, key, copy_part(dict.__getitem__(value, key)))
     return clone
 
 
-def _copy_default_dict(value: Any, copy_part: _CopyPart) -> Any:
+def _copy_default_dict(value: Any, copy_part: _NewPart) -> Any:
     clone = collections.defaultdict.__new__(type(value))
     collections.defaultdict.__init__(clone, value.default_factory)
     dict.update(clone, {key: copy_part(part) for key, part in dict.items(value)})
     return clone
 
 
-def _copy_set(value: Any, _: _CopyPart) -> Any:
+def _copy_set(value: Any, _: _NewPart) -> Any:
     clone = set.__new__(type(value))
     set.update(clone, set.__iter__(value))
     return clone
 
 
-def _copy_bytearray(value: Any, _: _CopyPart) -> Any:
+def _copy_bytearray(value: Any, _: _NewPart) -> Any:
     clone = bytearray.__new__(type(value))
     bytearray.extend(clone, bytes(value))
     return clone
 
 
-def _copy_deque(value: Any, copy_part: _CopyPart) -> Any:
+def _copy_deque(value: Any, copy_part: _NewPart) -> Any:
     clone = collections.deque.__new__(type(value))
     parts = [copy_part(part) for part in collections.deque.__iter__(value)]
     collections.deque.__init__(clone, parts, value.maxlen)
     return clone
 
 
-def _copy_array(value: Any, copy_part: _CopyPart) -> Any:
+def _copy_array(value: Any, copy_part: _NewPart) -> Any:
     clone = np.ndarray.copy(value)
     if clone.dtype.hasobject:
         elements = clone.view(np.ndarray)
@@ -1124,11 +1213,11 @@ def _copy_array(value: Any, copy_part: _CopyPart) -> Any:
     return clone
 
 
-def _copy_mapping_proxy(value: Any, copy_part: _CopyPart) -> Any:
+def _copy_mapping_proxy(value: Any, copy_part: _NewPart) -> Any:
     return types.MappingProxyType({key: copy_part(part) for key, part in value.items()})
 
 
-def _copy_namespace(value: Any, copy_part: _CopyPart) -> Any:
+def _copy_namespace(value: Any, copy_part: _NewPart) -> Any:
     clone = types.SimpleNamespace.__new__(type(value))
     vars(clone).update({name: copy_part(part) for name, part in vars(value).items()})
     return clone
@@ -1137,10 +1226,10 @@ def _copy_namespace(value: Any, copy_part: _CopyPart) -> Any:
 _CONTAINERS: dict[type, _Container] = {
     tuple: _Container(False, lambda value: list(tuple.__iter__(value)), _copy_tuple),
     # The elements of a set can be hashed, so they are not copied.
-    frozenset: _Container(False, lambda value: list(frozenset.__iter__(value)), _keep, is_ordered=False),
+    frozenset: _Container(False, lambda value: list(frozenset.__iter__(value)), _same_object, is_ordered=False),
     slice: _Container(False, lambda value: (value.start, value.stop, value.step), _copy_slice),
     # By its parts, and not by `==`: `range(0, 3, 2) == range(0, 4, 2)`, but a user can see which of the two it is.
-    range: _Container(False, lambda value: (value.start, value.stop, value.step), _keep),
+    range: _Container(False, lambda value: (value.start, value.stop, value.step), _same_object),
     functools.partial: _Container(
         False, lambda value: [value.func, value.args, *_keys_and_values(value.keywords)], _copy_partial
     ),

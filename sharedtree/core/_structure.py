@@ -140,7 +140,7 @@ class Update(NamedTuple):
         """
         # Only a walk that takes static objects uncopied sets `exact_objects`, so the function got the caller's own.
         is_exact = bool(node.aux.exact_objects)
-        if type(received) is not Node or is_exact or not received.aux.has_objects:
+        if type(received) is not Node or is_exact or not received.aux.has_irreplaceable_objects:
             return cls(number, node)
         return cls(number, node, received.aux)
 

@@ -24,7 +24,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..core._by_identity import IdentitySet
-from ..core._class_attributes import dataclass_entries, is_asked_of_all, loaded
+from ..core._class_attributes import dataclass_entries, is_protocol_name, loaded
 from ..core._errors import FormatError
 from ..core._node_types import (
     NUMPY_NUMBERS,
@@ -367,7 +367,7 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
         keys: Any = aux if type(aux) in (tuple, list) else [aux]
         all_names = [name for key in keys for name in (key if type(key) in (tuple, list) else [key])]
         # Python and NumPy may call the values under these names.
-        names = [name for name in all_names if is_asked_of_all(name)]
+        names = [name for name in all_names if is_protocol_name(name)]
     else:
         return None
     return "a name that Python itself or other programs ask for" if names else None

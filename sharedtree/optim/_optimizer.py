@@ -21,11 +21,11 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import WeakIdentityDict
 from ..core._errors import SharingMismatchError
-from ..core._hidden_arrays import require_all_seen
+from ..core._hidden_arrays import refuse_hidden_arrays
 from ..core._node_types import node_type_of, require_registered
 from ..core._printing import listed, shown
 from ..core._recursion_limit import restores_limit
-from ..core._sharing import distinct
+from ..core._sharing import with_repeats_copied
 from ..core._structure import Path
 from ..libraries._optax import has_labels, with_labels
 from ..ties._list_ties import is_inexact
@@ -151,7 +151,7 @@ def optimizer_with(
     def init(params: Any) -> Any:
         """Makes the state for a model: whole, with the ties of the model."""
         require_registered(params)
-        require_all_seen(pack_alone(params)[1])
+        refuse_hidden_arrays(pack_alone(params)[1])
         models = Models.of(params, selected)
         if not models.hold_parameters:
             # Raises if the filter could have selected a leaf.
@@ -389,7 +389,7 @@ def _without_aliases(state: Any, params: Any) -> Any:
     """
     parameters = jtu.tree_leaves(params)
     leaves, treedef = jtu.tree_flatten(state)
-    return jtu.tree_unflatten(treedef, distinct([*parameters, *leaves])[len(parameters) :])
+    return jtu.tree_unflatten(treedef, with_repeats_copied([*parameters, *leaves])[len(parameters) :])
 
 
 def _translated(value: Any, models: Models, name: str, params: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._hidden_arrays import require_all_seen
+from ..core._hidden_arrays import refuse_hidden_arrays
 from ..core._node_types import carries_identity, require_registered
 from ..core._printing import MOST_PATHS, printable, shown
 from ..core._sharing import Agree, Mismatch, Rooted, SplitRecord, lost_ties
@@ -56,7 +56,7 @@ def read_tree(tree: Any) -> FlatDag:
     """
     require_registered(tree)
     flat = walk_exactly(tree)
-    require_all_seen(flat.structure)
+    refuse_hidden_arrays(flat.structure)
     return flat
 
 

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
-from ..core._comparison import described
+from ..core._comparison import short_text
 from ..core._errors import SharingMismatchError
 from ..core._node_types import carries_identity, is_value_of_variable
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
-from ..core._sharing import Mismatch, another, matching, merged, pairs
-from ..core._static_values import Static, shown_beside
+from ..core._sharing import Mismatch, copy_of_leaf, merge_records, pairs, pairs_of_one_shape
+from ..core._static_values import Static, distinguishing_text
 from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, canonical, edges
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
@@ -272,7 +272,7 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
             if op is LEAF:
                 leaf = flat.leaves[originals[number]]
                 if key != key_that_keeps[originals[number]] and carries_identity(leaf):
-                    leaf = another(leaf)
+                    leaf = copy_of_leaf(leaf)
                 object_of[key] = leaf
             elif type(op) is Node:
                 object_of[key] = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
@@ -369,18 +369,18 @@ def retie(tree: T, like: Any) -> T:
     # For each record of the model, the records of the tree at its paths. These become one. `prefix_of` lets a leaf of
     # the model match any subtree.
     groups: dict[int, list[int]] = {}
-    for pair in matching(flat, model, prefix_of(model), compares_keys=True):
+    for pair in pairs_of_one_shape(flat, model, prefix_of(model), compares_keys=True):
         groups.setdefault(pair.right, []).append(pair.left)
     for group in groups.values():
         for number in group[1:]:
             # Raises if the two nodes differ in class, static data, shape or dtype.
             require_interchangeable(flat, group[0], number)
     # The new records, and old number → new number for the records that remain.
-    records, new_numbers = merged(flat, groups.values())
+    records, new_numbers = merge_records(flat, groups.values())
     retied = _with_leaves(records, new_numbers, flat)
 
-    # `merged` keeps the lowest record of each group. In a tree with views, that record may stand below a view. The
-    # array to keep is the one at the first path, and paths through views come last.
+    # `merge_records` keeps the lowest record of each group. In a tree with views, that record may stand below a view.
+    # The array to keep is the one at the first path, and paths through views come last.
     position_of = {number: position for position, number in enumerate(flat.first_paths)}
     for group in groups.values():
         if flat.records[group[0]][0] is LEAF:
@@ -428,8 +428,8 @@ def copy(tree: T) -> T:
     Limitations: objects that hold arrays and are no nodes, such as closures, are static and are not copied.
     """
     flat = read_tree(tree)
-    # `another` copies an array.
-    leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in flat.leaves.values()]
+    # `copy_of_leaf` copies an array.
+    leaves = [copy_of_leaf(leaf) if carries_identity(leaf) else leaf for leaf in flat.leaves.values()]
     # What is noted of a leaf, such as that its tie was undone on purpose, is noted of its copy.
     hand_on(list(flat.leaves.values()), leaves)
     return _built_with_new_statics(flat, leaves)
@@ -442,10 +442,10 @@ def _built_with_new_statics(flat: FlatDag, leaves: Sequence[Any]) -> Any:
         if op is LEAF:
             table.append(next(remaining_leaves))
         elif type(op) is Node:
-            table.append(op.type.put_together(op.aux.copied(copies), [table[child] for child in children]))
+            table.append(op.type.put_together(op.aux.copied_value(copies), [table[child] for child in children]))
         else:
             assert type(op) is Static
-            table.append(op.copied(copies))
+            table.append(op.copied_value(copies))
     return table[flat.root]
 
 
@@ -572,7 +572,7 @@ def _described(tree: FlatDag, number: int, counterpart: int) -> str:
     """
     op, counterpart_op = tree.records[number][0], tree.records[counterpart][0]
     if op is LEAF:
-        return described(tree.leaves[number])
+        return short_text(tree.leaves[number])
     if type(op) is Node:
         data = ""
         if type(counterpart_op) is Node and op.type.cls is counterpart_op.type.cls:
@@ -594,9 +594,9 @@ def _static_data(node: Node, counterpart: Node) -> str:
         differing = [name for name in common_names if Static(values[name]) != Static(counterpart_values[name])]
         if differing:
             del differing[_MAX_FIELDS:]
-            texts = [f"{name}={shown_beside(values[name], counterpart_values[name])}" for name in differing]
+            texts = [f"{name}={distinguishing_text(values[name], counterpart_values[name])}" for name in differing]
             return ", ".join(texts)
-    return f"the static data {shown_beside(data, counterpart_data)}"
+    return f"the static data {distinguishing_text(data, counterpart_data)}"
 
 
 def _interchangeable_parts(tree: FlatDag, left: int, right: int) -> list[tuple[int, int]]:

@@ -27,8 +27,8 @@ from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._jax_internals import (
     Frame,
     InnerProgram,
-    frames_in,
     frames_of,
+    frames_of_traceback,
     operands_of,
     operation_of,
     output_number,
@@ -244,7 +244,11 @@ def _culprit_without_operation(
         return culprit
     tracebacks = [operation.source_info.traceback for operation in operations]
     is_one_line = tracebacks[0] is not None and tracebacks[0] == tracebacks[1]
-    return culprit if is_one_line and _is_below_function_of_trees(frames_in(tracebacks[0]), call.caller) else None
+    return (
+        culprit
+        if is_one_line and _is_below_function_of_trees(frames_of_traceback(tracebacks[0]), call.caller)
+        else None
+    )
 
 
 def _made_alike(
@@ -448,7 +452,7 @@ def _computes_alike(analysis: _Analysis, output1: int, output2: int) -> Sequence
     tracebacks = [getattr(getattr(equation, "source_info", None), "traceback", None) for equation in equations]
     if tracebacks[0] is None or tracebacks[0] != tracebacks[1] or first.aval != second.aval:
         return None
-    inside = frames_in(tracebacks[0])
+    inside = frames_of_traceback(tracebacks[0])
     if is_same_value:
         return inside
     # One line made both, from different inputs. Look for a tied array that was passed as an input of each.

@@ -32,7 +32,7 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
-from ..core._comparison import described
+from ..core._comparison import short_text
 from ..core._errors import SharingMismatchError, ViewError
 from ..core._node_types import (
     LIBRARIES,
@@ -604,7 +604,7 @@ def _require_shape(flat: FlatDag, sources: Sequence[int], target: int, through: 
         return
     *source_paths, target_path = paths = [flat.text(number) for number in (*sources, target)]
     sources_text = ", ".join([f"`{path}`" for path in source_paths])
-    result_text = described(result) if is_array else shown(result)
+    result_text = short_text(result) if is_array else shown(result)
     if is_array and result.shape == target_array.shape:
         fix = (
             "Cast in a function of your own:\n"
@@ -618,7 +618,7 @@ def _require_shape(flat: FlatDag, sources: Sequence[int], target: int, through: 
         )
     raise SharingMismatchError(
         f"`{target_path}` cannot be a view of {sources_text} through `{text_of_function(through)}`: that returns "
-        f"{result_text}, and `{target_path}` is {described(target_array)}.\n"
+        f"{result_text}, and `{target_path}` is {short_text(target_array)}.\n"
         f"A view must have the shape and dtype that the layer expects. {fix}",
         paths,
     )

@@ -62,7 +62,7 @@ if _typing.TYPE_CHECKING:
     from ._function_side import FunctionTrace as FunctionTrace
     from .checks._explain import Explanation as Explanation, LeafReport as LeafReport, explain as explain
 else:
-    from ..core._lazy_names import later_in as _later_in
+    from ..core._lazy_names import lazy_getattr_for as _lazy_getattr_for
 
     # Imported on first use, since they import the adapters, as the first wrapped transform does.
     _LATER = {
@@ -71,7 +71,7 @@ else:
         "CallWithOperands": "_calls_with_operands",
         "FunctionTrace": "_function_side",
     }
-    __getattr__ = _later_in(__name__, _LATER)
+    __getattr__ = _lazy_getattr_for(__name__, _LATER)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_LATER})

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..core._call_arguments import Arguments
-from ..core._jax_internals import current_trace, with_enclosing
+from ..core._jax_internals import current_trace, with_enclosing_traces
 from ..core._pack_and_unpack import Rules, Tags, build, pack
-from ..core._sharing import distinct
+from ..core._sharing import with_repeats_copied
 from ..core._structure import FlatDag, Structure
 from ..ties._leaf_notes import note, note_tied_values
 from ._grouping_leaves import Cut, LabelledTree, label_arguments
@@ -169,7 +169,7 @@ class Call:
     @property
     def outer(self) -> Sequence[Any]:
         """The traces that were active when the call began, innermost first."""
-        return with_enclosing(self.trace)
+        return with_enclosing_traces(self.trace)
 
     def end(self) -> None:
         """Drops the first group's reference to the call. JAX may keep the aux data of a group, but no arguments."""
@@ -315,7 +315,7 @@ def leave(
             none.
     """
     # JAX may return one array for two leaves. That is no tie, so it is copied.
-    structure, leaves = groups[0].selection.structure, distinct(gather_leaves(groups))
+    structure, leaves = groups[0].selection.structure, with_repeats_copied(gather_leaves(groups))
     table: list[Any] = []
     build(structure, leaves, table, callers_object, update)
     # What the trace noted of the leaves is noted again, since JAX may have run the program without a trace.

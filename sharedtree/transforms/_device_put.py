@@ -18,7 +18,7 @@ from ..core._call_arguments import Arguments
 from ..core._jax_internals import api_boundary
 from ..core._pack_and_unpack import unpack
 from ..core._prefix_trees import Branch
-from ..core._sharing import distinct
+from ..core._sharing import with_repeats_copied
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import read_tree
 from ..ties._policy_and_context import Context
@@ -128,8 +128,9 @@ def _place_leaves(tree: T, prefix: Any, put: Callable[[Any, Any], Any], *, optio
     # them mean one place by now, so the label of any will do.
     leaf_visits = [visit for visit in outcomes.visits() if visit.record in dag.leaves]
     place_of = {visit.record: outcomes.group_label(visit) for visit in leaf_visits}
-    # `put` may return one array for two leaves that are not tied. `distinct` copies it, so that they stay two objects.
-    leaves = distinct([put(leaf, place_of[record]) for record, leaf in dag.leaves.items()])
+    # `put` may return one array for two leaves that are not tied. `with_repeats_copied` copies it, so that they stay
+    # two objects.
+    leaves = with_repeats_copied([put(leaf, place_of[record]) for record, leaf in dag.leaves.items()])
     # What is known of the old leaves, such as that their tie was undone on purpose, holds for the new ones.
     hand_on(list(dag.leaves.values()), leaves)
     return unpack(dag.structure, leaves).args[0]

@@ -21,7 +21,7 @@ from ..core._by_identity import IdentitySet
 from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._jax_internals import current_traces
 from ..core._prefix_trees import Branch
-from ..core._sharing import another
+from ..core._sharing import copy_of_leaf
 from ..core._structure import FlatDag, Record, edges
 from ..nn._stateful_layers import makes_state
 from ._caller_side import Call
@@ -120,8 +120,8 @@ def _copy_repeated_leaves(call: Call, donated_groups: Sequence[LeafGroup]) -> No
         leaves = list(group.leaves)
         for i, (leaf, position) in enumerate(zip(group.leaves, positions, strict=True)):
             if leaf in taken and _has_buffer(leaf) and position not in positions_outside:
-                # `another` makes a copy with the same data.
-                leaves[i] = another(leaf)
+                # `copy_of_leaf` makes a copy with the same data.
+                leaves[i] = copy_of_leaf(leaf)
             taken.add(leaf)
         group.leaves = leaves
 

@@ -36,7 +36,7 @@ from ..core._jax_internals import ConcreteArray
 from ..core._node_types import is_module, is_traced
 from ..core._prefix_trees import Branch
 from ..core._printing import listed, shown
-from ..core._sharing import matching
+from ..core._sharing import pairs_of_one_shape
 from ..core._structure import FlatDag, Node
 from ..optim._wrt import OF_GRAD, require_no_prefix_filter, require_nothing_left, select_everywhere
 from ..ties._list_ties import is_inexact
@@ -542,8 +542,9 @@ def _records_at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
         left: record of the first module.
         right: record of the second module.
     """
-    # `matching` yields pairs of records at one path, and calls `stop` where it cannot go deeper: the classes differ, or
-    # both are leaves. If `stop` returns True, the pair is accepted, and `matching` goes on with the next pair.
+    # `pairs_of_one_shape` yields pairs of records at one path, and calls `stop` where it cannot go deeper: the classes
+    # differ, or both are leaves. If `stop` returns True, the pair is accepted, and `pairs_of_one_shape` goes on with
+    # the next pair.
     ends: set[tuple[int, int]] = set()
 
     def stop(i: int, j: int) -> bool:
@@ -551,7 +552,7 @@ def _records_at_other_paths(tree: FlatDag, left: int, right: int) -> set[int]:
         return True
 
     differing: set[int] = set()
-    for pair in matching(tree.below(left), tree.below(right), stop):
+    for pair in pairs_of_one_shape(tree.below(left), tree.below(right), stop):
         if pair.left == pair.right:
             continue
         differing.update((pair.left, pair.right))

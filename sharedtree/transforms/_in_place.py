@@ -27,7 +27,7 @@ from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
 from ..core._node_types import Inherited, is_traced, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
-from ..core._static_values import Incomparable, Static, key_of, objects_with_identity, with_new_parts
+from ..core._static_values import Incomparable, Static, irreplaceable_objects, key_of, with_new_parts
 from ..core._structure import FlatDag, Node
 from ._caller_side import Call, leave
 from ._leaf_groups import LeafGroup
@@ -287,13 +287,13 @@ class CallersStatics:
         if self._tree.structure.objects:
             return
         # Most classes have only static values without identity, such as strings and numbers. Nothing to replace then.
-        # `objects_with_identity` lists the objects in a value for which an equal object is no substitute, such as lists
+        # `irreplaceable_objects` lists the objects in a value for which an equal object is no substitute, such as lists
         # and configs.
         node_type = node_type_of(content)
         assert node_type is not None
         children, aux = node_type.take_apart(content)
         static_leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
-        if not any(objects_with_identity(value) for value in (aux, *static_leaves)):
+        if not any(irreplaceable_objects(value) for value in (aux, *static_leaves)):
             return
         # An attribute of the content is static if it occurs in the auxiliary data, or is a leaf that is not traced.
         statics = IdentitySet([*_with_parts(aux), *static_leaves])
@@ -302,7 +302,7 @@ class CallersStatics:
         places: Iterable[Any] = range(len(new)) if isinstance(new, list) else new.keys()
         for place in places:
             value = new[place]
-            if value not in statics or not objects_with_identity(value):
+            if value not in statics or not irreplaceable_objects(value):
                 continue
             # Prefer the caller's value at the same place, and then any equal object in the caller's arguments.
             is_in_old = place < len(old) if isinstance(old, list) else place in old
@@ -329,7 +329,7 @@ class CallersStatics:
         if value not in memo:
             # If a cycle leads back to this part, the part itself is taken.
             memo[value] = value
-            has_identity = any(obj is value for obj in objects_with_identity(value))
+            has_identity = any(obj is value for obj in irreplaceable_objects(value))
             callers_object = self._find_equal_object(value) if has_identity else None
             # The caller has no equal object, but may have one for a part of the value.
             if callers_object is None:
@@ -352,14 +352,14 @@ class CallersStatics:
         return self._object_of_content.get(key)
 
     def _objects(self) -> Iterable[Any]:
-        """Iterates over the static objects with identity in the arguments (`objects_with_identity`)."""
+        """Iterates over the static objects with identity in the arguments (`irreplaceable_objects`)."""
         for record, (op, _) in enumerate(self._tree.records):
             # A static leaf, or a node whose auxiliary data has such objects.
-            if type(op) is Static and op.has_objects:
-                yield from objects_with_identity(self._tree.objects[record])
-            elif type(op) is Node and op.aux.has_objects:
+            if type(op) is Static and op.has_irreplaceable_objects:
+                yield from irreplaceable_objects(self._tree.objects[record])
+            elif type(op) is Node and op.aux.has_irreplaceable_objects:
                 _, aux = op.type.take_apart(self._tree.objects[record])
-                yield from objects_with_identity(aux)
+                yield from irreplaceable_objects(aux)
 
 
 def _with_parts(value: Any) -> Iterable[Any]:

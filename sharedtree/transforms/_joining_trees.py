@@ -27,8 +27,8 @@ from jax import tree_util as jtu
 from ..core._call_arguments import ArgumentNames, Arguments
 from ..core._errors import SharingMismatchError
 from ..core._node_types import PYTHON_NUMBERS
-from ..core._sharing import Mismatch, name_of, pairs
-from ..core._static_values import Static, shown_beside
+from ..core._sharing import Mismatch, op_text, pairs
+from ..core._static_values import Static, distinguishing_text
 from ..core._structure import LEAF, FlatDag, Node, Op, Path, Structure, canonical, intern
 
 
@@ -381,10 +381,10 @@ def describe_beside(op: Op, partner: Op) -> str:
             they differ is printed.
     """
     if type(op) is not Node:
-        return name_of(op)
+        return op_text(op)
     word = "keys" if issubclass(op.type.cls, dict) else "static data"
     data_of_partner = partner.aux.peek() if type(partner) is Node and op.type.cls is partner.type.cls else None
-    return f"a `{op.type.cls.__name__}` with the {word} {shown_beside(op.aux.peek(), data_of_partner)}"
+    return f"a `{op.type.cls.__name__}` with the {word} {distinguishing_text(op.aux.peek(), data_of_partner)}"
 
 
 _FIX = (

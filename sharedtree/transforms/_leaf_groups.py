@@ -26,7 +26,7 @@ from jax import tree_util as jtu
 from ..core._call_arguments import Arguments, LeafPath
 from ..core._jax_internals import TRACE, ConcreteArray
 from ..core._pack_and_unpack import build, native, unpack
-from ..core._sharing import distinct, with_identity
+from ..core._sharing import with_repeats_copied, with_tied_numbers_as_arrays
 from ..core._static_values import Static
 from ..core._structure import FlatDag, Given, Record, Structure, Update, leaf_paths, with_paths
 from ..ties._leaf_notes import hand_on, note_gradient, note_tied
@@ -268,12 +268,12 @@ def tree_like_arguments(
     structure = groups[0].selection.structure
     records = without_statics(structure.records)
     # Under `jax.jit` JAX returns one tracer for all cotangents that are equal. Such leaves are not tied in the
-    # arguments, so `distinct` copies all but the first one.
-    new_leaves = iter(distinct([nested(leaf) for group in groups for leaf in group.leaves]))
+    # arguments, so `with_repeats_copied` copies all but the first one.
+    new_leaves = iter(with_repeats_copied([nested(leaf) for group in groups for leaf in group.leaves]))
     groups = [LeafGroup([next(new_leaves) for _ in group.leaves], group.selection) for group in groups]
     tree = FlatDag(records, structure.root)
-    # A tied leaf must carry identity. `with_identity` makes an array of a NumPy number at such a place.
-    leaves = with_identity(gather_leaves(groups), tree)
+    # A tied leaf must carry identity. `with_tied_numbers_as_arrays` makes an array of a NumPy number at such a place.
+    leaves = with_tied_numbers_as_arrays(gather_leaves(groups), tree)
     if originals:
         hand_on(originals, leaves)
     if is_gradient:

@@ -29,7 +29,7 @@ from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
 from ..core._prefix_trees import is_number
 from ..core._printing import listed
-from ..core._sharing import Mismatch, RecordPair, name_of, pairs
+from ..core._sharing import Mismatch, RecordPair, op_text, pairs
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, at_several_paths, canonical, edges
 from ..ties._list_ties import is_inexact
@@ -228,7 +228,7 @@ def _fault(record: Record, value_record: Record, value: Any, leaf: Any, fit: Fit
 def _in_words(op: Op, other_op: Op, num_children: int) -> str:
     """Describes a record for errors. If the other record has the same class, with the static data that differ."""
     is_same_class = type(op) is Node and type(other_op) is Node and op.type.cls is other_op.type.cls
-    return describe_beside(op, other_op) if is_same_class and op != other_op else name_of(op, num_children)
+    return describe_beside(op, other_op) if is_same_class and op != other_op else op_text(op, num_children)
 
 
 def _combine(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit, is_outside: bool) -> Any:
@@ -320,7 +320,7 @@ def _refuse_doubtful_objects(
         if len(paths) > 1 and leaf in {number for number, _ in edges(pair_records, [((), i)])}
     )
     op, children = pair_records[shared]
-    kind = "an array" if shared == leaf else name_of(op, len(children))
+    kind = "an array" if shared == leaf else op_text(op, len(children))
     raise SharingMismatchError(
         f"`{fit.title}` differentiates one leaf at several paths, and a rule returned one object, {kind}, at "
         f"{listed(paths_of[shared])}. Whether that is each path's share or already their sum cannot be known.\n"

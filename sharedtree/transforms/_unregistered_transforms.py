@@ -28,7 +28,7 @@ from ..core._errors import SharingMismatchError
 from ..core._node_types import Inherited, is_module, node_type_of
 from ..core._pack_and_unpack import unpack, walked
 from ..core._prefix_trees import Branch
-from ..core._sharing import distinct
+from ..core._sharing import with_repeats_copied
 from ..core._static_values import Static
 from ..core._structure import FlatDag, Given, Node, Structure, Update, intern, leaf_paths, with_paths
 from ..ties._leaf_notes import are_tied_values_known, hand_on
@@ -734,7 +734,7 @@ def _root_of_run(run: _Run, call: Call, changes: Changes | None) -> Any:
     ]
     if structure is call.tree.structure:
         # A tree in the shape of the arguments, such as a gradient. The notes on their leaves hold for its leaves, too.
-        leaves = distinct(leaves)
+        leaves = with_repeats_copied(leaves)
         originals = list(call.tree.leaves.values())
         hand_on([originals[place] for place in run.places], leaves)
     graph = whole(leaves, run.structure)

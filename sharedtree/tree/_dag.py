@@ -6,11 +6,11 @@ from typing import Any, Generic, TypeVar
 
 from jax import tree_util as jtu
 
-from ..core._hidden_arrays import require_all_seen
+from ..core._hidden_arrays import refuse_hidden_arrays
 from ..core._locks import Lock
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import unpack
-from ..core._sharing import distinct
+from ..core._sharing import with_repeats_copied
 from ..core._structure import Structure, leaf_paths, with_paths
 from ..ties._leaf_notes import recall, remember
 from ..ties._policy_and_context import pack_alone
@@ -93,7 +93,7 @@ class Dag(Generic[T]):
     def __init__(self, tree: T) -> None:
         require_registered(tree)
         self._structure, self._tree = None, tree
-        require_all_seen(self._flatten()[1])
+        refuse_hidden_arrays(self._flatten()[1])
 
     @classmethod
     def _of_file(cls, tree: Any) -> "Dag[Any]":
@@ -115,7 +115,7 @@ class Dag(Generic[T]):
         """The model: see the docstring of the class."""
         if self._tree is _UNBUILT:
             # JAX may have put one array in the places of two leaves. In the model they are two, so one is copied.
-            leaves = distinct(self._leaves)
+            leaves = with_repeats_copied(self._leaves)
             tree = unpack(self.structure, leaves)
             # Of two threads that built a model, the first to get here sets it, and both return that one.
             with _building:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
-from ..core._comparison import described
+from ..core._comparison import short_text
 from ..core._node_types import carries_identity
 from ..core._printing import printable, shown
 from ..core._static_values import Static
@@ -191,5 +191,5 @@ class _Text:
 
 def _leaf_text(leaf: Any) -> str:
     """Prints dtype and shape of an array, or the value of another leaf."""
-    text = described(leaf)
+    text = short_text(leaf)
     return printable(text.replace(", ", ",") if carries_identity(leaf) else text)

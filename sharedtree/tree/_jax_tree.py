@@ -13,11 +13,11 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._hidden_arrays import require_all_seen
+from ..core._hidden_arrays import refuse_hidden_arrays
 from ..core._node_types import PYTHON_NUMBERS, carries_identity, require_registered
 from ..core._pack_and_unpack import unpack
 from ..core._printing import shown
-from ..core._sharing import Mismatch, RecordPair, pairs, with_identity
+from ..core._sharing import Mismatch, RecordPair, pairs, with_tied_numbers_as_arrays
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Path, Structure
 from ..ties._leaf_notes import hand_on, is_noted, recall, remember
@@ -75,7 +75,7 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
     require_registered(tree)
     leaves, structure = pack_here(tree, is_leaf)
     # Raises if an object that cannot be taken apart holds arrays.
-    require_all_seen(structure)
+    refuse_hidden_arrays(structure)
     # Stores with the structure which leaves `tie` made one outside modules, so that `unflatten` notes the new leaves.
     remember(structure, leaves)
     return leaves, structure
@@ -121,7 +121,7 @@ def structure(tree: Any, is_leaf: IsLeaf = None) -> Structure:
     """
     require_registered(tree)
     leaves, structure = pack_alone(tree, is_leaf)
-    require_all_seen(structure)
+    refuse_hidden_arrays(structure)
     remember(structure, leaves)
     return structure
 
@@ -137,7 +137,7 @@ def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
     """
     require_registered(tree)
     leaves, structure = pack_alone(tree, is_leaf)
-    require_all_seen(structure)
+    refuse_hidden_arrays(structure)
     return leaves
 
 
@@ -157,7 +157,7 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool
     """
     require_registered(tree)
     walked = walk_exactly(tree, is_leaf, takes_path=is_leaf_takes_path)
-    require_all_seen(walked.structure)
+    refuse_hidden_arrays(walked.structure)
     return builtins.list(zip(_leaf_paths(walked), walked.leaves.values(), strict=True))
 
 
@@ -251,7 +251,7 @@ def _mapped(
         # Packing is enough, since no paths are needed.
         leaves, structure = pack_exactly(tree, is_leaf, takes_path=takes_path)
         path_columns = []
-    require_all_seen(structure)
+    refuse_hidden_arrays(structure)
     columns: list[list[Any]] = []
     for i, further_tree in enumerate(rest):
         columns.append(_aligned(structure, further_tree, _NamesOfTrees(f"rest[{i}]", "tree", "the tree", how_to_tie)))
@@ -277,7 +277,7 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
     require_registered(model)
     # Packed exactly: the result has the model's very static values, not equal ones.
     leaves, structure = pack_exactly(model)
-    require_all_seen(structure)
+    refuse_hidden_arrays(structure)
     names = _NamesOfTrees("updates", "model", "the model", how_to_tie)
     column = _aligned(structure, updates, names, refuses=_refuse_static)
     return _put_together(structure, leaves, [f(leaf, update) for leaf, update in zip(leaves, column, strict=True)])
@@ -317,7 +317,7 @@ def map_pairs(f: Callable[[Path, Any, Any], Any], new: T, old: Any, how_to_tie: 
     """
     require_registered(new)
     walked = walk_exactly(new)
-    require_all_seen(walked.structure)
+    refuse_hidden_arrays(walked.structure)
     names = _NamesOfTrees("old", "new", "`new`", how_to_tie)
     # For each leaf of `new`, the number of its record in `old`.
     old_tree, records = _aligned_records(walked.structure, old, names, may_lack=True)
@@ -386,7 +386,7 @@ def _refuse_static(static: Static, update: Any, path: Path) -> None:
 def _put_together(structure: Structure, old_leaves: list[Any], new_leaves: list[Any]) -> Any:
     """Builds a tree from new leaves. What is noted of an old leaf (see `_leaf_notes`) is noted of the new one."""
     # A tied leaf must stay tied, so a number of NumPy, which has no identity, becomes an array there.
-    leaves = with_identity(new_leaves, structure)
+    leaves = with_tied_numbers_as_arrays(new_leaves, structure)
     hand_on(old_leaves, leaves)
     return unpack(structure, leaves)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from jax import tree_util as jtu
 
 from ..core._errors import InconsistentSharingError, SharingMismatchError
-from ..core._hidden_arrays import require_all_seen_in
+from ..core._hidden_arrays import refuse_hidden_arrays_in_records
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
@@ -105,7 +105,7 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     require_registered(tree)
     walked = walk_exactly(tree, is_leaf)
     # Raises if an object that cannot be taken apart holds arrays.
-    require_all_seen_in(walked.records, walked.root)
+    refuse_hidden_arrays_in_records(walked.records, walked.root)
     spec = filter_or_prefix(filter_spec, OF_TREE)
     # Number of a leaf → the answers at its paths.
     answers_of_leaves = ask(walked, spec, asks_static=True, words=IN_TREE).of_leaves

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..core._errors import InconsistentSharingError, SharingMismatchError, definition_of_caller, report_untied
-from ..core._hidden_arrays import require_all_seen_in
+from ..core._hidden_arrays import refuse_hidden_arrays_in_records
 from ..core._node_types import carries_identity, node_type_of, require_registered
 from ..core._pack_and_unpack import Tags, walk
 from ..core._printing import listed
@@ -90,7 +90,7 @@ def at(
     # Walk the tree, and find the targets. The tags number the objects; later walks of replacements go on counting.
     tags = Tags()
     _, records, root = walk(tree, tags, exact_rules_here(is_leaf))
-    require_all_seen_in(records, root)
+    refuse_hidden_arrays_in_records(records, root)
     walked = FlatDag(records, root, tags.objects)
     targets, is_single = WhereTree(walked).named_by(where, none_fix=_fix_for_none)
 

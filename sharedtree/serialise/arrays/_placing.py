@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 from ...core._comparison import array_text
 from ...core._errors import FormatError, StructureMismatchError
-from ...core._jax_internals import ConcreteArray, weakly_typed
+from ...core._jax_internals import ConcreteArray, as_weakly_typed
 from ...core._node_types import RefusalError
 from ...core._printing import printable
 from ..container._byte_sources import ProgressOption, showing
@@ -149,7 +149,7 @@ def finish(entry: ArrayEntry, array: Any) -> Any:
     if is_struct:
         return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=True)
     try:
-        return weakly_typed(array)
+        return as_weakly_typed(array)
     except Exception as error:
         raise FormatError(f"`{printable(entry.tensor)}` of dtype {entry.dtype} cannot be of a weak type.") from error
 

@@ -24,6 +24,7 @@ from ...core._class_attributes import (
     CHILD as CHILD,
     MAIN as MAIN,
     best_name,
+    candidate_namespaces,
     find as find,
     home_of as home_of,
     is_inside as is_inside,
@@ -32,7 +33,6 @@ from ...core._class_attributes import (
     namespace,
     namespaces as namespaces,
     root_of as root_of,
-    spaces_of,
     verified_name_of as verified_name_of,
 )
 from ...core._locks import Lock
@@ -66,7 +66,7 @@ def name_of(obj: Any) -> str:
     # First the name that the object itself says, then any under which a module holds it.
     name = verified_name_of(obj)
     if name is None:
-        spaces = spaces_of(obj).items()
+        spaces = candidate_namespaces(obj).items()
         names: list[str] = []
         for module, space in spaces:
             # Another thread may import something meanwhile, hence the copy.

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...core._class_attributes import ABSENT, dict_descriptor, inherited, is_asked_of_all
+from ...core._class_attributes import ABSENT, dict_descriptor, inherited, is_protocol_name
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
 from ...core._node_types import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
 from ...core._printing import printable
@@ -123,7 +123,7 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
     # modules of treex, of NNX and of this package declare none of their attributes.
     if layout.kind == "module" and name in WRITTEN_ATTRIBUTES:
         return None
-    if is_asked_of_all(name) and name not in layout.rules.own_entries:
+    if is_protocol_name(name) and name not in layout.rules.own_entries:
         return ", which other programs would ask for and call. No save would write that."
     class_attribute = inherited(cls, name)
     if layout.kind != "attributes" and class_attribute is ABSENT and name not in listed_attributes(cls):
@@ -245,7 +245,7 @@ class Instances:
 
 def _how_to_declare(cls: type, name: Any) -> str:
     """Returns the advice in an error about an attribute that a class does not declare."""
-    if type(name) is not str or is_asked_of_all(name):
+    if type(name) is not str or is_protocol_name(name):
         return "Delete it."
     is_free = name.isidentifier() and inherited(cls, name) is ABSENT and kind_of(cls) != "attributes"
     if not is_free or cls.__module__.partition(".")[0] in PACKAGES:

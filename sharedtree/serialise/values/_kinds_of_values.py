@@ -34,7 +34,7 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from ...core._class_attributes import is_asked_of_all
+from ...core._class_attributes import is_protocol_name
 from ...core._comparison import array_text
 from ...core._errors import FormatError, StructureMismatchError
 from ...core._jax_internals import rebuild_registered, registered_counts
@@ -244,7 +244,7 @@ def _is_partial_attribute(name: Any) -> bool:
 
     It may not have a name by which other code gets something to call, such as `__get__`.
     """
-    return name in _UPDATED or (type(name) is str and not name.startswith("__") and not is_asked_of_all(name))
+    return name in _UPDATED or (type(name) is str and not name.startswith("__") and not is_protocol_name(name))
 
 
 def _take_partial(obj: Any) -> Decomposition:

@@ -30,15 +30,15 @@ from ...core._comparison import (
     array_text,
     class_text,
     differences_from,
-    is_alone,
-    lines_of,
-    matched,
+    indented_lines,
+    is_one_missing,
+    paired_children,
 )
 from ...core._errors import StructureMismatchError
 from ...core._node_types import carries_identity, is_namedtuple, require_registered
 from ...core._pack_and_unpack import Tags, pack
 from ...core._printing import printable, public_name
-from ...core._sharing import name_of
+from ...core._sharing import op_text
 from ...core._static_values import Static, copy_of
 from ...core._structure import LEAF, FlatDag, Node, Op
 from ...libraries._sharedtree_module_kinds import PARAMETER, STATE, STATIC, SUBTREE, kinds_in
@@ -197,7 +197,7 @@ class _Side:
 
     def text(self, number: int) -> str:
         """Describes a record in a few words."""
-        return name_of(self.tree.records[number][0])
+        return op_text(self.tree.records[number][0])
 
 
 class _Comparer:
@@ -240,7 +240,7 @@ class _Comparer:
         is_comparable = file_id is not None and template_id is not None and (file_id < 0) == (template_id < 0)
         if not is_tie_reported and is_comparable:
             # Returns the tie of only one side that these two objects show, or None.
-            split = self._ties.apart(file_id, template_id, path)
+            split = self._ties.add_pair(file_id, template_id, path)
             if split is not None:
                 # Everything below a module that is tied on one side only is tied on that side only, too. It need not be
                 # listed.
@@ -269,15 +269,15 @@ class _Comparer:
         num_in_template = len(template_parts) + len(self.template.statics(right))
         # The larger node may have been compared before, with another node of the other side. Then its children are not
         # gone through again: only those of the smaller node are compared, and the rest is one difference.
-        is_short = self._matching[in_module].is_short(left, right, num_in_file, num_in_template)
-        if is_short:
+        common_only = self._matching[in_module].record_comparison(left, right, num_in_file, num_in_template)
+        if common_only:
             file_text = f"{self.file.text(left)} with {num_in_file} parts"
             template_text = f"{self.template.text(right)} with {num_in_template} parts"
             yield self._difference(path, file_text, template_text)
         if not file_op.type.is_plain:
-            yield from self._compare_statics(pair, file_op, template_op, is_short=is_short)
+            yield from self._compare_statics(pair, file_op, template_op, common_only=common_only)
         inherited = in_module, is_tie_reported
-        for step, file_child, template_child in matched(file_parts, template_parts, is_short=is_short):
+        for step, file_child, template_child in paired_children(file_parts, template_parts, common_only=common_only):
             child_path = self._paths.below(path, step)
             if file_child is not MISSING and template_child is not MISSING:
                 yield Pair(file_child, template_child, child_path, inherited)
@@ -325,7 +325,9 @@ class _Comparer:
             else:
                 self.values.append(difference)
 
-    def _compare_statics(self, pair: Pair, file_op: Node, template_op: Node, *, is_short: bool) -> Iterator[Difference]:
+    def _compare_statics(
+        self, pair: Pair, file_op: Node, template_op: Node, *, common_only: bool
+    ) -> Iterator[Difference]:
         """Yields the differences in the static fields of two modules of one class.
 
         For classes without fields, compares the auxiliary data.
@@ -334,7 +336,7 @@ class _Comparer:
             pair: the records of the two.
             file_op: the file's node.
             template_op: the template's node.
-            is_short: True to compare only the fields that both have.
+            common_only: True to compare only the fields that both have.
         """
         file_aux, template_aux = file_op.aux.peek(), template_op.aux.peek()
         if file_op.type.cls is Dag and file_op.aux != template_op.aux:
@@ -357,8 +359,8 @@ class _Comparer:
                 if texts[0] != texts[1] and all(texts):
                     yield self._difference(self._paths.below(pair.at, f".{name}"), *texts)
         file_statics, template_statics = self.file.statics(pair.left), self.template.statics(pair.right)
-        for name, *values in matched(file_statics, template_statics, is_short=is_short):
-            if is_alone(*values):
+        for name, *values in paired_children(file_statics, template_statics, common_only=common_only):
+            if is_one_missing(*values):
                 texts = [NOTHING if value is MISSING else _static_text(value) for value in values]
             elif self._are_plain(*values) and self.file.plain(values[0]) != self.template.plain(values[1]):
                 texts = _distinct_texts(*values)
@@ -467,7 +469,7 @@ def require_no_differences(differences: Sequence[Difference], label: str, fix: C
     """
     if not differences:
         return
-    lines = lines_of(differences[:MOST_LISTED], len(differences))
+    lines = indented_lines(differences[:MOST_LISTED], len(differences))
     raise StructureMismatchError(
         "\n".join([f"`{label}` does not hold what the template asks for:", *lines, *fix()]),
         [difference.path for difference in differences],

@@ -16,9 +16,9 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ...core._comparison import described
+from ...core._comparison import short_text
 from ...core._sharing import Mismatch, lost_ties, pairs
-from ...core._static_values import Static, shown_beside
+from ...core._static_values import Static, distinguishing_text
 from ...core._structure import LEAF, FlatDag, Node
 from ...ties._list_ties import can_be_tied, text_of_view
 from ...ties._policy_and_context import current_policy
@@ -150,7 +150,7 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         tied_to = first_text if first_text != text else ""
         if node is None:
             kind = "traced" if tree.records[record][0] is LEAF else "static"
-            rows.append(LeafReport(text, kind, described(obj), tied_to, treatments.get(record, "")))
+            rows.append(LeafReport(text, kind, short_text(obj), tied_to, treatments.get(record, "")))
         elif tied_to and can_be_tied(node):
             kind = "container" if node.type.is_plain else "module"
             rows.append(LeafReport(text, kind, type(obj).__name__, tied_to, ""))
@@ -210,11 +210,11 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
             reasons += [f"`{text}` was {was} and is {is_now}"] if was != is_now else []
         elif type(old_op) is Static and old_op != new_op:
             was, is_now = (op.peek() if type(op) is Static else op for op in (old_op, new_op))
-            reasons.append(f"`{text}` was {shown_beside(was, is_now)} and is {shown_beside(is_now, was)}")
+            reasons.append(f"`{text}` was {distinguishing_text(was, is_now)} and is {distinguishing_text(is_now, was)}")
         elif old_op != new_op and pair.path:
             # Two nodes of one class with different auxiliary data. The root is no object of the user's: it has no path.
             was, is_now = (op.aux.peek() if type(op) is Node else op for op in (old_op, new_op))
-            old_data, new_data = shown_beside(was, is_now), shown_beside(is_now, was)
+            old_data, new_data = distinguishing_text(was, is_now), distinguishing_text(is_now, was)
             reasons.append(f"static data of `{text}` was {old_data} and is {new_data}")
     # Ties: those that the old arguments have and the new ones lack, and the reverse. `lost_ties` returns a `Mismatch`
     # if the nodes of the two trees differ, which is reported above.

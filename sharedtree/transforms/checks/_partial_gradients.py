@@ -23,7 +23,7 @@ from jax import tree_util as jtu
 
 from ...core._call_arguments import positions_of
 from ...core._errors import report_untied
-from ...core._sharing import matching
+from ...core._sharing import pairs_of_one_shape
 from ...core._static_values import Static
 from ...core._structure import FlatDag, Path, edges
 from ...nn._stateful_layers import makes_state
@@ -260,8 +260,9 @@ def _paths_without_counterpart(module: FlatDag, counterpart: FlatDag, leaves: Co
         return True
 
     unmatched: dict[int, Path] = {}
-    # `matching` walks both modules at once, yields the records at each path, and does not go below the pairs in `ends`.
-    for pair in matching(module, counterpart, agree, compares_keys=True):
+    # `pairs_of_one_shape` walks both modules at once, yields the records at each path, and does not go below the pairs
+    # in `ends`.
+    for pair in pairs_of_one_shape(module, counterpart, agree, compares_keys=True):
         # At the end of a walk the modules have one object, or none of the leaves below has a counterpart.
         if (pair.left, pair.right) in ends and pair.left != pair.right:
             for record, path in module.below(pair.left).edges(pair.path):

@@ -19,7 +19,7 @@ from jax import tree_util as jtu
 
 from ...core._call_arguments import Arguments
 from ...core._class_attributes import dataclass_fields
-from ...core._comparison import described
+from ...core._comparison import short_text
 from ...core._errors import Definition, RetraceWarning, warn_about
 from ...core._locks import Lock
 from ...core._node_types import PYTHON_NUMBERS
@@ -124,7 +124,7 @@ def _trace_of(entered: FlatDag, arguments: Arguments, names: Names) -> Trace:
 def _type_in_words(leaf: Any) -> str:
     """Describes the type by which JAX caches a trace: dtype and shape, or the class of a Python number."""
     weak = ", weakly typed" if getattr(leaf, "weak_type", False) else ""
-    return described(leaf, lambda leaf: type(leaf).__name__) + weak
+    return short_text(leaf, lambda leaf: type(leaf).__name__) + weak
 
 
 # ---- Static values that changed ----

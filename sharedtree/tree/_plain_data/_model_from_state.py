@@ -24,7 +24,7 @@ from jax import tree_util as jtu
 from ...core._by_identity import IdentityDict
 from ...core._comparison import Pair, Paths, Ties, differences_from
 from ...core._node_types import carries_identity, require_registered
-from ...core._sharing import another
+from ...core._sharing import copy_of_leaf
 from ...core._static_values import Static
 from ...ties._leaf_notes import hand_on
 from ...ties._policy_and_context import rules_here
@@ -259,7 +259,7 @@ class _Loading:
             # If another entry was chosen for the object before, this one is not used, and its ties do not matter.
             chosen = self._chosen.get(obj)
             is_used = chosen is None or chosen.right is entry
-            split_tie = self._ties.apart(name.obj, entry_key, at, is_object=is_tied_entry and is_used)
+            split_tie = self._ties.add_pair(name.obj, entry_key, at, is_object=is_tied_entry and is_used)
             if split_tie is not None and not is_below_misfit:
                 first_path, is_on_left = split_tie
                 # The model is on the left.
@@ -342,7 +342,7 @@ class _Loading:
                 return value
             # The result has the ties of the model and no others.
             if names_of_arrays.setdefault(value, source.name) != source.name:
-                value = another(value)
+                value = copy_of_leaf(value)
             old_leaves.append(pair.left)
             new_leaves.append(value)
             return value

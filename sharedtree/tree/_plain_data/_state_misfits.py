@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ...core._comparison import Paths, array_text, lines_of
+from ...core._comparison import Paths, array_text, indented_lines
 from ...core._errors import SharingMismatchError, StructureMismatchError
 from ...core._node_types import carries_identity, node_type_of
 from ...core._printing import MOST_PATHS, printable, shown
@@ -71,7 +71,7 @@ def error_for(misfits: Sequence[Misfit], paths: Paths) -> StructureMismatchError
     ties = [misfit for misfit in misfits if misfit.first is not None]
     ordered = [*(misfit for misfit in misfits if misfit.first is None), *ties]
     count, is_of_ties = len(ordered), len(ordered) == len(ties)
-    lines = lines_of([_line_for(misfit, paths) for misfit in ordered[:MOST_PATHS]], count, "… ")
+    lines = indented_lines([_line_for(misfit, paths) for misfit in ordered[:MOST_PATHS]], count, "… ")
     where = [at for misfit in ordered for at in (misfit.first, misfit.at) if at is not None]
     head = f"The state does not fit the model in {count} {'place' if count == 1 else 'places'}:"
     message = "\n".join([head, *lines, *_fixes(ties, paths, is_of_ties=is_of_ties)])
