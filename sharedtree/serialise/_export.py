@@ -30,7 +30,7 @@ from ..ties._policy_and_context import PolicyOption, current_policy
 from ..transforms._ahead_of_time import require_made_for
 from ..transforms._caller_side import Grouping, enter, leave
 from ..transforms._function_transform import rules_of_call
-from ..transforms._jit import FilterJitted, JittedTransform, JitTransform
+from ..transforms._jit import FilterJitted, JittedTransform, JitTransform, call_in_python
 from ..transforms._leaf_groups import LeafGroup, LeafGroups, LeafSelection
 from ..transforms._option_lists import OURS, lists_options_of, title_of
 from ..transforms._preserve_identities import preserve_identities
@@ -240,9 +240,13 @@ def exporting(
         export_policy = dataclasses.replace(export_policy, pass_through=False)
         with jitted.enter(args, kwargs, export_policy) as call:
             jitted_function = jitted.transformed_for(export_policy, call)
-            jitted_function = jitted_function.jitted if isinstance(jitted_function, FilterJitted) else jitted_function
             with only_traced():
-                exported = transform(jitted_function, **options)(*call.groups, *call.statics)
+                if isinstance(jitted_function, FilterJitted):
+                    # `jax.export` takes nothing but a function under `jax.jit`.
+                    export = transform(jitted_function.jitted, **options)
+                    exported = call_in_python(export, *call.groups, *call.statics)
+                else:
+                    exported = transform(jitted_function, **options)(*call.groups, *call.statics)
         return Exported(exported, jitted.policy or policy)
 
     return for_arguments

@@ -455,7 +455,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def _in_python(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_in_python(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a function, and lets JAX trace new programs meanwhile."""
     was_in_python = _thread.is_in_python
     _thread.is_in_python = True
@@ -507,10 +507,10 @@ class FilterJitted:
         if len(current_traces()) == 1 and self._program_calls_host(groups):
             return self._call_through_equinox(groups)
         if not self._is_quiet:
-            return _in_python(self.jitted, *groups)
+            return call_in_python(self.jitted, *groups)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable*")
-            return _in_python(self.jitted, *groups)
+            return call_in_python(self.jitted, *groups)
 
     def _program_calls_host(self, groups: Sequence[Any]) -> bool:
         """Returns True if the program for these groups calls a function on the host. Traces it if it is new."""
@@ -522,7 +522,7 @@ class FilterJitted:
             return False
         calls_host = self._calls_host.get(key)
         if calls_host is None:
-            program = _in_python(self.jitted.trace, *groups).jaxpr
+            program = call_in_python(self.jitted.trace, *groups).jaxpr
             calls_host = self._calls_host[key] = _calls_host(program)
         return calls_host
 
@@ -534,7 +534,7 @@ class FilterJitted:
         if self._under_equinox is None:
             donate = "none" if not donated else "all-except-first" if self._is_quiet else "warn-except-first"
             self._under_equinox = eqx.filter_jit(self._call_merged, donate=donate, **self._options)
-        return _in_python(self._under_equinox, kept, donated)
+        return call_in_python(self._under_equinox, kept, donated)
 
     def _call_merged(self, kept: dict[int, Any], donated: dict[int, Any]) -> Any:
         """Calls the inner function with groups by position."""
@@ -548,7 +548,7 @@ class FilterJitted:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.jitted, name)
-        return functools.partial(_in_python, attribute) if callable(attribute) else attribute
+        return functools.partial(call_in_python, attribute) if callable(attribute) else attribute
 
 
 def _calls_host(closed_jaxpr: Any) -> bool:
