@@ -33,12 +33,12 @@ from ._native_or_python import native_module as native
 from ._node_types import (
     NUMPY_NUMBERS,
     TRACED_NUMBERS,
-    Inherited,
+    LocalConvention,
     NativeLayout,
     NodeType,
     carries_identity,
     is_namedtuple,
-    is_registered,
+    is_taken_apart_by_registry,
     is_traced,
     is_value_of_variable,
     markers,
@@ -122,7 +122,7 @@ def _describe_object(obj: Any, number: int) -> Description | int:
     return _describe_leaf(cls, shape, is_guess=True)
 
 
-def _kind_of_leaf(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
+def _kind_of_leaf(leaf: Any, convention: LocalConvention, *, filtered: bool) -> int:
     """Tells the native walk whether one leaf is static, a value or an object. See `_walk` for the same in Python."""
     if not is_traced(leaf, convention) or (filtered and not is_traced(leaf, "equinox")):
         return _IS_STATIC
@@ -148,7 +148,7 @@ def _describe_leaf(cls: type, shape: int, *, is_guess: bool = False) -> Descript
 
 def _describe(node_type: NodeType) -> Description:
     """Describes a class of nodes. Introduces its library first, if this is the first of its classes."""
-    cls, is_in_registry = node_type.cls, is_registered(node_type)
+    cls, is_in_registry = node_type.cls, is_taken_apart_by_registry(node_type)
     convention = native.INHERITED if node_type.convention is None else NUMBERS[node_type.convention]
     shape, fields = _shape_of(node_type), _NO_FIELDS
     # A library may let C read the attributes itself, without a call of the flatten function.
@@ -408,7 +408,7 @@ def _step(op: Op, numbers: tuple[int, ...]) -> Step:
     recipe = None if op.aux.is_copied else _recipe_for(op, numbers)
     # C has no way of its own to build the node, and no function in JAX's registry does it from the children alone. So
     # the step does the same as `_walk.build`. That works for all nodes, and copies the auxiliary data if it has to.
-    if recipe is None or (recipe.shape == native.OTHER and not is_registered(op.type)):
+    if recipe is None or (recipe.shape == native.OTHER and not is_taken_apart_by_registry(op.type)):
         return _step_calling(lambda children: op.type.put_together(op.aux.thaw(), list(children)), numbers)
     return _step_by_recipe(recipe, op, numbers)
 
@@ -554,10 +554,10 @@ def _in_order(
 
 # --- the start --------------------------------------------------------------------------------------------------------
 
-_CONVENTIONS: dict[int, Inherited] = {}
+_CONVENTIONS: dict[int, LocalConvention] = {}
 """The native walk's number for a convention → the convention. Filled by `start`."""
 
-NUMBERS: dict[Inherited, int] = {}
+NUMBERS: dict[LocalConvention, int] = {}
 """Convention → the native walk's number for it. Filled by `start`."""
 
 
@@ -568,7 +568,7 @@ def start(entries: dict[bytes, Any]) -> bool:
         entries: the table of structures: key → weak reference to its structure.
     """
     # These tables are filled here, because the module's numbers exist only if the native walk is in use.
-    numbers: dict[Inherited, int] = {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY}
+    numbers: dict[LocalConvention, int] = {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY}
     numbers |= {"outside": native.OUTSIDE, "variable": native.IN_VARIABLE}
     NUMBERS.update(numbers)
     _CONVENTIONS.update({number: convention for convention, number in NUMBERS.items()})

@@ -52,7 +52,7 @@ Convention = Literal["equinox", "jax", "variable"]
 """
 
 
-Inherited = Convention | Literal["outside", "any"]
+LocalConvention = Convention | Literal["outside", "any"]
 """The convention at some place in a tree: that of the nearest module around it, or one of two outside all modules.
 
 `"outside"`: every leaf counts as traced, and the transform refuses what it cannot trace. Only modules and references
@@ -124,7 +124,7 @@ class NodeType(NamedTuple):
         """
         return self.cls is not collections.deque
 
-    def inherits(self, outer: Inherited, *, containers: bool = False) -> Inherited:
+    def inherits(self, outer: LocalConvention, *, containers: bool = False) -> LocalConvention:
         """Computes the convention for the leaves below an instance.
 
         Args:
@@ -165,7 +165,7 @@ def carries_identity(leaf: Any) -> bool:
     return isinstance(leaf, _WITH_IDENTITY)
 
 
-def is_traced(leaf: Any, convention: Inherited) -> bool:
+def is_traced(leaf: Any, convention: LocalConvention) -> bool:
     """Tells whether a leaf becomes an input of the computation, under the convention at its place."""
     # Outside modules all leaves do, and the transform raises its own error for one that it cannot trace.
     if convention in ("outside", "any"):
@@ -447,7 +447,7 @@ def _registered_type(cls: type) -> NodeType:
     )
 
 
-def is_registered(node_type: NodeType) -> bool:
+def is_taken_apart_by_registry(node_type: NodeType) -> bool:
     """Tells whether a class is taken apart by its functions in JAX's registry alone, without an `AuxConversion`."""
     return node_type.take_apart is _take_apart_registered
 
@@ -509,7 +509,7 @@ def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
 # --- keys of dictionaries and other nodes -----------------------------------------------------------------------------
 
 
-def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
+def has_unsortable_keys(node_type: NodeType, aux: Any) -> bool:
     """Tells whether a node is a dictionary that JAX refuses, because its keys cannot be sorted.
 
     Args:
@@ -761,7 +761,7 @@ class AttributeRules:
             default = namedtuple_defaults.get(name, dataclasses.MISSING)
         return None if default is dataclasses.MISSING else lambda: default
 
-    def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+    def attributes_for_file(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
         """Returns the attributes of an instance as a file has them, the traced ones first. By default, changes nothing.
 
         Args:
@@ -778,7 +778,7 @@ class AttributeRules:
         """Reads the static attributes by name from the auxiliary data that the flatten function returns."""
         return dict(aux)
 
-    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+    def finish_loaded(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
         """Checks and completes an instance, right after it was loaded. By default, changes nothing.
 
         Args:
@@ -870,7 +870,8 @@ class Library(NamedTuple):
         kind_in_files: class → how its instances are written, if not by the registered functions.
         attributes: the rules for writing instances attribute by attribute.
         fault_of_aux: (class, auxiliary data) → the reason why no file may contain it.
-        answers_as_told: class → True if reading an attribute of an instance may return anything that a file put there.
+        has_arbitrary_attributes: class → True if reading an attribute of an instance may return anything that a file
+            put there.
         compared_by_parts: classes whose `==` compares all attributes. Subclasses count if they inherit it.
         choices: base classes whose subclasses have no instances. Each subclass is itself a value for a file to name.
         names: the allow-list for files.
@@ -892,7 +893,7 @@ class Library(NamedTuple):
     kind_in_files: Callable[[Any], ClassKind | None] = _nothing
     attributes: AttributeRules = AttributeRules()
     fault_of_aux: Callable[[Any, Any], str | None] = _nothing
-    answers_as_told: Callable[[Any], bool | None] = _nothing
+    has_arbitrary_attributes: Callable[[Any], bool | None] = _nothing
     compared_by_parts: tuple[type, ...] = ()
     choices: tuple[type, ...] = ()
     names: NamesInFiles = NamesInFiles()

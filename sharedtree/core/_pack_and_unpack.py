@@ -55,7 +55,7 @@ else:
 
 
 def pack(
-    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", maker: Any = None
+    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", context_mark: Any = None
 ) -> tuple[list[Any], Structure]:
     """Takes a tree apart into its traced leaves and its interned structure. Raises the errors of `_walk.walk`.
 
@@ -64,7 +64,7 @@ def pack(
         tags: the objects of the earlier trees of the same `Context`. Those of this tree are added.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
-        maker: stands for the `Context`, see `Structure`; None outside of one.
+        context_mark: stands for the `Context`, see `Structure`; None outside of one.
 
     Returns:
         The traced leaves not seen before, and the structure.
@@ -73,15 +73,15 @@ def pack(
     packed = pack_natively(tree, tags, rules, prefix)
     if packed is None:
         leaves, records, root = _walk.walk(tree, tags, rules, prefix)
-        return leaves, intern(records, root, base, maker)
+        return leaves, intern(records, root, base, context_mark)
     leaves, structure = packed
     # The table leads to structures without a maker. So in a `Context`, one with the same records is interned for it.
-    if maker is None:
+    if context_mark is None:
         return leaves, structure
-    return leaves, intern(structure.records, structure.root, base, maker)
+    return leaves, intern(structure.records, structure.root, base, context_mark)
 
 
-def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag:
+def flat_dag_of(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag:
     """Packs one tree outside of any `Context`. Returns its flat DAG: the records and, by number, the objects.
 
     Args:

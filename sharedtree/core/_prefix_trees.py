@@ -136,7 +136,7 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
         if type(part) is not Branch and is_label(part):
             parts: Sequence[Any] = [part] * len(children)
         else:
-            parts = parts_for(part, node, len(children), name, part_path)
+            parts = prefixes_of_children(part, node, len(children), name, part_path)
         # Children are pushed in reverse, so that they come off the stack in flatten order.
         steps = tuple(zip(node.keys, children, parts, strict=True))
         entries = [(child, child_part, (*part_path, key)) for key, child, child_part in steps]
@@ -146,7 +146,7 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
             stack.extend(reversed(entries))
 
 
-def parts_for(part: Any, node: Node, num_children: int, name: str, path: Path) -> Sequence[Any]:
+def prefixes_of_children(part: Any, node: Node, num_children: int, name: str, path: Path) -> Sequence[Any]:
     """Takes a node of a prefix apart: one prefix for each child of a node of the tree.
 
     Args:
@@ -174,11 +174,11 @@ def parts_for(part: Any, node: Node, num_children: int, name: str, path: Path) -
             part_data, node_data = Static(aux).peek(), node.aux.peek()
             part_details = f" with {len(parts)} children and the static data {shown_beside(part_data, node_data)}"
             node_text += f" and the static data {shown_beside(node_data, part_data)}"
-        raise_unfit(name, part, node_text, path, part_details)
+        raise_prefix_mismatch(name, part, node_text, path, part_details)
     return parts
 
 
-def raise_unfit(name: str, part: Any, expected: str, path: Path, part_details: str = "") -> NoReturn:
+def raise_prefix_mismatch(name: str, part: Any, expected: str, path: Path, part_details: str = "") -> NoReturn:
     """Raises the error for a prefix that does not fit a tree.
 
     Args:

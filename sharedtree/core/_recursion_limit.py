@@ -37,7 +37,7 @@ _MARGIN = 200
 # bound.
 _STEPS_PER_LEVEL, _MAX_STEPS = 8, 8_000
 
-CAN_RAISE = sys.version_info < (3, 12)
+CAN_RAISE_LIMIT = sys.version_info < (3, 12)
 """Whether raising the recursion limit makes room in this version of Python."""
 
 
@@ -75,7 +75,7 @@ class restoring_limit:  # noqa: N801 -- a context manager; one that is a generat
 
 def restores_limit(function: C) -> C:
     """Wraps a function so that each call is a `restoring_limit` block. From Python 3.12 on, returns it unchanged."""
-    if not CAN_RAISE:
+    if not CAN_RAISE_LIMIT:
         return function
 
     @functools.wraps(function)
@@ -98,7 +98,7 @@ def make_room(depth: int) -> bool:
     if depth > MAX_FLATTENED:
         return False
     # The limit cannot be raised, or there is no block that would restore it. So only find out whether there is room.
-    if not CAN_RAISE or not active.num_calls:
+    if not CAN_RAISE_LIMIT or not active.num_calls:
         return _is_room_for(depth + _MARGIN)
     thread = threading.get_ident()
     with _lock:
@@ -163,5 +163,5 @@ def _drop_other_threads() -> None:
         _set_limit()
 
 
-if CAN_RAISE and hasattr(os, "register_at_fork"):
+if CAN_RAISE_LIMIT and hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drop_other_threads)

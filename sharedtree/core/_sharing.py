@@ -34,7 +34,7 @@ from ._errors import SharingMismatchError
 from ._node_types import carries_identity
 from ._printing import MOST_PATHS, listed, shown
 from ._static_values import Static
-from ._structure import LEAF, FlatDag, Node, Op, Path, Record, Structure, canonical, with_several_edges
+from ._structure import LEAF, FlatDag, Node, Op, Path, Record, Structure, canonical_records, records_with_several_edges
 
 
 class Rooted(Protocol):
@@ -218,7 +218,7 @@ def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record
         The records of the merged DAG, and old number → new number for each record that stays.
     """
     # The sets of records that become one. `find` returns the lowest number of a set, which is the key by which
-    # `canonical` knows the set. It numbers the sets anew, as a walk would.
+    # `canonical_records` knows the set. It numbers the sets anew, as a walk would.
     sets = UnionFind(len(shape.records))
     for group in groups:
         for number in group:
@@ -228,7 +228,7 @@ def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record
         op, children = shape.records[number]
         return op, [sets.find(child) for child in children]
 
-    return canonical(sets.find(shape.root), expand)
+    return canonical_records(sets.find(shape.root), expand)
 
 
 class UnionFind:
@@ -307,7 +307,7 @@ def with_identity(leaves: Sequence[Any], tree: FlatDag | Structure) -> Sequence[
     """
     if not any(isinstance(leaf, np.generic) for leaf in leaves):
         return leaves
-    tied = with_several_edges(tree.records, tree.root)
+    tied = records_with_several_edges(tree.records, tree.root)
     new_leaves: list[Any] = []
     for number, leaf in zip(tree.leaf_numbers, leaves, strict=True):
         loses_tie = number in tied and isinstance(leaf, np.generic)

@@ -176,9 +176,9 @@ class Structure:
     #
     # `records` is the table, children before parents. `root` is the number of the record that is the whole tree.
     # `base` is the number of the first record: 0 unless earlier trees were flattened in the same `Context`.
-    # `maker` stands for that Context, if there was one. It is not the Context itself, which keeps every leaf that it
-    # has seen. Both are here because whoever unflattens, perhaps in another process, has only the structure. A `Given`
-    # for each object of an earlier tree would say the same, but doubled the time of a flatten in a Context.
+    # `context_mark` stands for that Context, if there was one. It is not the Context itself, which keeps alive every
+    # leaf that it has seen. Both are here because whoever unflattens, perhaps in another process, has only the
+    # structure. A `Given` for each object of an earlier tree would say the same, but doubled the time of a flatten.
     # `noted` and `tied_values` exist only for results of functions. They are the indices, among the traced leaves, of
     # those whose ties were undone on purpose or reported, and of those that were tied outside modules. When a tree of
     # this structure is put together, these leaves are entered into the tables of `ties/_leaf_notes` again.
@@ -200,9 +200,9 @@ class Structure:
     __slots__ = (
         "__weakref__",
         "base",
+        "context_mark",
         "given",
         "is_noted",
-        "maker",
         "noted",
         "num_leaves",
         "objects",
@@ -222,7 +222,7 @@ class Structure:
     given: tuple[int, ...]
     updates: bool
     is_noted: bool
-    maker: Any
+    context_mark: Any
     noted: tuple[int, ...]
     objects: tuple[IdentityKey, ...]
     tied_values: tuple[int, ...]
@@ -250,7 +250,7 @@ class Structure:
         """Compares the content of two structures. Structures of equal content are interned as one."""
         # The records come last, because comparing them may run a user's `==` for each static value.
         return (
-            self.maker is candidate.maker
+            self.context_mark is candidate.context_mark
             and self.base == candidate.base
             and self.root == candidate.root
             and self.noted == candidate.noted
@@ -266,7 +266,7 @@ class Structure:
         return self
 
     def __reduce__(self) -> Any:
-        return intern, (self.records, self.root, self.base, self.maker, self.noted, self.tied_values)
+        return intern, (self.records, self.root, self.base, self.context_mark, self.noted, self.tied_values)
 
 
 _interned: Interned[Structure] = Interned()
@@ -276,7 +276,7 @@ def intern(
     records: tuple[Record, ...],
     root: int,
     base: int = 0,
-    maker: Any = None,
+    context_mark: Any = None,
     noted: tuple[int, ...] = (),
     tied_values: tuple[int, ...] = (),
 ) -> Structure:
@@ -288,15 +288,15 @@ def intern(
         records: the table, children before parents.
         root: the number of the record that is the whole tree.
         base: the number of the first record. Lower numbers refer to earlier trees of the same `Context`.
-        maker: stands for that `Context`; None outside of one.
+        context_mark: stands for that `Context`; None outside of one.
         noted: in the result of a function, the indices of the leaves whose ties were undone on purpose or reported.
         tied_values: in the result of a function, the indices of the leaves that were tied outside modules.
     """
     structure = Structure()
-    structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
+    structure.base, structure.records, structure.root, structure.context_mark = base, records, root, context_mark
     structure.noted, structure.tied_values, structure.program = noted, tied_values, None
     structure.objects = _objects_in(records)
-    content_hash = hash((maker, base, root, noted, tied_values, structure.objects, records))
+    content_hash = hash((context_mark, base, root, noted, tied_values, structure.objects, records))
     return _interned.intern(content_hash, structure)
 
 
@@ -318,10 +318,10 @@ def _objects_in(records: Sequence[Record]) -> tuple[IdentityKey, ...]:
 
 
 NodeKey = TypeVar("NodeKey", bound=Hashable)
-"""Whatever a caller of `canonical` uses to tell the nodes of its DAG apart."""
+"""Whatever a caller of `canonical_records` uses to tell the nodes of its DAG apart."""
 
 
-def canonical(
+def canonical_records(
     root: NodeKey, expand: Callable[[NodeKey], tuple[Op, Sequence[NodeKey]]]
 ) -> tuple[tuple[Record, ...], dict[NodeKey, int]]:
     """Makes the records of any DAG, numbered as a walk would number them: children first, in flatten order.
@@ -402,7 +402,7 @@ def edges(
                 stack.extend((child, (*path, key)) for key, child in reversed(children_with_keys))
 
 
-def at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int]:
+def records_at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int]:
     """Finds the records that several paths lead to: the shared ones, and all records below these.
 
     Args:
@@ -424,7 +424,7 @@ def at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int
     return shared
 
 
-def with_several_edges(records: Sequence[Record], root: int) -> set[int]:
+def records_with_several_edges(records: Sequence[Record], root: int) -> set[int]:
     """Finds the records below a root that several edges lead to.
 
     A record below a shared one is not among them if only one edge leads to it.
@@ -442,7 +442,7 @@ def with_several_edges(records: Sequence[Record], root: int) -> set[int]:
     return shared
 
 
-def reached_outside(records: Sequence[Record], root: int) -> dict[int, int]:
+def records_outside_modules(records: Sequence[Record], root: int) -> dict[int, int]:
     """Finds the records outside modules: those to which a path leads through plain containers alone.
 
     A record may be outside by one path and inside a module by another one. It is in the result, too.
@@ -585,7 +585,7 @@ class FlatDag:
     @functools.cached_property
     def reached(self) -> set[int]:
         """Numbers of the root and of the records below it. In a part, the table has other records, too."""
-        return set(canonical(self.root, lambda number: self.records[number])[1])
+        return set(canonical_records(self.root, lambda number: self.records[number])[1])
 
     @functools.cached_property
     def leaves(self) -> dict[int, Any]:
@@ -601,16 +601,16 @@ class FlatDag:
         return first_paths
 
     @functools.cached_property
-    def all_paths(self) -> dict[int, list[str]]:
+    def paths_of_edges(self) -> dict[int, list[str]]:
         """Number → a path for each edge to the record, as errors print it. The representative path comes first.
 
         These are the paths of `edges`, which go through the first path of the parent. A record below a shared one has
         more paths than these, perhaps exponentially many.
         """
-        all_paths: dict[int, list[str]] = {}
+        paths_of_edges: dict[int, list[str]] = {}
         for number, path in self.edges():
-            all_paths.setdefault(number, []).append(jtu.keystr(path))
-        return all_paths
+            paths_of_edges.setdefault(number, []).append(jtu.keystr(path))
+        return paths_of_edges
 
     @functools.cached_property
     def holds_leaf(self) -> list[bool]:
@@ -625,9 +625,9 @@ class FlatDag:
     def outside(self) -> dict[int, int]:
         """The records outside modules, with the number of their paths outside: 1, or 2 for several.
 
-        Its keys often serve as a set. See `reached_outside`.
+        Its keys often serve as a set. See `records_outside_modules`.
         """
-        return reached_outside(self.records, self.root)
+        return records_outside_modules(self.records, self.root)
 
     def is_object(self, number: int, *, containers: bool = False) -> bool:
         """Tells whether a record stands for a node that carries identity.

@@ -19,10 +19,10 @@ from jax import tree_util as jtu
 from ._by_identity import IdentityDict
 from ._errors import CycleError, DepthError, StaticComparisonError
 from ._node_types import (
-    Inherited,
+    LocalConvention,
     NodeType,
     carries_identity,
-    has_unordered_keys,
+    has_unsortable_keys,
     is_traced,
     is_value_of_variable,
     node_type_of,
@@ -102,7 +102,7 @@ class Rules(NamedTuple):
     arrays: bool = True
     values: bool = False
     filtered: bool = False
-    convention: Inherited = "jax"
+    convention: LocalConvention = "jax"
     is_exact: bool = False
     given: IdentityDict[int] | None = None
     updated: IdentityDict[int] | None = None
@@ -154,7 +154,7 @@ class _OpenNode:
         self,
         obj: Any,
         node_type: NodeType,
-        convention: Inherited,
+        convention: LocalConvention,
         children: Sequence[Any],
         aux: Static,
         is_object: bool,
@@ -163,7 +163,7 @@ class _OpenNode:
         self.type = node_type
         self.children = children
         self.aux = aux
-        self.convention: Inherited = convention
+        self.convention: LocalConvention = convention
         self.is_object = is_object
         self.numbers: list[int] = []
 
@@ -214,7 +214,7 @@ def walk(
             return False
         return rules.is_leaf(current_path(), obj) if rules.is_leaf_takes_path else rules.is_leaf(obj)
 
-    def is_traced_here(obj: Any, convention: Inherited) -> bool:
+    def is_traced_here(obj: Any, convention: LocalConvention) -> bool:
         """Tells whether a leaf is traced: by its convention and, with `filtered`, also by that of Equinox."""
         is_of_equinox = rules.filtered or convention == "equinox"
         if is_of_equinox and not rules.are_structs_traced and type(obj) is jax.ShapeDtypeStruct:
@@ -231,7 +231,7 @@ def walk(
         visited.append(None)
         return add_record(obj, LEAF, (), tag=tag)
 
-    def visit(obj: Any, convention: Inherited) -> int | None:
+    def visit(obj: Any, convention: LocalConvention) -> int | None:
         """Visits one object of the tree.
 
         Returns its number if that is known now: for a leaf, an object seen before and an object of the caller. Opens
@@ -266,7 +266,7 @@ def walk(
             return add_record(obj, Given(caller_numbers[obj]), (), tag=True)
         return open_node(obj, node_type, convention)
 
-    def open_node(obj: Any, node_type: NodeType, convention: Inherited) -> None:
+    def open_node(obj: Any, node_type: NodeType, convention: LocalConvention) -> None:
         """Takes a node apart and makes it the innermost open node. Raises the error for a cycle."""
         # `inner` is the convention for its children.
         inner = node_type.inherits(convention, containers=rules.containers)
@@ -278,7 +278,7 @@ def walk(
         if len(open_nodes) >= MAX_DEPTH:
             raise_too_deep(prefix)
         children, aux = node_type.take_apart(obj)
-        if convention in ("outside", "any") and has_unordered_keys(node_type, aux):
+        if convention in ("outside", "any") and has_unsortable_keys(node_type, aux):
             # This call raises JAX's own error. `is_leaf` has it look at this node alone, and not at what is below.
             jtu.tree_flatten(obj, is_leaf=lambda part: part is not obj)
         static = _make_static(aux, rules, path_text, static_memo)
@@ -316,7 +316,7 @@ def walk(
     return leaves, tuple(records), number
 
 
-def _is_value(obj: Any, node_type: NodeType | None, convention: Inherited, rules: Rules) -> bool:
+def _is_value(obj: Any, node_type: NodeType | None, convention: LocalConvention, rules: Rules) -> bool:
     """Tells whether an object carries no identity at this place, whatever it carries elsewhere.
 
     Outside modules (convention "outside"), bare leaves and plain containers are values, as in vanilla JAX. Directly in

@@ -94,7 +94,7 @@ def _marks_of(tree: Any) -> _Marks:
         group = f"sharedtree-{next(_views)}"
         tied = [
             (number, paths)
-            for number, paths in walked.all_paths.items()
+            for number, paths in walked.paths_of_edges.items()
             if len(paths) > 1 and can_be_tied(walked.records[number][0])
         ]
         return IdentityDict(

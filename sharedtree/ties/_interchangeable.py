@@ -37,7 +37,7 @@ def require_interchangeable(tree: FlatDag, left: int, right: int) -> None:
     path = _first_difference(tree, left, right)
     if path is None:
         return
-    paths = tree.all_paths
+    paths = tree.paths_of_edges
     # The difference may lie far below the two records. The error names the place of the difference on either side.
     left_path, right_path = (paths[number][0] + jtu.keystr(path) for number in (left, right))
     left_end, right_end = (_record_at(tree, number, path) for number in (left, right))
@@ -102,7 +102,7 @@ def _path_of_parameter(tree: FlatDag, number: int, path: Path) -> str:
     """Returns the whole path of an array below a record, or of the NNX variable that holds the array."""
     holder = tree.records[_record_at(tree, number, path[:-1])][0]
     is_in_variable = path and type(holder) is Node and holder.type.convention == "variable"
-    return tree.all_paths[number][0] + jtu.keystr(path[:-1] if is_in_variable else path)
+    return tree.paths_of_edges[number][0] + jtu.keystr(path[:-1] if is_in_variable else path)
 
 
 def _record_at(tree: FlatDag, number: int, path: Path) -> int:

@@ -85,7 +85,7 @@ def ties(tree: Any) -> tuple[Tie, ...]:
     views_of = _views_by_source(flat)
     return tuple(
         _describe(flat, number, tuple(paths), views_of.get(number, ()))
-        for number, paths in flat.all_paths.items()
+        for number, paths in flat.paths_of_edges.items()
         if len(paths) > 1
     )
 

@@ -10,7 +10,7 @@ from ..core._pack_and_unpack import build
 from ..core._printing import shown
 from ..core._sharing import another, matching, merged
 from ..core._static_values import Static
-from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical, edges
+from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical_records, edges
 from ._interchangeable import require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
@@ -78,7 +78,7 @@ def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | Non
         op, children = flat.records[number]
         return op, [replacement_of.get(child, child) for child in children]
 
-    records, new_numbers = canonical(flat.root, expand)
+    records, new_numbers = canonical_records(flat.root, expand)
     tied = _with_leaves(records, new_numbers, flat)
     note_ties(tied, [new_numbers[representative]])
     return _built(tied)
@@ -137,7 +137,7 @@ def _require_no_values(flat: FlatDag, targets: Sequence[int], further_arguments:
             variable_of[children[0]] = number
     if not any(number in variable_of for number in targets):
         return
-    paths = flat.all_paths
+    paths = flat.paths_of_edges
     target_paths = [paths[number][0] for number in targets]
     variables = ", ".join([f"m{paths[variable_of.get(number, number)][0]}" for number in targets])
     raise SharingMismatchError(

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
-from ..core._node_types import Inherited, is_traced, node_type_of
+from ..core._node_types import LocalConvention, is_traced, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
 from ..core._static_values import Incomparable, Static, key_of, objects_with_identity, with_new_parts
 from ..core._structure import FlatDag, Node
@@ -81,14 +81,14 @@ def with_changes(
     # A convention says which leaves are traced, and is that of the module around an object. Changed objects under one
     # convention are walked as one tuple.
     convention_of = conventions(received, rules)
-    changed: dict[Inherited, list[Any]] = {}
+    changed: dict[LocalConvention, list[Any]] = {}
     for record in updated.values():
         changed.setdefault(convention_of[record], []).append(received.objects[record])
-    trees: list[tuple[Any, Inherited]] = [(tuple(objects), convention) for convention, objects in changed.items()]
+    trees: list[tuple[Any, LocalConvention]] = [(tuple(objects), convention) for convention, objects in changed.items()]
     return walked_together([*trees, (result, rules.convention)], rules, [*[IN_PLACE] * len(changed), ""])
 
 
-def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str]) -> FlatDag:
+def walked_together(trees: Iterable[tuple[Any, LocalConvention]], rules: Rules, keys: Sequence[str]) -> FlatDag:
     """Flattens several trees as one tuple, with the ties between them. Each tree has a convention of its own.
 
     Args:
@@ -109,22 +109,22 @@ def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: 
     return FlatDag(records, len(records) - 1, [*tags.objects, None])
 
 
-def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
+def conventions(received: FlatDag, rules: Rules) -> dict[int, LocalConvention]:
     """Returns, for each record, the convention around it on its first path. It says which leaves are traced there.
 
     Args:
         received: what the function received.
         rules: the rules, with the convention around the root.
     """
-    convention_of: dict[int, Inherited] = {}
-    stack: list[tuple[int, Inherited]] = [(received.root, rules.convention)]
+    convention_of: dict[int, LocalConvention] = {}
+    stack: list[tuple[int, LocalConvention]] = [(received.root, rules.convention)]
     while stack:
         record, convention = stack.pop()
         if record not in convention_of:
             convention_of[record] = convention
             node = received.node(record)
             if node is not None:
-                inner: Inherited = node.type.inherits(convention, containers=rules.containers)
+                inner: LocalConvention = node.type.inherits(convention, containers=rules.containers)
                 stack.extend((child, inner) for child in reversed(received.records[record][1]))
     return convention_of
 

@@ -26,7 +26,7 @@ from ..core._errors import SharingMismatchError
 from ..core._node_types import PYTHON_NUMBERS
 from ..core._sharing import Mismatch, name_of, pairs
 from ..core._static_values import Static, shown_beside
-from ..core._structure import LEAF, FlatDag, Node, Op, Path, Structure, canonical, intern
+from ..core._structure import LEAF, FlatDag, Node, Op, Path, Structure, canonical_records, intern
 
 
 class Sides(NamedTuple):
@@ -245,7 +245,7 @@ def repacking_for(whole: FlatDag, before: FlatDag, after: FlatDag, joined: Join)
 
     root = start if whole.root == before.root else RecordsAtPath(whole.root, -1)
     # The pairs, numbered as a walk would number the objects of the new tree.
-    table, numbered_pairs = canonical(root, expand)
+    table, numbered_pairs = canonical_records(root, expand)
     origins = [pair.before for pair in numbered_pairs]
     return Repacking(origins, [children for _, children in table], joined.promoted)
 

@@ -23,7 +23,7 @@ from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._jax_internals import ConcreteArray
 from ..core._node_types import carries_identity, is_module, node_type_of
 from ..core._static_values import Static
-from ..core._structure import LEAF, FlatDag, Node, Structure, canonical
+from ..core._structure import LEAF, FlatDag, Node, Structure, canonical_records
 from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, keep
 
@@ -204,9 +204,9 @@ def passed_through(
             that is passed through is not committed and some argument is.
     """
     objects, records = call.tree.objects, call.tree.records
-    # The records of all objects that pass through, and of all that is inside them. `canonical` numbers what is below a
-    # record. Only its keys are of interest here, which are these records.
-    passed_records = {i for record in structure.given for i in canonical(record, lambda i: records[i])[1]}
+    # The records of all objects that pass through, and of all that is inside them. `canonical_records` numbers what is
+    # below a record. Only its keys are of interest here, which are these records.
+    passed_records = {i for record in structure.given for i in canonical_records(record, lambda i: records[i])[1]}
     leaves = [record for record in sorted(passed_records) if records[record][0] is LEAF]
     if call.plan.origins is None:
         _keep_positions(call, structure.given, leaves)

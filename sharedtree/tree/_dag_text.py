@@ -18,7 +18,7 @@ from ..core._comparison import described
 from ..core._node_types import carries_identity
 from ..core._printing import printable, shown
 from ..core._static_values import Static
-from ..core._structure import LEAF, FlatDag, Node, Structure, with_several_edges
+from ..core._structure import LEAF, FlatDag, Node, Structure, records_with_several_edges
 
 # In characters, lines and levels.
 _WIDTH, _MOST_LINES, _MOST_INDENT = 100, 200, 40
@@ -79,7 +79,7 @@ class _Text:
         """Numbers the tied records, and makes the flat texts, children before parents."""
         tree = FlatDag.of_leaves(structure, leaves)
         self._records, self._root, self._leaf_of = tree.records, tree.root, tree.leaves
-        shared = with_several_edges(tree.records, tree.root)
+        shared = records_with_several_edges(tree.records, tree.root)
         tied = [number for number in tree.first_paths if number in shared]
         self._marks = {number: f"#{mark}" for mark, number in enumerate(tied, 1)}
         self._first_place_of = self._find_first_places()

@@ -10,7 +10,7 @@ from ..core._hidden_arrays import require_all_seen_in
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
-from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical
+from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical_records
 from ..ties._policy_and_context import IsLeaf, walk_exactly
 from ._asking_filters import IN_TREE, Asked, ask, code_that_selects
 from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, Place, filter_or_prefix, how_to_select, strings_in
@@ -39,10 +39,10 @@ def rebuilt(root: Any, expand: Callable[[Any], tuple[Op, Sequence[Any]]], object
 
     Args:
         root: key of the root. Keys are hashable, and equal keys become one object.
-        expand: key → the operation, and the keys of the children, as for `canonical`.
+        expand: key → the operation, and the keys of the children, as for `canonical_records`.
         object_of: key of a leaf → the object in its place.
     """
-    records, numbers = canonical(root, expand)
+    records, numbers = canonical_records(root, expand)
     table: list[Any] = []
     build(records, [object_of(key) for key, number in numbers.items() if records[number][0] is LEAF], table)
     return table[-1]

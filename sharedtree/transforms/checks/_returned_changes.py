@@ -34,7 +34,7 @@ from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._call_arguments import Arguments
 from ...core._jax_internals import are_of_one_program, operands_of, operation_of, program_tracer
 from ...core._node_types import carries_identity, name_in, node_type_of
-from ...core._pack_and_unpack import Rules, walked
+from ...core._pack_and_unpack import Rules, flat_dag_of
 from ...core._structure import LEAF, FlatDag, Path
 from ...ties._leaf_notes import is_gradient
 
@@ -83,7 +83,7 @@ def lost_changes(changes: Sequence[Change], received: FlatDag, result: Any, rule
     """
     if not changes:
         return []
-    out = walked(result, rules, "result")
+    out = flat_dag_of(result, rules, "result")
     returned = IdentitySet(out.objects)
     lost = [change for change in changes if not change.is_in(returned)]
     return _Returned(lost, received, out).without_those_in_copies() if lost else lost
@@ -383,7 +383,7 @@ class _Returned:
 
 def _assigned_leaves(change: Change) -> list[Any]:
     """Leaves of the value assigned by a change."""
-    return [] if change.kind == "removes" else list(walked(change.value).leaves.values())
+    return [] if change.kind == "removes" else list(flat_dag_of(change.value).leaves.values())
 
 
 # ---- Which result is the copy of which module ----

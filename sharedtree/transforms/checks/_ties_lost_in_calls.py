@@ -33,7 +33,7 @@ from ...core._node_types import carries_identity
 from ...core._printing import listed
 from ...core._sharing import Agree, Rooted
 from ...core._static_values import Static
-from ...core._structure import LEAF, FlatDag, Node, Path, Structure, canonical
+from ...core._structure import LEAF, FlatDag, Node, Path, Structure, canonical_records
 from ...ties._leaf_notes import note
 from ...ties._policy_and_context import Policy
 from ...ties._ties_that_are_missing import Kind, Lost, LostLeaf, at, kind_of, lost_leaf_ties, maximal, named, unsettled
@@ -461,7 +461,7 @@ class SeenArguments:
         arguments: list[_Argument] = []
         lost: list[LostTie] = []
         for key, root in zip(node.keys, entered.records[entered.root][1], strict=True):
-            records, numbers = canonical(root, lambda record: entered.records[record])
+            records, numbers = canonical_records(root, lambda record: entered.records[record])
             are_leaves = [entered.records[number][0] is LEAF for number in numbers]
             kinds = [
                 kind_of(entered.objects[number]) if is_leaf else None
