@@ -198,10 +198,10 @@ class RetraceWarning(_PrintableWarning):
 class LostChangeWarning(_PrintableWarning):
     """A function changes state in its arguments, and the change is lost.
 
-    The warning is given at trace time, under two conditions: neither the option `in_place` of the transform nor a
-    `Policy` says whether to write changes back, and the library of the changed object writes them back, as Flax NNX,
-    treex and `sharedtree.Module` do. For objects of other classes it is given only inside a transform with
-    `in_place=True`. There is no warning for an object that the function returns, nor under `jax.eval_shape` and other
+    The warning is given at trace time. The library of the changed object must be one that writes changes back itself,
+    as Flax NNX, treex and `sharedtree.Module` do. And neither the option `in_place` of the transform nor a `Policy`
+    says whether to write them back. For objects of other classes, the warning is given only inside a transform with
+    `in_place=True`. There is none for an object that the function returns, nor under `jax.eval_shape` and other
     functions that run nothing.
     """
 

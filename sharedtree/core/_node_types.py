@@ -705,9 +705,13 @@ class NativeLayout(NamedTuple):
     def native_arguments(self) -> tuple[Any, ...]:
         """The layout in the form that `new_kind` in `_native_walk.c` takes: its last arguments, from `order` on.
 
-        They are: all names in order; for each name whether it is static; for each its index among the traced or the
-        static names; the traced and then the static names; the number of traced names; whether the traced names are in
-        the order of all names, and the static ones, too; the slots.
+        - All names in order.
+        - For each name, whether it is static.
+        - For each name, its index among the traced or among the static names.
+        - The traced names, and then the static names.
+        - The number of traced names.
+        - Whether the traced names are in the order of all names, and the static names, too.
+        - The slots.
         """
         order, are_static, indices, traced, statics = self.fields
         traced_in_order = [name for name, is_static in zip(order, are_static, strict=True) if not is_static]

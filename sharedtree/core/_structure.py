@@ -4,10 +4,10 @@
                         objects  w         3             [w, 3]          Pair(...)
                         paths    .a        .b[1]         .b              (the root)
 
-A DAG is packed into the list of its traced leaves, each once, and a *structure*: a flat table of records in the order
-in which a depth-first walk completes them. A record is an operation and the numbers of the records that are its
-children, so a shared node is one number that appears twice, and a structure is compared and hashed without any
-recursion. TensorFlow's checkpoints have the same shape, called a trackable object graph.
+A DAG is packed into the list of its traced leaves, each once, and a *structure*. This is a flat table of records, in
+the order in which a depth-first walk completes them. A record is an operation and the numbers of the records that are
+its children. So a shared node is one number that appears twice, and no recursion is needed to compare or hash a
+structure. TensorFlow's checkpoints have the same shape, called a trackable object graph.
 
 Structures are interned: of equal ones only one object exists. Comparison is then `is`, which makes structures cheap as
 part of JAX's cache keys. The table of interned structures holds them weakly. JAX's caches hold the structures of the
@@ -22,7 +22,8 @@ A `FlatDag` has the same records and besides, by number, the objects that they s
 A record is *shared* if several edges lead to it. It has one path for each way down from the root. The first of these in
 flatten order is its *representative path*.
 
-A record is *outside modules* if some path to it leads through plain containers alone.
+A record is *outside modules* if some path to it leads through plain containers alone. It may also be inside modules, by
+other paths.
 
 The result of a function may contain *objects of the caller*, which the function received in its arguments. It returns
 one unchanged (`Given`), or the changed content is to be written back into it (`Update`). Both operations refer to the
@@ -87,8 +88,8 @@ class Node:
     def unflatten(self) -> Callable[[tuple[Any, ...]], Any]:
         """Function that makes a new instance: children → instance. Cached.
 
-        It may be asked for only if the class is a namedtuple or in JAX's registry, and if the auxiliary data is
-        immutable: all instances get the same object as auxiliary data.
+        Only for a namedtuple or a class in JAX's registry, and only with auxiliary data that is immutable: all
+        instances get the same object as auxiliary data.
         """
         if self._unflatten is None:
             # `peek` returns the stored value itself and no copy.
