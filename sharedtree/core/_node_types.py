@@ -133,7 +133,7 @@ class NodeType(NamedTuple):
         """
         return self.cls is not collections.deque
 
-    def inherits(self, outer: LocalConvention, *, containers: bool = False) -> LocalConvention:
+    def convention_below(self, outer: LocalConvention, *, containers: bool = False) -> LocalConvention:
         """Returns the convention for what is below an instance.
 
         Args:

@@ -297,7 +297,7 @@ def walk(
             CycleError: if the node is open already.
             DepthError: if too many nodes are open.
         """
-        inner_convention = node_type.inherits(convention, containers=rules.containers)
+        inner_convention = node_type.convention_below(convention, containers=rules.containers)
         # The convention below a node outside modules is "outside" again for a plain container that is a value here. For
         # a module it is that of the module; for a container that carries identity by `rules.containers`, it is "any".
         is_object = node_type.carries_identity and (convention != "outside" or inner_convention != "outside")

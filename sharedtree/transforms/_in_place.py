@@ -124,7 +124,7 @@ def conventions(received: FlatDag, rules: Rules) -> dict[int, LocalConvention]:
             convention_of[record] = convention
             node = received.node(record)
             if node is not None:
-                inner: LocalConvention = node.type.inherits(convention, containers=rules.containers)
+                inner: LocalConvention = node.type.convention_below(convention, containers=rules.containers)
                 stack.extend((child, inner) for child in reversed(received.records[record][1]))
     return convention_of
 
