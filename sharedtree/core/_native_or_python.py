@@ -172,6 +172,7 @@ def start(prepare: Callable[[], bool]) -> None:
         is_first = prepare()
     except Exception as error:  # noqa: BLE001 -- whatever the native walk lacks, the one in Python does not need
         is_first, fault = False, f"{type(error).__name__}: {error}"
+    # Either the preparation has failed, which gives a warning, or the module serves an earlier import.
     if not is_first:
         use_python("it serves an earlier import of the package" if fault is None else _warn_of(fault))
 

@@ -95,14 +95,14 @@ class NodeType(NamedTuple):
         convention: which leaves below an instance are traced. None inherits the convention of the enclosing module.
         take_apart: instance → (children, auxiliary data).
         put_together: (auxiliary data, children) → a new instance.
-        keys_of: instance → one key entry a child, as in JAX's key paths.
+        keys_of: instance → one key entry for each child, as in JAX's key paths.
         fields: the names of all fields, for a class that is read field by field. Its auxiliary data is then (names of
             the traced fields that are set, pairs of names and values of the static ones).
         keys_vary: whether two instances with equal auxiliary data may have different keys.
         writes_back: what becomes of a change that a function makes in an instance. True: the library of the class
             writes it back into the caller's object. False: the change is lost, and nobody would miss it. None: no
-            library says.
-        roles: the roles of the leaves below an instance; None if no library says.
+            library has an answer.
+        roles: the roles of the leaves below an instance. None if no library has an answer.
         is_view: True if an instance stands for a result computed from its leaves, such as the transpose of a weight
             that is also elsewhere in the model. A path through a view represents a leaf only if there is no other path.
     """
