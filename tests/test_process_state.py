@@ -22,13 +22,13 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec as P
 
 import sharedtree as st
-from sharedtree.core._recursion_limit import CAN_RAISE, MAX_FLATTENED, active, raised_depths
+from sharedtree.core._recursion_limit import CAN_RAISE_LIMIT, MAX_FLATTENED, active, raised_depths
 from tests.deep import chain, free, in_a_thread, link, lists, room
 from tests.serialise.process import run
 
 W = jnp.array(1.0)
 
-before_python_3_12 = pytest.mark.skipif(not CAN_RAISE, reason="Python counts the recursion of C apart")
+before_python_3_12 = pytest.mark.skipif(not CAN_RAISE_LIMIT, reason="Python counts the recursion of C apart")
 
 
 def process_state():

@@ -3,8 +3,9 @@
     f(net, 3, rate=r)                                      the second argument is static
     Arguments(("net", None), (net, 3), {"rate": r})        children: net, r        paths: `net.weight`, `rate`
 
-A static argument has no path, since it is no child. It stays in `args` or `kwargs`. The auxiliary data of the node are
-three groups of names, see `ArgumentNames`.
+A *static* argument is one that the user declared static, as with `static_argnums`. It is no child, so it has no path.
+It stays in `args` or `kwargs`. All other arguments are *traced*. The auxiliary data of the node are three groups of
+names, see `ArgumentNames`.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from ._native_or_python import native_module
 
 Position = int | str
-"""A positional argument by its index, or a keyword argument by its name."""
+"""Place of an argument in a call: the index of a positional argument, the name of a keyword argument."""
 
 
 class LeafPath:
-    """A key entry for `jax.tree_util` that prints as a whole path, or as the name with which a path begins.
+    """Key entry for `jax.tree_util` with a text of its own: a whole path, or the name with which a path begins.
 
-    JAX's own errors then name `m.a.weight`. Two are equal if their texts are.
+    JAX prints the text as it is. So its own errors name `m.a.weight`. Two entries are equal if their texts are.
     """
 
     __slots__ = ("text",)
@@ -29,7 +30,7 @@ class LeafPath:
 
     @property
     def key(self) -> str:
-        """The text. JAX 0.10 reads this attribute from key entries of classes that are not its own."""
+        """The text. JAX 0.10 reads this attribute of a key entry, if the class is not JAX's own."""
         return self.text
 
     def __str__(self) -> str:
@@ -46,11 +47,15 @@ class LeafPath:
 
 
 ArgumentNames = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
-"""Names of the positional arguments (None for a static one), of the traced keywords, and of the static keywords."""
+"""Three groups of names: of the positional arguments, with None for a static one; of the traced keyword arguments,
+sorted; of the static keyword arguments, sorted. For example `(("net", None), ("rate",), ())`."""
 
 
 class _Arguments:
-    """Base of `Arguments`, with its attributes. The native walk has a class in C instead, which it reads faster."""
+    """Base of `Arguments`, with its attributes. The native module has a class in C in place of this one.
+
+    C reads the attributes of that class faster.
+    """
 
     __slots__ = ("args", "aux", "kwargs")
     aux: ArgumentNames
@@ -59,16 +64,16 @@ class _Arguments:
 
 
 class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Arguments", _Arguments)):
-    """The arguments of a call. Its children are the traced ones: positional in order, then keywords sorted by name.
+    """The arguments of a call. Children are the traced arguments: positional in order, then keywords sorted by name.
 
     Args:
-        names: For each positional argument its name, which begins its paths; None for a static one.
-        args: The positional arguments, static ones included.
-        kwargs: The keyword arguments, static ones included.
+        names: For each positional argument the name with which its paths begin. None for a static argument.
+        args: The positional arguments, traced and static.
+        kwargs: The keyword arguments, traced and static.
         static: The names of the static keyword arguments, sorted.
 
     Attributes:
-        aux: The auxiliary data of the node.
+        aux: The auxiliary data of the node: the names of the arguments.
     """
 
     __slots__ = ()
@@ -76,43 +81,46 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Argumen
     def __init__(
         self, names: tuple[str | None, ...], args: Sequence[Any], kwargs: dict[str, Any], static: tuple[str, ...] = ()
     ) -> None:
-        keywords = tuple([name for name in sorted(kwargs) if name not in static])
-        self.aux = names, keywords, static
+        traced_keywords = tuple([name for name in sorted(kwargs) if name not in static])
+        self.aux = names, traced_keywords, static
         self.args = tuple(args)
         self.kwargs = kwargs
 
     @property
     def names(self) -> tuple[str | None, ...]:
-        """The names of the positional arguments; None for a static one."""
+        """The names of the positional arguments. None for a static argument."""
         positional_names, _, _ = self.aux
         return positional_names
 
     @property
     def static(self) -> tuple[str, ...]:
         """The names of the static keyword arguments."""
-        _, _, static = self.aux
-        return static
+        _, _, static_keywords = self.aux
+        return static_keywords
 
     def parts(self) -> tuple[list[Any], ArgumentNames]:
-        """Returns the children and the auxiliary data."""
+        """Returns the children, which are the traced arguments, and the auxiliary data."""
         positional_names, traced_keywords, _ = self.aux
         traced = [arg for name, arg in zip(positional_names, self.args, strict=True) if name is not None]
         return [*traced, *[self.kwargs[name] for name in traced_keywords]], self.aux
 
     def keys(self) -> tuple[LeafPath, ...]:
-        """Returns one key entry per child: the name of the argument."""
+        """Returns one key entry for each child: the name of the argument."""
         positional_names, traced_keywords, _ = self.aux
         return tuple([LeafPath(name) for name in (*positional_names, *traced_keywords) if name is not None])
 
     @property
     def statics(self) -> tuple[Any, ...]:
-        """The static arguments, positional ones first."""
+        """The static arguments themselves: the positional ones in order, then the keywords sorted by name."""
         positional_names, _, static_keywords = self.aux
         values = [arg for name, arg in zip(positional_names, self.args, strict=True) if name is None]
         return (*values, *[self.kwargs[name] for name in static_keywords])
 
     def with_statics(self, statics: Sequence[Any]) -> "Arguments":
-        """Returns the arguments with new static ones, given in the order of the property `statics`."""
+        """Returns the same arguments with new values for the static ones, in the order of the property `statics`.
+
+        If `statics` is empty, returns this object itself.
+        """
         if not statics:
             return self
         positional_names, _, static_keywords = self.aux
@@ -123,9 +131,9 @@ class Arguments(_Arguments if TYPE_CHECKING else getattr(native_module, "Argumen
 
     @classmethod
     def of_parts(cls, names: ArgumentNames, children: Sequence[Any]) -> "Arguments":
-        """Rebuilds arguments from their auxiliary data and children. Static arguments become None."""
+        """Makes arguments from their auxiliary data and children: the inverse of `parts`, with None for static ones."""
         positional_names, traced_keywords, static_keywords = names
-        # The children are in one sequence, positional ones first, so one iterator serves both.
+        # The children are in one sequence: first those of `args`, then those of `kwargs`. So one iterator is enough.
         values = iter(children)
         args = [None if name is None else next(values) for name in positional_names]
         kwargs = {name: next(values) for name in traced_keywords} | dict.fromkeys(static_keywords)

@@ -14,7 +14,7 @@ Words:
   user;
 - an *irreplaceable* object is one for which an equal object is no substitute, such as a list or a config
   (`_static_values.irreplaceable_objects`);
-- a *convention* says which leaves are traced at a place in a tree (`_node_types.Inherited`).
+- a *convention* says which leaves are traced at a place in a tree (`_node_types.LocalConvention`).
 
 A description of a class holds for ever, as a `NodeType` does. There is one exception. A class of leaves may later be
 registered as a class of nodes. So most descriptions of classes of leaves are *guesses*: after each registration, the
@@ -41,12 +41,12 @@ from ._native_or_python import native_module as native
 from ._node_types import (
     NUMPY_NUMBERS,
     TRACED_NUMBERS,
-    Inherited,
+    LocalConvention,
     NativeLayout,
     NodeType,
     carries_identity,
     is_namedtuple,
-    is_registered,
+    is_taken_apart_by_registry,
     is_traced,
     is_value_of_variable,
     markers,
@@ -135,7 +135,7 @@ def _describe_object(obj: Any, settings: int) -> Description | int:
     return _describe_leaf(cls, shape, is_guess=True)
 
 
-def _kind_of_leaf(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
+def _kind_of_leaf(leaf: Any, convention: LocalConvention, *, filtered: bool) -> int:
     """Returns `_IS_STATIC`, `_IS_VALUE` or `_IS_OBJECT` for one leaf. The walk in Python (`_walk`) decides likewise.
 
     Args:
@@ -173,7 +173,7 @@ def _describe_nodes(node_type: NodeType) -> Description:
     If C is to read its instances itself, by the directions of a library, and this is the first such class of the
     library, then the library is introduced to the native walk before.
     """
-    cls, is_in_registry = node_type.cls, is_registered(node_type)
+    cls, is_in_registry = node_type.cls, is_taken_apart_by_registry(node_type)
     convention = native.INHERITED if node_type.convention is None else NUMBERS[node_type.convention]
     shape, directions = _shape_of(node_type), _NO_DIRECTIONS
     # A library may let C read the attributes itself, without a call of the flatten function. `native_layout_of` returns
@@ -455,7 +455,7 @@ def _step(op: Op, numbers: tuple[int, ...]) -> Step:
     recipe = None if op.aux.is_copied else _recipe_for(op, numbers)
     # C cannot build the node, or it would call a function in JAX's registry and there is none. So the step does the
     # same as `_walk.build`. That works for all nodes, and copies the auxiliary data if it has to.
-    if recipe is None or (recipe.shape == native.OTHER and not is_registered(op.type)):
+    if recipe is None or (recipe.shape == native.OTHER and not is_taken_apart_by_registry(op.type)):
         return _step_calling(lambda children: op.type.put_together(op.aux.thaw(), list(children)), numbers)
     return _step_by_recipe(recipe, op, numbers)
 
@@ -618,10 +618,10 @@ def _in_order_of_attributes(
 
 # --- the start --------------------------------------------------------------------------------------------------------
 
-_CONVENTIONS: dict[int, Inherited] = {}
+_CONVENTIONS: dict[int, LocalConvention] = {}
 """The native walk's number for a convention → the convention. Filled by `start`. The reverse of `NUMBERS`."""
 
-NUMBERS: dict[Inherited, int] = {}
+NUMBERS: dict[LocalConvention, int] = {}
 """Convention → the native walk's number for it. Filled by `start`."""
 
 
@@ -635,7 +635,7 @@ def start(entries: dict[bytes, Any]) -> bool:
         True; False if an earlier import of this package has started the native walk, which stays with that one.
     """
     # These tables are filled here, because `native` has its numbers only if the native walk is in use.
-    numbers: dict[Inherited, int] = {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY}
+    numbers: dict[LocalConvention, int] = {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY}
     numbers |= {"outside": native.OUTSIDE, "variable": native.IN_VARIABLE}
     NUMBERS.update(numbers)
     _CONVENTIONS.update({number: convention for convention, number in NUMBERS.items()})

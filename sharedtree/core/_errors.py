@@ -7,11 +7,13 @@ There is one class for each way to fail. The first line of a message says what i
 the reason, in a sentence, and the fix, as code that runs. The paths are also an attribute, for programs that catch the
 error.
 
-Warnings arise at trace time, deep inside JAX, where the line number says nothing to a user. Also, Python shows one text
-from one line only once, so only the first of several functions would be warned about. So each warning names the wrapped
-function with file and line, and `warnings.warn_explicit` declares its definition as the source. Python keeps a list of
-the warnings that it has shown, and here each code object has a list of its own: a notebook cell that is run again
-defines its function again, and warns again.
+Warnings arise at trace time, deep inside JAX, where the line number says nothing to a user. Besides, Python shows the
+same text from the same line only once. If all warnings came from one line here, a second function with the same problem
+would give no warning. So each warning names the wrapped function with file and line, and `warnings.warn_explicit`
+declares the definition of this function as the source.
+
+To show a warning once, Python keeps a list of the warnings already shown (a `registry`). Here each code object has a
+list of its own. So if a notebook cell is run again, which defines its function again, it warns again.
 """
 
 import functools
@@ -32,10 +34,10 @@ from ._printing import printable_lines
 
 
 class SharedTreeError(Exception):
-    """Base class of all errors of this package.
+    """Base class of all errors of this package. Characters in a message that cannot be printed are escaped.
 
     Attributes:
-        paths: The paths involved, each printed as by `jax.tree_util.keystr`.
+        paths: The paths involved, each as a text by `jax.tree_util.keystr`. The empty text is the root.
 
     Example:
         >>> import sharedtree as st
@@ -51,11 +53,11 @@ class SharedTreeError(Exception):
 
 
 class InconsistentSharingError(SharedTreeError, ValueError):
-    """One object sits at several paths, and the transform would treat it differently at them.
+    """One object sits at several paths, and the transform would treat it differently at some of them.
 
     Attributes:
-        paths: The paths of the object: the first eight of each treatment.
-        treatments: The treatment at each of the paths, in the same order.
+        paths: The paths of the object: the first eight for each treatment.
+        treatments: The treatment at each of the paths, in words, in the same order.
     """
 
     treatments: tuple[str, ...]
@@ -66,7 +68,7 @@ class InconsistentSharingError(SharedTreeError, ValueError):
 
 
 class CycleError(SharedTreeError, ValueError):
-    """An object contains itself. `paths` has the first path of the object and the path at which it comes again."""
+    """An object contains itself. `paths` has its first path, and the path below itself at which it comes again."""
 
 
 class DepthError(SharedTreeError, RecursionError):
@@ -78,20 +80,21 @@ class UntiedError(SharedTreeError, ValueError):
 
 
 class SharingMismatchError(SharedTreeError, ValueError, TypeError):
-    """Two trees should have the same shape or the same ties, and have not.
+    """Two trees should have the same shape or the same ties, but they differ.
 
-    For different shapes of an option or a solution, JAX raises a `ValueError`; for those of a carry, a branch or the
-    result of a rule, a `TypeError`. Programs that catch either one catch this error, too.
+    If an option or a solution has the wrong shape, JAX raises a `ValueError`; for a carry, a branch or the result of a
+    rule, a `TypeError`. This error is both, so programs that catch one of them catch it, too.
 
     Attributes:
-        concerns_modules: False if neither tree has modules. Then JAX's own error is clear, and is raised instead.
+        concerns_modules: True if one of the trees has modules. The package sets it to False on an error without
+            modules, and then raises JAX's own error instead, which is clear in this case.
     """
 
     concerns_modules = True
 
 
 class StaticTracerError(SharedTreeError, TypeError):
-    """An output has a tracer in a static leaf, where it would outlive its trace."""
+    """A function returns a tracer in a static leaf, in which the tracer would outlive its trace."""
 
 
 class StaticComparisonError(SharedTreeError, TypeError):
@@ -99,7 +102,10 @@ class StaticComparisonError(SharedTreeError, TypeError):
 
 
 class ViewError(SharedTreeError, TypeError, AttributeError):
-    """A `View` was used as an array, or has none to show. `sharedtree.unwrap` puts arrays in the place of views."""
+    """A `View` was used or set like an array, or its array cannot be computed.
+
+    `sharedtree.unwrap` puts arrays in the place of views.
+    """
 
 
 class UnregisteredTypeError(SharedTreeError, TypeError):
@@ -107,7 +113,7 @@ class UnregisteredTypeError(SharedTreeError, TypeError):
 
 
 class ContextMismatchError(SharedTreeError, ValueError):
-    """A structure was used with one of another `Context`, or without the earlier structures to which it refers."""
+    """A structure was used with a structure of another `Context`, or without the earlier ones to which it refers."""
 
 
 class UnserialisableError(SharedTreeError, TypeError):
@@ -115,7 +121,7 @@ class UnserialisableError(SharedTreeError, TypeError):
 
     Attributes:
         paths: The paths of the objects.
-        reasons: The reason for each, in the same order.
+        reasons: The reason for each object, in the order of `paths`.
     """
 
     reasons: tuple[str, ...]
@@ -129,8 +135,8 @@ class UntrustedTypeError(SharedTreeError, TypeError):
     """A file names classes or functions that are not trusted. The error lists all of them; nothing was imported.
 
     Attributes:
-        paths: The first path of each.
-        names: The names, as `module:qualname`, in the same order.
+        paths: The first path of each class or function.
+        names: The names, as `module:qualname`, in the order of `paths`.
     """
 
     names: tuple[str, ...]
@@ -171,7 +177,7 @@ class MissingStepError(SharedTreeError, FileNotFoundError):
 
 
 class _PrintableWarning(UserWarning):
-    """A warning with an escaped text, like the errors."""
+    """Base class of the warnings. As in errors, characters that cannot be printed are escaped."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable_lines(message))
@@ -181,7 +187,7 @@ class UntiedWarning(_PrintableWarning):
     """A tie was lost: in a transform, between two calls, or on its way to an optimizer.
 
     The text names the function with file and line, the paths, and the calls that keep ties. Each tie gives one warning.
-    Its location is the definition of the function, so Python's warning filters tell functions apart.
+    The location of the warning is the definition of the function, so Python's warning filters tell functions apart.
     """
 
 
@@ -192,15 +198,16 @@ class RetraceWarning(_PrintableWarning):
 class LostChangeWarning(_PrintableWarning):
     """A function changes state in its arguments, and the change is lost.
 
-    It is given at trace time, if neither the option `in_place` of the transform nor a `Policy` says whether to write
-    changes back, and the changed object's library writes them back: Flax NNX, treex, `sharedtree.Module`. For objects
-    of other classes it is given only inside a transform with `in_place=True`. There is no warning for an object that
-    the function returns, nor under `jax.eval_shape` and other functions that run nothing.
+    The warning is given at trace time. The library of the changed object must be one that writes changes back itself,
+    as Flax NNX, treex and `sharedtree.Module` do. And neither the option `in_place` of the transform nor a `Policy`
+    says whether to write them back. For objects of other classes, the warning is given only inside a transform with
+    `in_place=True`. There is none for an object that the function returns, nor under `jax.eval_shape` and other
+    functions that run nothing.
     """
 
 
 class UnsaidVariableWarning(_PrintableWarning):
-    """An optimizer trains a variable of Flax NNX of a class that is known neither as parameter nor as state."""
+    """An optimizer trains a Flax NNX variable, although its class is known neither as parameter nor as state."""
 
 
 class CompatibilityError(SharedTreeError, ImportError):
@@ -210,6 +217,7 @@ class CompatibilityError(SharedTreeError, ImportError):
 # --- the source of warnings -------------------------------------------------------------------------------------------
 
 
+# Functions of these packages are not the user's.
 _PACKAGES = ("sharedtree", "jax", "equinox", "optax")
 
 
@@ -219,9 +227,10 @@ class Definition(NamedTuple):
     Attributes:
         name: The qualified name of the function.
         filename: The file, or the name of a notebook cell.
-        lineno: The first line, which is the first decorator's if there is one.
+        lineno: The first line of the definition: that of the first decorator, if there is one.
         module: The name of the module.
-        shown: The warnings already shown for it; the `registry` of `warnings.warn_explicit`.
+        shown: The warnings that Python has already shown for the function. Python fills it, as the `registry` of
+            `warnings.warn_explicit`.
     """
 
     name: str
@@ -235,27 +244,34 @@ class Definition(NamedTuple):
 
 
 def definition_of(function: Any) -> Definition:
-    """Returns the definition of the user's function inside wrappers, partials, methods and callable objects."""
-    # Unwrap until there is code, or until a callable comes again: `_inside` returns one that wraps nothing unchanged.
+    """Finds the user's function inside wrappers, partials, methods and callable objects. Returns its definition."""
+    # Unwrap until there is code. `_unwrap_once` returns a callable that wraps nothing unchanged, which also ends the
+    # loop.
     layers: list[Any] = []
     while not isinstance(function, types.CodeType) and not any(function is layer for layer in layers):
         layers.append(function)
-        function = _inside(function)
+        function = _unwrap_once(function)
     # The name is that of the innermost layer that has one. If none has, it is that of the object's class.
-    owner = next((layer for layer in reversed(layers) if hasattr(layer, "__qualname__")), type(layers[0]))
-    module = str(getattr(owner, "__module__", None) or "<unknown>")
-    # A function written in C has no code.
+    named = next((layer for layer in reversed(layers) if hasattr(layer, "__qualname__")), type(layers[0]))
+    module = str(getattr(named, "__module__", None) or "<unknown>")
+    # A function written in C has no code, so there is no file. The module stands in its place.
     if not isinstance(function, types.CodeType):
-        return Definition(str(owner.__qualname__), module, 1, module, {})
-    return _definition_of_code(function, str(owner.__qualname__), module)
+        return Definition(str(named.__qualname__), filename=module, lineno=1, module=module, shown={})
+    return _definition_of_code(function, str(named.__qualname__), module)
 
 
-def _inside(function: Any) -> Any:
-    """Removes one layer of a callable. Returns what it wraps, the code of a function, or else the callable itself."""
+def _unwrap_once(function: Any) -> Any:
+    """Removes one layer of a callable.
+
+    Returns:
+        The callable that it wraps. For a function that wraps nothing, its code. For an object with a `__call__` written
+        in Python, this `__call__`. For any other callable, the callable itself.
+    """
     if isinstance(function, functools.partial):
         return function.func
     if isinstance(function, types.MethodType):
         return function.__func__
+    # `getattr_static` runs no code of the object. Only an object that has `__wrapped__` is asked for it.
     wrapped = inspect.getattr_static(function, "__wrapped__", None)
     if wrapped is not None:
         return getattr(function, "__wrapped__", function)
@@ -266,9 +282,9 @@ def _inside(function: Any) -> Any:
 
 
 def definition_of_caller() -> Definition:
-    """Returns the definition of the user's function: the innermost one on the stack outside of `_PACKAGES`.
+    """Returns the definition of the innermost function on the stack that is not in one of `_PACKAGES`.
 
-    If there is none, it is the outermost function on the stack.
+    If all are, returns that of the outermost function on the stack.
     """
     frame: types.FrameType | None = sys._getframe(1)  # noqa: SLF001 -- `inspect.stack` reads every source file
     caller = frame
@@ -282,7 +298,8 @@ def definition_of_caller() -> Definition:
     return _definition_of_code(code, code.co_qualname, module)
 
 
-# By identity, since code compiled twice from one notebook cell is equal.
+# Code object → the warnings shown for it. By identity, because a notebook cell that is compiled twice gives two code
+# objects that are equal.
 _shown: WeakIdentityDict[dict[Any, Any]] = WeakIdentityDict()
 _lock = Lock()
 
@@ -297,7 +314,7 @@ def _definition_of_code(code: types.CodeType, name: str, module: str) -> Definit
 
 
 def warn_about(definition: Definition, message: str, category: type[Warning]) -> None:
-    """Gives a warning with a function's definition as its source."""
+    """Gives a warning with a function's definition as its source. Python's filters may ignore it or raise it."""
     warnings.warn_explicit(
         message,
         category,
@@ -319,18 +336,18 @@ def report_untied(
     count: int = 1,
     may_wait: bool = False,
 ) -> None:
-    """Warns or raises because ties were lost. Every `UntiedWarning` and `UntiedError` comes from here.
+    """Warns or raises an error because ties were lost. All `UntiedWarning`s and `UntiedError`s come from here.
 
     Args:
-        on_untie: The setting of the policy.
-        definition: The function in which it happened.
+        on_untie: What the policy says: give a warning, raise an error, or do nothing.
+        definition: The function in which the ties were lost.
         explanation: Sentences with the paths and the reason.
         fixes: Lines of text and code. Code is indented by four spaces.
         paths: The paths, for programs that catch the error.
         verb: "lost" or "cut", for the first sentence.
         count: The number of ties.
-        may_wait: True defers the warning to the end of the innermost trace in progress, if there is one. The trace has
-            a check of its own, and drops this warning if the check has found the same loss.
+        may_wait: True defers the warning to the end of the innermost trace in progress in this thread, if there is one.
+            The trace has a check of its own, and drops this warning if the check has found the same loss.
 
     Raises:
         UntiedError: If `on_untie` is "error".
@@ -341,7 +358,7 @@ def report_untied(
     message = f"{ties} {verb} in {definition}. {explanation}\n{fixes}"
     if on_untie == "error":
         raise UntiedError(message, paths)
-    # The trace in progress gives the deferred warnings when it ends, or drops those that its own check repeats.
+    # Defer the warning: the innermost list of `deferring_warnings` is the last.
     if may_wait and _traces.deferred:
         _traces.deferred[-1].append((definition, message))
     else:
@@ -349,10 +366,10 @@ def report_untied(
 
 
 class _ActiveTraces(threading.local):
-    """The traces in progress in this thread. A trace runs in one thread.
+    """The traces in progress in this thread. Each trace runs in one thread.
 
     Attributes:
-        deferred: One list of deferred warnings per trace, innermost last.
+        deferred: One list for each trace, the innermost last. A list has (function, text) of each deferred warning.
     """
 
     def __init__(self) -> None:
@@ -364,10 +381,11 @@ _traces = _ActiveTraces()
 
 @contextmanager
 def deferring_warnings() -> Iterator[list[tuple[Definition, str]]]:
-    """Collects the warnings that `report_untied` defers during the block, in the list that it yields.
+    """Collects the warnings that `report_untied` defers during the block.
 
-    After the block, the caller has to give them (`give_warnings`) or to drop them. If the block raises, they are given
-    at once.
+    Yields:
+        The list of these warnings. After the block, the caller gives them by `give_warnings`, or drops them. If the
+        block raises an error, they are given at once.
     """
     deferred: list[tuple[Definition, str]] = []
     _traces.deferred.append(deferred)
@@ -382,7 +400,8 @@ def deferring_warnings() -> Iterator[list[tuple[Definition, str]]]:
 
 
 def give_warnings(deferred: list[tuple[Definition, str]]) -> None:
-    """Gives deferred warnings, and removes them from the list."""
+    """Gives deferred warnings, and removes each from the list before it is given."""
+    # A warning may be raised as an error, by a filter. Then the rest stays in the list.
     while deferred:
         definition, message = deferred.pop(0)
         warn_about(definition, message, UntiedWarning)

@@ -1,11 +1,11 @@
 """Chooses the walk: the native one, in C, or the one in Python, which does the same and is several times slower.
 
-The native one is used if it was compiled, unless `SHAREDTREE_NATIVE=0` is set or the interpreter has no global lock.
+The native walk is used if it was compiled, unless `SHAREDTREE_NATIVE=0` is set or the interpreter has no global lock.
 
-A compiled module that does not fit is not used, and there is a warning: it was compiled for another interpreter, or
-from C files of another version than the Python files. The C files lie beside this one; where a wheel was installed,
-there is their digest instead, in `_native_source.py`. The compiled file contains the digest of the C files that it was
-compiled from, so that a wrong one is recognised without being loaded.
+A compiled module may not fit: it was compiled for another interpreter, or from C files of another version than the
+Python files. Then it is not used, and there is a warning. To find this out without loading the module, digests are
+compared. The compiled file contains the digest of the C files from which it was compiled. In a checkout the C files of
+this version lie beside this file. An installed wheel has their digest instead, in `_native_source.py`.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ _OFF = ("0", "false", "no", "off")
 
 
 def _load() -> tuple[Any, str]:
-    """Loads the native module, and warns if there is one that cannot be used.
+    """Loads the native module. Warns if there is one that cannot be used, or if its compilation failed.
 
     Returns:
-        (the module, "native"); or (None, the reason why the walk in Python is used, for `engine` to print).
+        The module and the text "native". If there is no usable module: None and the reason, for `engine`.
     """
     setting = os.environ.get("SHAREDTREE_NATIVE", "")
     if setting.strip().lower() in _OFF:
@@ -37,33 +37,38 @@ def _load() -> tuple[Any, str]:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None, "free-threaded Python"
     try:
-        module, fault = _matching_module()
+        module, fault = _load_matching_module()
     except Exception as error:  # noqa: BLE001 -- a file of that name may do anything when it is loaded
         module, fault = None, f"{type(error).__name__}: {error}"
     if fault is not None:
         return None, _warn_of(fault)
-    return module, "not compiled" if module is None else "native"
+    return (None, "not compiled") if module is None else (module, "native")
 
 
-def _matching_module() -> tuple[Any, str | None]:
-    """Finds the native module and checks that it belongs to this version of the package.
+def _load_matching_module() -> tuple[Any, str | None]:
+    """Finds the native module, checks that it belongs to this version of the package, and loads it.
 
     Returns:
-        (the module, None), (None, what is wrong with it), or (None, None) if there is none.
+        The module, or None, and what is wrong, or None:
+
+        - (module, None): it fits.
+        - (None, text): it does not fit, or there is none because the compiler failed.
+        - (None, None): there is none, and nothing has failed.
     """
     # Find the compiled file, without loading it.
     spec = importlib.util.find_spec(_NAME)
     if spec is None or spec.origin is None:
         return None, _failure_of_build()
-    library = pathlib.Path(spec.origin).read_bytes()
-    if not _is_whole(library):
+    content = pathlib.Path(spec.origin).read_bytes()
+    if not _is_whole(content):
         return None, "the end of its file is missing"
     # Compare the digest of the source with the one in the compiled file.
     digest = _digest_of_source()
     if digest is None:
         return None, "neither its source nor `_native_source.py` is there to tell whether it fits"
-    # A file without these bytes is not loaded. They might be there by accident, so the attribute decides.
-    if digest.encode() in library:
+    # Only a file that contains the digest is loaded. The digest might be there by accident, in the middle of something
+    # else. So in the end the attribute with the digest decides.
+    if digest.encode() in content:
         module: Any = importlib.import_module(_NAME)
         if module.built_from == digest:
             return module, None
@@ -71,11 +76,13 @@ def _matching_module() -> tuple[Any, str | None]:
 
 
 def _failure_of_build() -> str | None:
-    """Returns a sentence with the compiler's error, if a wheel has no native module because a compiler failed.
+    """Tells why an installed wheel has no native module.
 
-    Returns None in a checkout, and for a wheel that was built where there was no compiler.
+    Returns:
+        A text with the compiler's error, if the compiler failed when the wheel was built. None in a checkout, and for a
+        wheel that was built without a compiler.
     """
-    # This is a checkout, where the module is missing until somebody compiles it.
+    # With source files, this is a checkout, where the module is missing until somebody compiles it.
     if _source_files():
         return None
     # `FAULT` is empty if there was no compiler, or if the module was compiled.
@@ -83,13 +90,14 @@ def _failure_of_build() -> str | None:
         fault = importlib.import_module(f"{__package__}._native_source").FAULT
     except (ModuleNotFoundError, AttributeError):
         return None
+    # `fault` is the output of the compiler. Its first line is enough here.
     return f"it was not compiled when this was built: {fault.strip().splitlines()[0]}" if fault.strip() else None
 
 
 def _digest_of_source() -> str | None:
-    """Returns the digest of the C files of this version; None if neither the files nor their digest are installed.
+    """Returns the digest of the C files of this version. None if neither the files nor their digest are installed.
 
-    It is a SHA-256 of the names and contents of all C files. `hatch_build.py` computes the same.
+    The digest is a SHA-256 of the names and contents of all C files. `hatch_build.py` computes the same.
     """
     files = _source_files()
     if files:
@@ -108,20 +116,29 @@ def _source_files() -> list[pathlib.Path]:
     return sorted(pathlib.Path(__file__).parent.glob("_native*.[ch]"))
 
 
-def _is_whole(library: bytes) -> bool:
-    """Returns False for an ELF file whose end is missing: to load it and to use the missing part ends the process."""
-    if not library.startswith(b"\x7fELF\x02\x01"):
+def _is_whole(content: bytes) -> bool:
+    """Returns False for an ELF file with its end missing, True for any other file.
+
+    A copy that was interrupted leaves such a file. A process that loads it and uses the missing part crashes.
+
+    Args:
+        content: the bytes of the file.
+    """
+    # A 64-bit, little-endian ELF file begins with these bytes. Other files are not checked.
+    if not content.startswith(b"\x7fELF\x02\x01"):
         return True
-    if len(library) < 64:
+    # The header has 64 bytes.
+    if len(content) < 64:
         return False
-    # The table of sections is the last thing in the file. The header has its start, the size of an entry and their
-    # number.
-    (start,), (size, count) = struct.unpack_from("<Q", library, 40), struct.unpack_from("<HH", library, 58)
-    return start + size * count <= len(library)
+    # The table of sections is the last thing in the file. The header has its start at byte 40, and at byte 58 the size
+    # of an entry and the number of entries.
+    (start,) = struct.unpack_from("<Q", content, 40)
+    entry_size, num_entries = struct.unpack_from("<HH", content, 58)
+    return start + entry_size * num_entries <= len(content)
 
 
 def _warn_of(fault: str) -> str:
-    """Warns that the native walk is not used, and returns the reason."""
+    """Warns that the native walk is not used because of `fault`, and returns `fault`."""
     warnings.warn(
         f"The native part of sharedtree cannot be used: {fault}.\n"
         "Everything works without it, but more slowly. Install the package again.",
@@ -131,33 +148,36 @@ def _warn_of(fault: str) -> str:
     return fault
 
 
+# `native_module` is None if the walk in Python is used. `_reason` says why; with the native walk it is "native".
 native_module: Any
 native_module, _reason = _load()
 
 
 def engine() -> str:
-    """Names the walk that is in use, with the reason if it is the one in Python."""
+    """Returns the name of the walk in use: "native walk", or "walk in Python" with the reason in brackets."""
     return "native walk" if native_module is not None else f"walk in Python ({_reason})"
 
 
-def start(begin: Callable[[], bool]) -> None:
-    """Prepares the native walk, or goes back to the one in Python if that fails.
+def start(prepare: Callable[[], bool]) -> None:
+    """Prepares the native walk. If that fails, goes back to the walk in Python.
 
     Args:
-        begin: prepares it. Returns False if an earlier import of the package has done so.
+        prepare: prepares the native module for this import of the package. Returns False if the module already serves
+            an earlier import. It can serve one alone.
     """
     if native_module is None:
         return
     fault = None
     try:
-        is_first = begin()
+        is_first = prepare()
     except Exception as error:  # noqa: BLE001 -- whatever the native walk lacks, the one in Python does not need
         is_first, fault = False, f"{type(error).__name__}: {error}"
+    # Either the preparation has failed, which gives a warning, or the module serves an earlier import.
     if not is_first:
-        give_up("it serves an earlier import of the package" if fault is None else _warn_of(fault))
+        use_python("it serves an earlier import of the package" if fault is None else _warn_of(fault))
 
 
-def give_up(reason: str) -> None:
-    """Goes back to the walk in Python. Only before the first tree is walked."""
+def use_python(reason: str) -> None:
+    """Goes back to the walk in Python. Only to be called before the first tree is walked."""
     global native_module, _reason  # noqa: PLW0603 -- only while the package is imported
     native_module, _reason = None, reason

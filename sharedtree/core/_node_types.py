@@ -5,9 +5,13 @@
     node_type_of(partial)              by JAX's registry
     node_type_of(1)                    None: a leaf
 
-There are four kinds: the plain containers; classes that a library's row takes apart, as Equinox modules are, field by
-field; every other class in JAX's registry, by the flatten function that its author registered; and the classes of
-`register_node`, which JAX does not know.
+There are four kinds of classes. The *plain containers* (`PLAIN`, and namedtuples) are the built-in ones, such as lists
+and dicts. All others are *modules*:
+
+- Classes of a library with a row in this package, such as Equinox modules. The row takes instances apart field by
+  field.
+- Every other class in JAX's registry, by the flatten function that its author registered.
+- The classes of `register_node`, which JAX does not know.
 
 Whether a leaf is traced depends on the module that holds it: the library of the module has a *convention* for this.
 
@@ -17,15 +21,19 @@ Whether a leaf is traced depends on the module that holds it: the library of the
     1.0             no                   yes              no
     jax.nn.relu     no                   no               no
 
-Nothing here knows any library. Each file of `libraries/` enters a *row*, a `Library`: functions and facts that answer
-questions about its classes to which JAX's registry has no answer. A function of a row returns None for the classes of
-all other libraries. The walk asks how instances come apart, `Module.parameters` which leaves train, `state` what
-represents an instance in plain data, and files how an instance is written and what a file may name. The walk asks once
-for each class, when the first instance comes. What a user may change in a class is asked again for each new structure
-with its instances.
+This file knows no library. Each file of `libraries/` enters a *row*, a `Library`: functions and facts about the classes
+of the library that JAX's registry does not have. A function of a row returns None for the classes of all other
+libraries. The rows are asked
 
-The *native walk* is the walk in C, which reads many classes by itself. A *static* attribute or leaf is not traced. The
-*auxiliary data* of a node is all that its class needs besides the children.
+- by the walk, how instances come apart: once for each class, when its first instance comes. Facts that a user may
+  change later in a class are asked for again with each new structure that has instances of it;
+- by `Module.parameters`, which leaves train;
+- by `state`, what represents an instance in plain data;
+- by files, how an instance is written and what a file may name.
+
+Words: the *walk* takes a tree apart. The *native walk* does it in C, and reads many classes by itself. A *static*
+attribute or leaf is not traced. The *auxiliary data* of a node is all that its class needs besides the children. An
+object *carries identity* at a place if an occurrence at another place is a tie with it, and not just an equal value.
 """
 
 import collections
@@ -47,18 +55,19 @@ from ._jax_internals import TYPED_NUMBERS, rebuild_registered, unflatten_of
 Convention = Literal["equinox", "jax", "variable"]
 """Which leaves of a module are traced.
 
-`"equinox"`: arrays only, as in Equinox's filter transforms. `"jax"`: whatever `jax.jit` accepts. `"variable"`: like
-`"jax"`, but an array directly in the module is a value, however many variables hold it.
+`"equinox"`: arrays only, as in Equinox's filter transforms. `"jax"`: whatever `jax.jit` accepts. `"variable"`, for a
+`Variable` of NNX: like `"jax"`, but the array directly in it carries no identity. So two variables that hold one array
+are not tied.
 """
 
 
-Inherited = Convention | Literal["outside", "any"]
-"""The convention at some place in a tree: that of the nearest module around it, or one of two outside all modules.
+LocalConvention = Convention | Literal["outside", "any"]
+"""The convention at one place in a tree: that of the nearest module around it, or one of two outside all modules.
 
-`"outside"`: every leaf counts as traced, and the transform refuses what it cannot trace. Only modules and references
-carry identity.
-`"any"`: below a mutable container that carries identity by a policy. Every leaf counts as traced here, too, but arrays
-and mutable containers carry identity.
+`"outside"`: every leaf counts as traced, and the transform raises an error for a leaf that it cannot trace. Only
+modules and references carry identity.
+`"any"`: below a mutable container that carries identity outside modules, as a policy may ask for. Every leaf counts as
+traced here, too, but arrays and mutable containers carry identity.
 """
 
 
@@ -67,12 +76,12 @@ KeyEntries = tuple[Any, ...]
 
 
 Role = Literal["parameter", "unsaid", "state"]
-"""How an optimizer treats a leaf, as its library says: it is trained; trained, although the library does not say; or
-left alone."""
+"""What an optimizer does with a leaf, by its library. `"parameter"`: trains it. `"unsaid"`: trains it, although the
+library does not say that it is a parameter. `"state"`: does not train it."""
 
 RolesBelow = Role | Callable[[Any], Sequence[Role | None] | None]
-"""The role of all leaves below an instance. Or a function of its auxiliary data that returns one role for each child:
-None for a child whose role is not known, and None in place of all roles if no child's is."""
+"""The role of all leaves below an instance. Or a function: auxiliary data → one role for each child, with None for a
+child without a known role. If no child has one, the function may return None in place of the whole sequence."""
 
 
 class NodeType(NamedTuple):
@@ -80,22 +89,22 @@ class NodeType(NamedTuple):
 
     Attributes:
         cls: the class.
-        is_plain: whether it is a plain container, which outside modules is a value and not an object.
+        is_plain: whether it is a plain container. Outside modules, a plain container carries no identity.
         is_mutable: whether it is a plain container that can be mutated, and so carries identity inside modules. False
             for all modules.
-        convention: which leaves below an instance are traced; None inherits the convention of the enclosing module.
+        convention: which leaves below an instance are traced. None inherits the convention of the enclosing module.
         take_apart: instance → (children, auxiliary data).
         put_together: (auxiliary data, children) → a new instance.
-        keys_of: instance → one key entry a child, as in JAX's key paths.
+        keys_of: instance → one key entry for each child, as in JAX's key paths.
         fields: the names of all fields, for a class that is read field by field. Its auxiliary data is then (names of
             the traced fields that are set, pairs of names and values of the static ones).
-        keys_vary: whether the keys may depend on the instance, and not on class and auxiliary data alone.
+        keys_vary: whether two instances with equal auxiliary data may have different keys.
         writes_back: what becomes of a change that a function makes in an instance. True: the library of the class
             writes it back into the caller's object. False: the change is lost, and nobody would miss it. None: no
-            library says.
-        roles: the roles of the leaves below an instance; None if no library says.
-        is_view: True if an instance stands for a function of its leaves, which are also elsewhere. A path through one
-            represents a leaf only if there is no other path.
+            library has an answer.
+        roles: the roles of the leaves below an instance. None if no library has an answer.
+        is_view: True if an instance stands for a result computed from its leaves, such as the transpose of a weight
+            that is also elsewhere in the model. A path through a view represents a leaf only if there is no other path.
     """
 
     cls: type
@@ -118,26 +127,26 @@ class NodeType(NamedTuple):
 
     @property
     def is_known_to_jax(self) -> bool:
-        """True if JAX takes a plain container of this class apart, too.
+        """True unless JAX takes instances of the class for leaves. That is so for a `deque` alone.
 
         The classes of `register_node` count as known: sharedtree packs their instances before JAX sees them.
         """
         return self.cls is not collections.deque
 
-    def inherits(self, outer: Inherited, *, containers: bool = False) -> Inherited:
-        """Computes the convention for the leaves below an instance.
+    def convention_below(self, outer: LocalConvention, *, containers: bool = False) -> LocalConvention:
+        """Returns the convention for what is below an instance.
 
         Args:
-            outer: the convention around it.
+            outer: the convention at the place of the instance.
             containers: whether mutable containers carry identity outside modules.
         """
         if self.convention is not None:
             return self.convention
-        # The class has none of its own: it is a plain container or a `Partial`. The convention of a variable is only
-        # for what is directly in it. A `Partial` outside modules has nothing to inherit, so it gets JAX's.
+        # Without a convention of its own, the class is a plain container or a `Partial`. "variable" holds only for what
+        # is directly in a variable. A `Partial` outside modules has nothing to inherit, so it gets JAX's convention.
         if outer == "variable" or (outer in ("outside", "any") and not self.is_plain):
             return "jax"
-        # A mutable container that carries identity by a policy: so do the arrays below it.
+        # If a mutable container carries identity outside modules, the arrays below it carry identity, too.
         return "any" if outer == "outside" and containers and self.is_mutable else outer
 
 
@@ -149,38 +158,44 @@ PYTHON_NUMBERS = frozenset({bool, int, float, complex})
 TRACED_NUMBERS = PYTHON_NUMBERS | TYPED_NUMBERS
 """Classes of numbers that JAX traces: Python's, and the subclasses that JAX passes to derivative rules instead."""
 
-_NAMES_OF_DTYPES = [name for name in dir(jnp) if name.startswith(("bfloat", "float8", "int4", "uint4"))]
+# Dtypes that JAX has and NumPy has not, such as `bfloat16`.
+_NAMES_OF_JAX_DTYPES = [name for name in dir(jnp) if name.startswith(("bfloat", "float8", "int4", "uint4"))]
 
+# The codes are those of NumPy's own dtypes: bool, signed and unsigned integers, float16 to float64, complex.
 NUMPY_NUMBERS: tuple[type, ...] = tuple(
     {np.dtype(code).type for code in "?bhilqBHILQefdFD"}
-    | {np.dtype(getattr(jnp, name)).type for name in _NAMES_OF_DTYPES}
+    | {np.dtype(getattr(jnp, name)).type for name in _NAMES_OF_JAX_DTYPES}
 )
 """NumPy's scalar classes whose dtypes JAX traces. For each of them there is one dtype object."""
 
-_WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
+_CLASSES_WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
 
 
 def carries_identity(leaf: Any) -> bool:
-    """Tells whether a traced leaf is an object and not a value: if so, two occurrences inside a module are a tie."""
-    return isinstance(leaf, _WITH_IDENTITY)
+    """Tells whether a traced leaf carries identity: if so, two occurrences inside a module are a tie.
+
+    True for arrays and references, False for numbers. It does not look at the place of the leaf.
+    """
+    return isinstance(leaf, _CLASSES_WITH_IDENTITY)
 
 
-def is_traced(leaf: Any, convention: Inherited) -> bool:
+def is_traced(leaf: Any, convention: LocalConvention) -> bool:
     """Tells whether a leaf becomes an input of the computation, under the convention at its place."""
-    # Outside modules all leaves do, and the transform raises its own error for one that it cannot trace.
+    # Outside modules all leaves are traced, and the transform raises its own error for a leaf that it cannot trace.
     if convention in ("outside", "any"):
         return True
     # JAX refuses NumPy arrays of texts and objects, so in its convention they are static. To Equinox all are arrays.
     if isinstance(leaf, np.ndarray | np.generic):
         return convention == "equinox" or _is_numeric(leaf.dtype)
     # All other kinds of arrays, and references, are traced under every convention.
-    if isinstance(leaf, _WITH_IDENTITY):
+    if isinstance(leaf, _CLASSES_WITH_IDENTITY):
         return True
     # Numbers, and objects that JAX can convert to arrays, are static under Equinox's convention alone.
     return convention != "equinox" and (type(leaf) in TRACED_NUMBERS or hasattr(type(leaf), "__jax_array__"))
 
 
 def _is_numeric(dtype: Any) -> bool:
+    """Tells whether a dtype is one of numbers or booleans, JAX's own included."""
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
@@ -188,25 +203,31 @@ def _is_numeric(dtype: Any) -> bool:
 
 
 def node_type_of(obj: Any) -> NodeType | None:
-    """Looks up the node type of an object's class. None if it is a leaf. Cost: two or three dictionary look-ups."""
+    """Returns the node type of an object's class. None if the object is a leaf.
+
+    Cost: two or three dictionary look-ups, unless the class is new.
+    """
     cls: type = type(obj)
     plain = PLAIN.get(cls)
     if plain is not None:
         return plain
-    # Without this, each number and array would be looked up in JAX's registry below.
+    # Otherwise each number and array would be looked up in JAX's registry below.
     if cls in _COMMON_LEAVES:
         return None
     node_type = node_types_by_class.get(cls)
     if node_type is not None:
         return node_type
     new_type = _new_node_type(cls, obj)
-    return None if new_type is None else _remembered(new_type)
+    return None if new_type is None else _enter_in_table(new_type)
 
 
-def _remembered(node_type: NodeType) -> NodeType:
-    """Enters a node type into the table, and returns the one that the table has for the class from now on."""
-    # The table keeps its classes alive. JAX's registry does so for ever anyway; but a namedtuple is in no registry, and
-    # a program may make new ones without end.
+def _enter_in_table(node_type: NodeType) -> NodeType:
+    """Enters a node type into `node_types_by_class`, and returns the one that the table has for the class from now on.
+
+    Namedtuples are not entered. Their node type is returned, and made again when the next instance comes.
+    """
+    # The table keeps its classes alive. JAX's registry keeps the others alive anyway. But a namedtuple is in no
+    # registry, and a program may make new namedtuples without end.
     if node_type.is_plain:
         return node_type
     # Several threads may come here with the same class. `setdefault` lets one of them win for all.
@@ -214,16 +235,16 @@ def _remembered(node_type: NodeType) -> NodeType:
 
 
 def node_type_of_class(cls: type) -> NodeType:
-    """Finds the node type of a class without having an instance.
+    """Returns the node type of a class without having an instance.
 
     Raises:
-        UnregisteredTypeError: if neither JAX nor sharedtree know the class.
+        UnregisteredTypeError: if neither JAX nor sharedtree know the class. The text speaks of unpickling.
     """
     node_type = PLAIN.get(cls) or node_types_by_class.get(cls)
     # The class is new here, as it may be in a process that loads a pickle.
     if node_type is None:
         if is_namedtuple(cls):
-            # JAX's registry answers for an instance only, so one is made of Nones.
+            # JAX's registry can be asked about an instance only. So an instance is made, with None for each item.
             node_type = _new_node_type(cls, tuple.__new__(cls, [None] * len(getattr(cls, "_fields", ()))))
         else:
             node_type = node_type_by_library(cls) or (_registered_type(cls) if is_in_jax_registry(cls) else None)
@@ -232,21 +253,21 @@ def node_type_of_class(cls: type) -> NodeType:
         raise UnregisteredTypeError(
             f"`{name}` was a pytree node where this was pickled, but it is not registered here. Import the module that "
             f"registers it first, or register it:\n    jax.tree_util.register_pytree_node({name}, flatten, unflatten)",
-            ("",),
+            paths=("",),  # the root
         )
-    return node_type if cls in PLAIN else _remembered(node_type)
+    return node_type if cls in PLAIN else _enter_in_table(node_type)
 
 
 def is_module(obj: Any) -> bool:
-    """Tells whether an object is a module, which carries identity wherever it is."""
+    """Tells whether an object is a module: a node that is no plain container. It carries identity wherever it is."""
     node_type = node_type_of(obj)
     return node_type is not None and not node_type.is_plain
 
 
 def is_value_of_variable(obj: Any) -> bool:
-    """Tells whether an object directly in an NNX `Variable` is an array, which carries no identity at this place.
+    """Tells whether an object directly in an NNX `Variable` is its array, which carries no identity at this place.
 
-    A `jax.Ref` in a variable carries identity, and so may a node. This returns False for both.
+    False for a `jax.Ref`, which carries identity in a variable, too; for a node; and for a number.
     """
     if node_type_of(obj) is not None or isinstance(obj, jax.Ref):
         return False
@@ -263,8 +284,8 @@ def register_node(
 ) -> None:
     """Teaches sharedtree a node type that JAX does not know.
 
-    Classes in JAX's own registry need no registration here. A class registered here is a module inside every
-    sharedtree function and transform; vanilla JAX still sees its instances as leaves.
+    Classes in JAX's own registry need no registration here. To sharedtree's functions and transforms, an instance of a
+    class registered here is a module: it is taken apart, and keeps its identity. Vanilla JAX still sees a leaf.
 
     Args:
         cls: the class; its subclasses are not included.
@@ -307,16 +328,24 @@ def register_node(
         children, _ = take_apart(obj)
         return tuple([jtu.SequenceKey(i) for i in range(len(children))])
 
-    node_types_by_class[cls] = NodeType(cls, False, False, convention, take_apart, unflatten, keys_of)
+    node_types_by_class[cls] = NodeType(
+        cls,
+        is_plain=False,
+        is_mutable=False,
+        convention=convention,
+        take_apart=take_apart,
+        put_together=unflatten,
+        keys_of=keys_of,
+    )
     for callback in registration_callbacks:
         callback()
 
 
 def require_registered(tree: Any) -> None:
-    """Raises an error if `tree` itself is an instance of a class that nobody registered.
+    """Raises an error if `tree` itself looks like a model of a class that nobody registered.
 
-    A node, a leaf that JAX can trace, a callable and an object without attributes are fine. Any other object with
-    attributes looks like a model.
+    An object with attributes looks like a model. A node, a leaf that JAX can trace, and a callable raise no error.
+    Objects below `tree` are not looked at.
 
     Raises:
         UnregisteredTypeError: with the class, and the two ways to register it as code.
@@ -328,12 +357,13 @@ def require_registered(tree: Any) -> None:
         return
     name = type(tree).__name__
     raise UnregisteredTypeError(
-        f"`{name}` is not a registered pytree node, so nothing inside it can be seen.\n{how_to_register(name)}", ("",)
+        f"`{name}` is not a registered pytree node, so nothing inside it can be seen.\n{how_to_register(name)}",
+        paths=("",),  # the root
     )
 
 
 def how_to_register(name: str) -> str:
-    """Writes the two ways to make a class a node, as code.
+    """Returns the two ways to make a class a node, as lines of text and code for an error.
 
     Args:
         name: the name of the class.
@@ -349,11 +379,11 @@ def how_to_register(name: str) -> str:
 # --- how a node type is found -----------------------------------------------------------------------------------------
 
 registration_callbacks: list[Callable[[], None]] = []
-"""Called after each call of `register_node`, since instances of the class were leaves before."""
+"""Functions that drop what was computed while instances of a class were leaves. `register_node` calls each of them."""
 
 node_types_by_class: dict[type, NodeType] = {}
-"""The node types of all modules seen so far, and of the classes of `register_node`. Each entry is one assignment, which
-threads cannot tear."""
+"""Class → node type, for all classes of modules seen so far and for those of `register_node`. It needs no lock, because
+threads cannot tear the assignment of an entry."""
 
 
 _COMMON_LEAVES = TRACED_NUMBERS | {str, bytes, np.ndarray}
@@ -361,24 +391,27 @@ _COMMON_LEAVES = TRACED_NUMBERS | {str, bytes, np.ndarray}
 
 
 def is_in_jax_registry(cls: type) -> bool:
-    """Tells whether JAX takes instances of a class apart. Not for the classes in `PLAIN`."""
+    """Tells whether JAX takes instances of a class apart. Not to be asked about the classes in `PLAIN`."""
     if cls is jtu.Partial or is_namedtuple(cls):
         return True
     # NumPy warns if some of its scalars are made by a bare `__new__`. None of them is a node.
     if issubclass(cls, np.generic):
         return False
-    # JAX has no public question about a class, only about objects. So an instance is made without `__init__`; JAX looks
-    # at its class alone.
+    # JAX has no public function that tells this of a class, only one for an object. So an instance is made without
+    # `__init__`. JAX looks only at the class of the instance. The `__new__` is that of the nearest base written in C,
+    # such as `object`, because the class may have a `__new__` of its own.
     built_in: Any = built_in_base(cls)
     try:
         blank = built_in.__new__(cls)
-    except TypeError:  # of a layout that only its own constructor can make; JAX knows those in `PLAIN`
+    except TypeError:
+        # Only its own constructor, in C, can make instances of this class. The only classes of this kind that JAX takes
+        # apart are in `PLAIN`.
         return False
     return not jtu.all_leaves([blank])
 
 
 def _new_node_type(cls: type, obj: Any) -> NodeType | None:
-    """Makes the node type of a class that was not seen before. None if its instances are leaves.
+    """Makes the node type of a class. Does not enter it into the table. Returns None if instances are leaves.
 
     Args:
         cls: the class.
@@ -387,21 +420,23 @@ def _new_node_type(cls: type, obj: Any) -> NodeType | None:
     by_library = node_type_by_library(cls)
     if by_library is not None:
         return by_library
-    flat = jtu.default_registry.flatten_one_level(obj)
-    if flat is None:
+    children_and_aux = jtu.default_registry.flatten_one_level(obj)
+    if children_and_aux is None:
         return None
-    # For a namedtuple JAX's auxiliary data is the class, unless its author registered a flatten function for it.
-    _, aux = flat
+    _, aux = children_and_aux
+    # JAX takes any namedtuple apart, with the class itself as auxiliary data. If the author of this one has registered
+    # a flatten function, `aux` comes from there, and the class is treated like any other registered class.
     if is_namedtuple(cls) and aux is cls:
         return namedtuple_type(cls)
     return _registered_type(cls)
 
 
 class AuxConversion(NamedTuple):
-    """Replacement for the auxiliary data that a class's own flatten function returns.
+    """Functions that replace the auxiliary data from a class's own flatten function, and restore it.
 
-    A structure compares auxiliary data by type and value. The replacement is such that this is right: the fields are in
-    one order, for example, and a wrapper without `==` is replaced by what it holds.
+    A structure compares auxiliary data by type and value. For some classes this would find a difference where there is
+    none. In the replacement the fields have one order, for example, and a wrapper without `==` is replaced by its
+    content.
 
     Attributes:
         to_structure: auxiliary data → its replacement in a structure.
@@ -433,32 +468,33 @@ def _registered_type(cls: type) -> NodeType:
         cls,
         is_plain=False,
         is_mutable=False,
-        # A `Partial` has no convention, and inherits that of the module around it. JAX's is that of all classes about
-        # which no library says anything.
+        # A `Partial` has no convention, and inherits that of the module around it. Any other class has JAX's convention
+        # if no library says otherwise.
         convention=None if issubclass(cls, jtu.Partial) else convention_by_library(cls) or "jax",
         take_apart=_take_apart_registered if conversion is None else take_apart_and_convert,
         put_together=put_together,
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
-        # A registered function may make the keys from anything in the instance. For a class with a layout, or with a
-        # conversion (treeo's classes), they are the names of its fields.
+        # A registered function may make the keys from anything in the instance. For a class with a native layout, or
+        # with a conversion (treeo's classes), the keys are the names of its fields.
         keys_vary=conversion is None and native_layout_of(cls) is None,
         writes_back=writes_back_by_library(cls),
         roles=role_by_library(cls),
     )
 
 
-def is_registered(node_type: NodeType) -> bool:
-    """Tells whether a class is taken apart by its functions in JAX's registry alone, without an `AuxConversion`."""
+def is_taken_apart_by_registry(node_type: NodeType) -> bool:
+    """Tells whether instances are taken apart by the function in JAX's registry, with its auxiliary data unchanged."""
     return node_type.take_apart is _take_apart_registered
 
 
 def _take_apart_registered(obj: Any) -> tuple[Sequence[Any], Any]:
+    """Returns the children and the auxiliary data of an instance, by the flatten function in JAX's registry."""
     children, aux = jtu.default_registry.flatten_one_level(obj)
     return tuple(children), aux
 
 
 def maker_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...]], Any]:
-    """Makes a function that puts an instance together from its children alone: children → instance.
+    """Makes a function that needs only the children to put an instance together: children → instance.
 
     Args:
         cls: a namedtuple, or a class in JAX's registry.
@@ -496,10 +532,10 @@ def take_namedtuple_apart(obj: Any) -> tuple[Sequence[Any], Any]:
 
 
 def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
-    """Makes a function that makes a namedtuple of a class: items → instance."""
-    # The `__new__` that `collections.namedtuple` writes only calls `tuple.__new__`. If the class has that `__new__`,
-    # and neither an `__init__` nor a metaclass that would notice, the result calls `tuple.__new__` directly, which is
-    # faster.
+    """Makes a function that makes instances of a namedtuple: items → instance."""
+    # The `__new__` that `collections.namedtuple` generates only calls `tuple.__new__`, which its global `_tuple_new`
+    # holds. To call `tuple.__new__` directly is faster. It does the same if the class has neither a `__new__`, an
+    # `__init__` nor a metaclass of its own.
     tuple_new: Any = getattr(cls.__new__, "__globals__", {}).get("_tuple_new")
     if type(cls) is type and tuple_new is tuple.__new__ and cls.__init__ is object.__init__:
         return functools.partial(tuple_new, cls)
@@ -509,7 +545,7 @@ def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
 # --- keys of dictionaries and other nodes -----------------------------------------------------------------------------
 
 
-def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
+def has_unsortable_keys(node_type: NodeType, aux: Any) -> bool:
     """Tells whether a node is a dictionary that JAX refuses, because its keys cannot be sorted.
 
     Args:
@@ -520,7 +556,7 @@ def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
         return False
     # The auxiliary data of a `defaultdict` is its factory and the keys.
     keys = aux if node_type.cls is dict else aux[1]
-    # Most dictionaries have texts for keys, which can be sorted. So this is not tried.
+    # Most dictionaries have texts for keys. Texts can be sorted, so there is no need to sort them.
     if all(type(key) is str for key in keys):
         return False
     try:
@@ -531,11 +567,14 @@ def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
 
 
 def name_in(key: Any) -> Any:
-    """Reads a child's name from its key entry of JAX.
+    """Returns the name of a child, from its key entry of JAX.
 
-    Returns:
-        The name of an attribute; the key of a dictionary, which may be of any type; the index in a sequence, or the
-        number of a child without a better name, as a text. For a class's own kind of entry, its text in a path.
+        GetAttrKey("weight")     "weight"
+        DictKey(7)               7              the key itself, which may be of any type
+        SequenceKey(0)           "0"
+        FlattenedIndexKey(0)     "0"            for a class that was registered without keys
+
+    For a class's own kind of entry, returns its text in a path.
     """
     if isinstance(key, jtu.GetAttrKey):
         return key.name
@@ -549,8 +588,8 @@ def name_in(key: Any) -> Any:
 def _sorted_keys(mapping: dict[Any, Any]) -> tuple[Any, ...]:
     """Returns the keys of a dictionary, sorted as JAX sorts them.
 
-    Keys that cannot be sorted stay in the dictionary's order. Outside modules the walk has JAX raise its error for
-    such a dictionary.
+    Keys that cannot be sorted stay in the order of the dictionary. The walk accepts such a dictionary in modules only.
+    Outside, it has JAX raise its error (see `has_unsortable_keys`).
     """
     try:
         return tuple(sorted(mapping))
@@ -559,22 +598,25 @@ def _sorted_keys(mapping: dict[Any, Any]) -> tuple[Any, ...]:
 
 
 def _take_apart_dict(obj: dict[Any, Any]) -> tuple[Sequence[Any], Any]:
+    """Returns the values of a dictionary as its children, in the order of the sorted keys, and the keys."""
     names = _sorted_keys(obj)
     return [obj[name] for name in names], names
 
 
 def _sequence_keys(obj: Any) -> KeyEntries:
+    """Returns one key entry for each item of a sequence: its index."""
     return tuple([jtu.SequenceKey(i) for i in range(len(obj))])
 
 
 def _dict_keys(obj: dict[Any, Any]) -> KeyEntries:
+    """Returns one key entry for each value of a dictionary, in the order of `_take_apart_dict`."""
     return tuple([jtu.DictKey(name) for name in _sorted_keys(obj)])
 
 
 # --- the plain containers ---------------------------------------------------------------------------------------------
 
 
-def _plain(
+def _plain_type(
     cls: type,
     take_apart: Callable[[Any], tuple[Sequence[Any], Any]],
     put_together: Callable[[Any, Sequence[Any]], Any],
@@ -582,44 +624,55 @@ def _plain(
     *,
     is_mutable: bool,
 ) -> NodeType:
-    """Makes the node type of a plain container."""
-    return NodeType(cls, True, is_mutable, None, take_apart, put_together, keys_of)
+    """Makes the node type of a plain container. The parameters are fields of `NodeType`."""
+    return NodeType(
+        cls,
+        is_plain=True,
+        is_mutable=is_mutable,
+        convention=None,
+        take_apart=take_apart,
+        put_together=put_together,
+        keys_of=keys_of,
+    )
 
 
 PLAIN: dict[type, NodeType] = {
-    type(None): _plain(type(None), lambda _: ((), None), lambda *_: None, lambda _: (), is_mutable=False),
-    tuple: _plain(tuple, lambda x: (x, None), lambda _, xs: tuple(xs), _sequence_keys, is_mutable=False),
-    list: _plain(list, lambda x: (tuple(x), None), lambda _, xs: list(xs), _sequence_keys, is_mutable=True),
-    dict: _plain(
+    type(None): _plain_type(type(None), lambda _: ((), None), lambda *_: None, lambda _: (), is_mutable=False),
+    tuple: _plain_type(tuple, lambda x: (x, None), lambda _, xs: tuple(xs), _sequence_keys, is_mutable=False),
+    list: _plain_type(list, lambda x: (tuple(x), None), lambda _, xs: list(xs), _sequence_keys, is_mutable=True),
+    dict: _plain_type(
         dict,
         _take_apart_dict,
         lambda names, xs: dict(zip(names, xs, strict=True)),
         _dict_keys,
         is_mutable=True,
     ),
-    collections.OrderedDict: _plain(
+    collections.OrderedDict: _plain_type(
         collections.OrderedDict,
         lambda x: (tuple(x.values()), tuple(x)),
         lambda names, xs: collections.OrderedDict(zip(names, xs, strict=True)),
         lambda x: tuple([jtu.DictKey(name) for name in x]),
         is_mutable=True,
     ),
-    collections.defaultdict: _plain(
+    collections.defaultdict: _plain_type(
         collections.defaultdict,
         lambda x: (_take_apart_dict(x)[0], (x.default_factory, _sorted_keys(x))),
         lambda aux, xs: collections.defaultdict(aux[0], zip(aux[1], xs, strict=True)),
         _dict_keys,
         is_mutable=True,
     ),
-    collections.deque: _plain(
+    collections.deque: _plain_type(
         collections.deque,
         lambda x: (tuple(x), x.maxlen),
         lambda maxlen, xs: collections.deque(xs, maxlen),
         _sequence_keys,
         is_mutable=True,
     ),
-    Arguments: _plain(Arguments, Arguments.parts, Arguments.of_parts, Arguments.keys, is_mutable=False),
+    # The arguments of a call, which are the root of its tree.
+    Arguments: _plain_type(Arguments, Arguments.parts, Arguments.of_parts, Arguments.keys, is_mutable=False),
 }
+"""Class → node type, for the plain containers with a fixed class. Namedtuples are plain containers, too: see
+`namedtuple_type`."""
 
 
 # --- what libraries say of their classes ------------------------------------------------------------------------------
@@ -628,14 +681,19 @@ PLAIN: dict[type, NodeType] = {
 class NativeLayout(NamedTuple):
     """Directions for the native walk to read and make instances itself, without the functions in JAX's registry.
 
+    For example, for a dataclass with the traced fields `w` and `b`, and the static field `name` between them:
+
+        NativeLayout("DATACLASS", (("w", "name", "b"), bytes((0, 1, 0)), bytes((0, 0, 1)), ("w", "b"), ("name",)))
+
     Attributes:
-        shape: the native walk's name for the way to read and make them, such as `"FIELDS"`.
-        fields: (all names in order; a byte for each name, 1 if it is static; a byte for each name, its place among the
-            traced or among the static ones; the traced names; the static names). An entry that the shape does not need
-            is empty.
-        slots: the slots to write besides the instance's dictionary, by name or by descriptor.
-        facts: anything else that the layout depends on. Layouts are compared: if that of a class has changed, the
-            native walk leaves its instances to the registered functions from then on.
+        shape: the native walk's name for the way to read and make instances, such as `"FIELDS"`.
+        fields: five entries: all names in order; for each name a byte, 1 if it is static; for each name a byte, its
+            index among the traced or among the static names; the traced names; the static names. An entry that the
+            shape does not need is empty.
+        slots: the slots to write besides the instance's dictionary. Some shapes have names here, others descriptors.
+        facts: anything else that the layout depends on. It serves only to compare two layouts of a class. If they
+            differ, because a user has changed the class, the native walk leaves its instances to the registered
+            functions from then on.
     """
 
     shape: str
@@ -645,35 +703,43 @@ class NativeLayout(NamedTuple):
 
     @property
     def native_arguments(self) -> tuple[Any, ...]:
-        """The last arguments of `new_kind` in `_native_walk.c`, from `order` on.
+        """The layout in the form that `new_kind` in `_native_walk.c` takes: its last arguments, from `order` on.
 
-        They are: all names in order; for each whether it is static; for each its place among the traced or the static
-        ones; the traced and then the static names; the number of traced ones; whether both kinds are in the order of
-        all names; the slots.
+        - All names in order.
+        - For each name, whether it is static.
+        - For each name, its index among the traced or among the static names.
+        - The traced names, and then the static names.
+        - The number of traced names.
+        - Whether the traced names are in the order of all names, and the static names, too.
+        - The slots.
         """
-        order, are_static, places, traced, statics = self.fields
+        order, are_static, indices, traced, statics = self.fields
         traced_in_order = [name for name, is_static in zip(order, are_static, strict=True) if not is_static]
         statics_in_order = [name for name, is_static in zip(order, are_static, strict=True) if is_static]
         # `statics` may go on after the names in `order`, with attributes that are no fields.
         is_in_order = traced_in_order == [*traced] and statics_in_order == [*statics[: len(statics_in_order)]]
-        return order, are_static, places, (*traced, *statics), len(traced), is_in_order, self.slots
+        return order, are_static, indices, (*traced, *statics), len(traced), is_in_order, self.slots
 
 
 Trained = Literal["never", "if marked", "always", "if inexact"]
-"""The leaves below a child of a module that train: none, those that an inner module marks, all, or the inexact ones."""
+"""Which leaves below a child of a module train.
+
+`"never"`: none. `"if marked"`: those that an inner module declares to be parameters. `"always"`: all. `"if inexact"`:
+those with a floating-point or complex dtype.
+"""
 
 
 class PlainForm(NamedTuple):
     """Representation of an instance in a state: plain data.
 
     Attributes:
-        kind: what holds the states of the children. `"dict"`: a dictionary by name. `"list"`: a list. `"whole"`:
-            nothing, because the instance has one child, and the state of this child stands for both.
-        names: for a dictionary, the name of each child.
-        children: the children to put into a state.
-        statics: for a dictionary, the static attributes by name.
+        kind: what the representation is. `"dict"`: a dictionary, name → state of the child. `"list"`: a list of the
+            states of the children. `"whole"`: the state of the one child that the instance has.
+        names: for `"dict"`, the name of each child. Otherwise empty.
+        children: the children that have a state, in order.
+        statics: for `"dict"`, the static attributes by name. Otherwise empty.
         make: (new children, new static attributes) → a new instance.
-        keys: for `"list"` or `"whole"`, the key entry of each child in paths.
+        keys: for `"list"` or `"whole"`, the key entry of each child in paths. Otherwise empty.
     """
 
     kind: Literal["dict", "list", "whole"]
@@ -689,9 +755,9 @@ class PlainForm(NamedTuple):
 ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]
 """How the instances of a class are written into a file.
 
-`"module"`, `"dataclass"`, `"namedtuple"`: field by field. `"attributes"`: by all attributes that they have.
-`"placeholder"`: without any content. `"enum"`: by the name of the member. `"registered"`: by the children and the
-auxiliary data that the registered flatten function returns.
+`"module"`, `"dataclass"`, `"namedtuple"`: field by field. `"attributes"`: by all attributes of the instance, declared
+or not. `"placeholder"`: without any content. `"enum"`: by the name of the member. `"registered"`: by the children and
+the auxiliary data that the registered flatten function returns.
 """
 
 
@@ -710,11 +776,13 @@ class RefusalError(Exception):
 
 
 class Naming(NamedTuple):
-    """Questions about names in files, for the rules of a library.
+    """Functions that answer questions about names in files. The rules of a library get them from the writer.
+
+    A file has functions and classes by name, as `module:qualname`.
 
     Attributes:
-        why_nameless: object → the reason why no name leads back to it; None if a name does.
-        may_be_value: class → whether a file may name the class itself as a value.
+        why_nameless: object → the reason why a file cannot have it by name, for an error. None if it can.
+        may_be_value: class → whether a file may have the class itself, by name, as a value.
     """
 
     why_nameless: Callable[[Any], str | None]
@@ -725,12 +793,12 @@ class AttributeRules:
     """Rules for writing instances attribute by attribute. The base class has the rules for dataclasses.
 
     Attributes:
-        is_open: whether classes declare no attributes. Then an attribute in a file that the class does not declare is
-            no mistake.
-        own_entries: the names of the library's bookkeeping in each instance: kinds, marks, metadata. A file
-            has them among the attributes, but the authors of classes do not know them.
-        is_assigned: whether the attributes that a migration returns are set by `reassign`. If not, they are set in the
-            same way as those of a file.
+        is_open: True if classes need not declare their attributes. Then a file may have attributes that the class does
+            not declare.
+        own_entries: the names of attributes that the library adds to each instance for its bookkeeping, such as its
+            metadata. A file has them, too, but no migration that a user writes sees them.
+        is_assigned: True if the attributes that a migration returns are set by `reassign`. Otherwise they are set in
+            the same way as those of a file.
     """
 
     is_open: bool = False
@@ -738,19 +806,30 @@ class AttributeRules:
     is_assigned: bool = False
 
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
-        """Names of the declared attributes of a class, the traced ones first, each group in JAX's order."""
+        """Returns the names of the declared attributes of a class: the traced ones, then the static ones.
+
+        Each of the two groups is in the order of JAX's flatten function.
+        """
+        # `sorted` keeps the order of the fields within each group.
         declared = sorted(dataclass_fields(cls), key=lambda field: bool(field.metadata.get("static", False)))
         return tuple([field.name for field in declared])
 
     def may_have(self, cls: Any, name: str) -> bool | None:
-        """Tells whether an undeclared attribute may have this name. None: if Python lets an instance have it."""
+        """Tells whether an undeclared attribute may have this name.
+
+        None leaves the answer to Python: yes if an instance of the class can have such an attribute.
+        """
+        return None
 
     def may_stay_unset(self, cls: Any, name: str) -> bool:
-        """Tells whether an instance may lack a field."""
+        """Tells whether an instance may have no value for a declared field. By default, no."""
         return False
 
     def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
-        """Finds a function that makes the default of a field, for a file without the field. None if it has none."""
+        """Returns a function that makes the default value of a field. None if the field has no default.
+
+        Asked if a file lacks the field, because it was written before the class had the field.
+        """
         field = dataclass_entries(cls).get(name)
         if field is not None and field.default_factory is not dataclasses.MISSING:
             return field.default_factory
@@ -761,16 +840,19 @@ class AttributeRules:
             default = namedtuple_defaults.get(name, dataclasses.MISSING)
         return None if default is dataclasses.MISSING else lambda: default
 
-    def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
-        """Returns the attributes of an instance as a file has them, the traced ones first. By default, changes nothing.
+    def attributes_for_file(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+        """Returns the attributes of an instance as a file has them. By default, returns `attributes` unchanged.
+
+        An override may leave attributes out, replace values, or change the order. In its result, too, the traced
+        attributes come first.
 
         Args:
             obj: the instance.
-            attributes: all of its attributes by name.
-            naming: answers questions about names.
+            attributes: all of its attributes by name, the traced ones first.
+            naming: functions that tell which functions and classes a file can have by name.
 
         Raises:
-            RefusalError: if the instance cannot be written.
+            RefusalError: if the instance cannot be written. By default, never.
         """
         return attributes
 
@@ -778,16 +860,17 @@ class AttributeRules:
         """Reads the static attributes by name from the auxiliary data that the flatten function returns."""
         return dict(aux)
 
-    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        """Checks and completes an instance, right after it was loaded. By default, changes nothing.
+    def finish_loaded(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        """Checks and completes an instance, right after it was loaded. By default, returns it unchanged.
 
         Args:
             obj: the instance. Its attributes are set as the file has them.
             attributes: these attributes by name.
-            new_names: name in the file → name of the attribute now; None if a migration dropped it.
+            new_names: name of an attribute in the file → its name now; None if a migration dropped the attribute.
 
         Returns:
-            The instance; or another object in its place, if only one object with this content may exist.
+            The instance. Or another object in its place, for a class of which only one object with this content may
+            exist.
 
         Raises:
             FormatError: if the attributes do not fit together.
@@ -795,35 +878,38 @@ class AttributeRules:
         return obj
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
-        """Replaces all attributes of an instance, as assignments would, but without running the class's code.
+        """Replaces all attributes of an instance by `values`, as assignments would.
 
-        Only called if `is_assigned` is true.
+        Runs no code of the class, such as a `__setattr__`. Only called if `is_assigned` is true.
         """
 
 
 class NamesInFiles(NamedTuple):
     """Allow-list of a library: what a file may name, as `module:qualname`.
 
-    A function that a file names gets into the model, and the model will call it. So functions are listed one by one,
-    and only if they compute arrays from arrays. Classes are listed one by one, too, if some classes of the library
-    evaluate or call their contents. A name that is missing from the installed version does no harm.
+    If a file names a function, the function gets into the model, and the model will call it. So functions are listed
+    one by one, and only if they compute arrays from arrays. In some libraries, some classes evaluate or call their
+    contents. There, classes are listed one by one, too. A listed name may be missing from the installed version.
 
     Each text is a table: a module and a colon, then the names in it.
 
     Attributes:
         packages: the top-level packages of the library.
-        imported_from: the package to import in order to have these, if it is not one of them.
-        kinds: the kinds of classes whose members may all be named.
+        imported_from: the package to import in order to have `packages`, if it is not one of them.
+        kinds: the kinds of classes that a file may name without an entry in this list (see `ClassKind`).
         has_methods: whether public methods of the library's modules may be named.
         only_names: whether a user who trusts the package allows no more than the names in this list.
-        instances: classes whose instances a model or the state of a training may hold.
+        instances: classes with instances that a model or the state of a training may hold.
         classes: classes that may be named as values. They are no nodes.
         functions: functions that compute arrays from arrays and do nothing else, and a few objects that mark a choice.
-        tokens: objects that mark a choice, and whose classes have no name.
-        if_trusted: classes to allow if the user trusts their package.
-        state: classes of state, as opposed to parameters. Tables of files use these names, since they look up no class.
-        state_entry: the entry of an instance with the names of its attributes of state, as a dictionary of texts.
-        kept_back: modules, with all below them, and names. Their classes may not be named unless listed above.
+        tokens: objects that mark a choice. Their classes have no name, so the objects are named instead.
+        if_trusted: classes that are allowed only if the user trusts their package.
+        state: classes of state, as opposed to parameters. A table of a file's contents tells state from parameters by
+            these names, without importing a class.
+        state_entry: the name of an attribute that files have for each instance: a dictionary, name of an attribute →
+            `"state"` if it is state.
+        kept_back: modules, with all modules below them, and names. Their classes may not be named unless they are
+            listed above.
     """
 
     packages: str = ""
@@ -844,55 +930,60 @@ class NamesInFiles(NamedTuple):
 # --- rows of libraries, and the questions to all of them --------------------------------------------------------------
 
 
-def _nothing(*_: Any) -> None:
-    """The answer of a row without this hook."""
+def _no_answer(*_: Any) -> None:
+    """Returns None. It stands in a row for a function that the library does not have."""
 
 
 class Library(NamedTuple):
-    """Row of one library: its answers about its classes. Each function returns None for classes of other libraries.
+    """Row of one library: its answers about its classes.
+
+    The functions may be called with any class or value. They return None for those of other libraries, and also if
+    their own library has nothing to say about it.
 
     Attributes:
         name: the name known to users.
-        node_type_of: class → its node type, if its instances come apart otherwise than JAX's registry says.
-        convention_of: class in JAX's registry → which leaves its instances trace, if not all that JAX can.
+        node_type_of: class → its node type. None leaves it to JAX's registry.
+        convention_of: class in JAX's registry → which leaves its instances trace. None stands for all that JAX can.
         native_layout_of: class → how the native walk reads its instances. None leaves it to the registered functions.
-        introduce: prepares the native walk (its argument) for the library, before the first class.
-        parts_of_frozen: immutable static value → the values in it.
-        marker: the class of the mark for an attribute without a value. At most one library has one.
-        held_anyway: classes whose instances keep nothing alive that could otherwise die, so that keys may keep them.
-        writes_back: class in JAX's registry → whether the library writes what a function changes in an instance back
-            into the caller's. False if nobody would miss the change.
+        introduce: prepares the native walk, its argument, for the library. Called before the first class of it comes.
+        parts_of_frozen: static value that the library declares immutable → the values in it.
+        marker: the class of the objects that mark an attribute without a value. At most one library has one.
+        held_anyway: classes with instances that keep nothing alive that could otherwise die. So the table of structures
+            may keep instances alive.
+        writes_back: class in JAX's registry → True if the library writes a change that a function makes in an instance
+            back into the caller's object. False if the change is lost, and nobody would miss it.
         role_of: class → the roles of the leaves below its instances, see `RolesBelow`.
         trained_below: (class, auxiliary data, number of children) → which leaves train below each child.
         argument_and_filter: value of `argnums` that is a filter of the library → (position of the argument, the filter
             as code).
-        plain_form_of: (instance, node type) → its representation in a state, if not its children by key.
-        kind_in_files: class → how its instances are written, if not by the registered functions.
+        plain_form_of: (instance, node type) → its representation in a state. None stands for its children by key.
+        kind_in_files: class → how its instances are written. None leaves it to the registered functions.
         attributes: the rules for writing instances attribute by attribute.
-        fault_of_aux: (class, auxiliary data) → the reason why no file may contain it.
-        answers_as_told: class → True if reading an attribute of an instance may return anything that a file put there.
+        fault_of_aux: (class, auxiliary data) → the reason why no file may contain an instance with this data.
+        has_arbitrary_attributes: class → True if reading an attribute of an instance may return anything that a file
+            put there.
         compared_by_parts: classes whose `==` compares all attributes. Subclasses count if they inherit it.
         choices: base classes whose subclasses have no instances. Each subclass is itself a value for a file to name.
         names: the allow-list for files.
     """
 
     name: str
-    node_type_of: Callable[[Any], NodeType | None] = _nothing
-    convention_of: Callable[[Any], Convention | None] = _nothing
-    native_layout_of: Callable[[Any], NativeLayout | None] = _nothing
-    introduce: Callable[[Any], None] = _nothing
-    parts_of_frozen: Callable[[Any], Iterable[Any] | None] = _nothing
+    node_type_of: Callable[[Any], NodeType | None] = _no_answer
+    convention_of: Callable[[Any], Convention | None] = _no_answer
+    native_layout_of: Callable[[Any], NativeLayout | None] = _no_answer
+    introduce: Callable[[Any], None] = _no_answer
+    parts_of_frozen: Callable[[Any], Iterable[Any] | None] = _no_answer
     marker: type | None = None
     held_anyway: tuple[type, ...] = ()
-    writes_back: Callable[[Any], bool | None] = _nothing
-    role_of: Callable[[Any], RolesBelow | None] = _nothing
-    trained_below: Callable[[Any, Any, int], Sequence[Trained] | None] = _nothing
-    argument_and_filter: Callable[[Any], tuple[Any, str] | None] = _nothing
-    plain_form_of: Callable[[Any, NodeType], PlainForm | None] = _nothing
-    kind_in_files: Callable[[Any], ClassKind | None] = _nothing
+    writes_back: Callable[[Any], bool | None] = _no_answer
+    role_of: Callable[[Any], RolesBelow | None] = _no_answer
+    trained_below: Callable[[Any, Any, int], Sequence[Trained] | None] = _no_answer
+    argument_and_filter: Callable[[Any], tuple[Any, str] | None] = _no_answer
+    plain_form_of: Callable[[Any, NodeType], PlainForm | None] = _no_answer
+    kind_in_files: Callable[[Any], ClassKind | None] = _no_answer
     attributes: AttributeRules = AttributeRules()
-    fault_of_aux: Callable[[Any, Any], str | None] = _nothing
-    answers_as_told: Callable[[Any], bool | None] = _nothing
+    fault_of_aux: Callable[[Any, Any], str | None] = _no_answer
+    has_arbitrary_attributes: Callable[[Any], bool | None] = _no_answer
     compared_by_parts: tuple[type, ...] = ()
     choices: tuple[type, ...] = ()
     names: NamesInFiles = NamesInFiles()
@@ -903,7 +994,7 @@ LIBRARIES: list[Library] = []
 
 
 def node_type_by_library(cls: Any) -> NodeType | None:
-    """Asks the libraries for the node type of a class. None leaves it to JAX's registry."""
+    """Asks the libraries for the node type of a class. Returns None if JAX's registry decides."""
     for library in LIBRARIES:
         node_type = library.node_type_of(cls)
         if node_type is not None:
@@ -912,7 +1003,7 @@ def node_type_by_library(cls: Any) -> NodeType | None:
 
 
 def convention_by_library(cls: Any) -> Convention | None:
-    """Asks the libraries which leaves the instances of a class trace. None if no library says."""
+    """Asks the libraries which leaves the instances of a class trace. Returns None if no library has an answer."""
     for library in LIBRARIES:
         convention = library.convention_of(cls)
         if convention is not None:
@@ -921,7 +1012,7 @@ def convention_by_library(cls: Any) -> Convention | None:
 
 
 def writes_back_by_library(cls: Any) -> bool | None:
-    """Asks the libraries what becomes of changes in an instance. See `NodeType.writes_back`."""
+    """Asks the libraries what becomes of changes in an instance. Returns the value of `NodeType.writes_back`."""
     for library in LIBRARIES:
         writes_back = library.writes_back(cls)
         if writes_back is not None:
@@ -930,7 +1021,10 @@ def writes_back_by_library(cls: Any) -> bool | None:
 
 
 def role_by_library(cls: Any) -> RolesBelow | None:
-    """Asks for the roles of the leaves below the instances of a class. None if no library says."""
+    """Asks the libraries for the roles of the leaves below the instances of a class.
+
+    Returns None if no library has an answer.
+    """
     for library in LIBRARIES:
         roles = library.role_of(cls)
         if roles is not None:
@@ -939,7 +1033,10 @@ def role_by_library(cls: Any) -> RolesBelow | None:
 
 
 def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
-    """Asks how the native walk reads the instances of a class. Returns the first answer, with its library."""
+    """Asks the libraries how the native walk reads the instances of a class.
+
+    Returns the library that answers, and its answer. None if none does.
+    """
     for library in LIBRARIES:
         layout = library.native_layout_of(cls)
         if layout is not None:
@@ -948,7 +1045,7 @@ def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
 
 
 def trained_below(cls: Any, aux: Any, num_children: int) -> Sequence[Trained]:
-    """Asks which leaves train below each child of a module. If no library says, the inexact ones do."""
+    """Asks the libraries which leaves train below each child of a module. If none has an answer, the inexact ones."""
     for library in LIBRARIES:
         trained = library.trained_below(cls, aux, num_children)
         if trained is not None:
@@ -957,7 +1054,7 @@ def trained_below(cls: Any, aux: Any, num_children: int) -> Sequence[Trained]:
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Asks what represents a module in a state. None if its children by key do."""
+    """Asks the libraries what represents a module in a state. Returns None if its children by key represent it."""
     for library in LIBRARIES:
         plain_form = library.plain_form_of(obj, node_type)
         if plain_form is not None:
@@ -966,7 +1063,7 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
 
 
 def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
-    """Asks whether a value of `argnums` is a library's filter.
+    """Asks the libraries whether a value of `argnums` is a filter of theirs.
 
     Returns:
         (The position of the argument, the filter as code). None for any other value.
@@ -979,7 +1076,10 @@ def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
 
 
 def parts_of_frozen(value: Any) -> Iterable[Any] | None:
-    """Asks for the values in a static value that a library declares immutable. None for any other value."""
+    """Asks the libraries for the values in a static value that one of them declares immutable.
+
+    Returns None for any other value.
+    """
     for library in LIBRARIES:
         parts = library.parts_of_frozen(value)
         if parts is not None:
@@ -988,7 +1088,10 @@ def parts_of_frozen(value: Any) -> Iterable[Any] | None:
 
 
 def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
-    """Asks how the instances of a class are written into a file. Returns the first answer, with its library."""
+    """Asks the libraries how the instances of a class are written into a file.
+
+    Returns the library that answers, and its answer. None if the registered functions decide.
+    """
     for library in LIBRARIES:
         kind = library.kind_in_files(cls)
         if kind is not None:
@@ -997,9 +1100,10 @@ def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
 
 
 def fault_of_aux(cls: Any, aux: Any) -> str | None:
-    """Asks why no file may contain an instance of a class with this auxiliary data. None if a file may.
+    """Asks the libraries why no file may contain an instance of a class with this auxiliary data.
 
-    Reading refuses such a file. Writing asks, too, so that it writes no file that nobody could read.
+    Returns None if a file may. The reader refuses other files. The writer asks, too: it would write a file that nobody
+    could read.
     """
     for library in LIBRARIES:
         fault = library.fault_of_aux(cls, aux)
@@ -1009,30 +1113,31 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
 
 
 def is_choice(cls: Any) -> bool:
-    """Tells whether a class has no instances, but is itself a value for a file to name."""
+    """Tells whether a class itself is a value that a file may name. Such a class has no instances (`choices`)."""
     return any(issubclass(cls, library.choices) for library in LIBRARIES)
 
 
 # --- questions for each value -----------------------------------------------------------------------------------------
 
-# These questions come for each attribute of each instance, so the answers of all rows are collected once.
+# These questions come for each attribute of each instance. So the answers of all rows are collected once, on first use,
+# when all rows are there.
 
 
 @functools.cache
 def markers() -> frozenset[type]:
-    """Classes of the marks for attributes without a value."""
+    """Returns the classes of objects that mark an attribute without a value: the `marker` of each library."""
     return frozenset([library.marker for library in LIBRARIES if library.marker is not None])
 
 
 def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Returns attributes without those that have a mark in place of a value; the very dictionary if none has."""
+    """Removes the attributes that have a mark in place of a value. If none has, returns the same dictionary."""
     if markers().isdisjoint(map(type, attributes.values())):
         return attributes
     return {name: value for name, value in attributes.items() if type(value) not in markers()}
 
 
 def compares_by_parts(cls: Any) -> bool:
-    """Tells whether, by its library, two instances of a class are equal exactly if all of their attributes are."""
+    """Tells whether a library says that two instances of a class are equal exactly if all of their attributes are."""
     for base in _compared_by_parts():  # noqa: SIM110 -- a generator takes longer
         if issubclass(cls, base) and cls.__eq__ is base.__eq__:
             return True
@@ -1041,4 +1146,5 @@ def compares_by_parts(cls: Any) -> bool:
 
 @functools.cache
 def _compared_by_parts() -> tuple[type, ...]:
+    """Returns the classes in `compared_by_parts` of all libraries."""
     return tuple([cls for library in LIBRARIES for cls in library.compared_by_parts])

@@ -3,22 +3,25 @@
     pack([w, Pair(w, 3)])    →  leaves [w], structure of a list that holds a leaf and a `Pair` of the same leaf and 3
     unpack(structure, [v])   →  [v, Pair(v, 3)]
 
-Each function uses the native walk if it is in use and can do the job, and otherwise the one in Python (`_walk.py`),
-with the same outcome.
+Each function uses the native walk, in C, if it is in use and can follow the rules. Otherwise it uses the walk in Python
+(`_walk.py`), with the same outcome.
 
-    tree  →  native.walk  →  key b"..."  →  in the table: its structure               the usual case, no record is made
-                                         →  not there: the walk in Python, an entry   the first time, and for errors
+    tree  →  native.walk  →  key b"..."  →  is in the table: leads to the structure      the usual case
+                                         →  is not: the walk in Python, then an entry    the first time, and for errors
 
 The native walk describes a tree by a *key*, a string of bytes (see `_native_walk.c`), and the table leads from keys to
-structures. A tree without an entry is walked in Python, which makes the structure or raises the error. The key for that
-structure is written from the log of the walk in Python and not from the tree, which another thread may have changed in
-between. A key may hold addresses of static values. These values are its *pins*: they must live as long as the entry.
+structures. So in the usual case no record is made. A tree without an entry is walked in Python, which makes the
+structure or raises the error. The key for that structure is written from a log of the walk in Python. The tree itself
+may have been changed by another thread in between.
+
+A key may hold addresses of objects: of static values, and of the *tokens* that stand for static values that never
+change. These objects are the *pins* of the key, and must live as long as the entry.
 
 An entry lives as long as its structure, which the table holds weakly. The latest structures are kept alive until the
 next full garbage collection, so that a loop that drops its structures need not start anew each time.
 
-A `Context` packs several trees one after the other. Its *tags* are the objects of all trees so far, by number: for an
-object that comes again, the structure refers to the earlier record.
+A `Context` packs several trees one after the other. Its *tags* (`Tags`) are the objects of all trees so far, by number.
+For an object that comes again, the structure refers to the earlier record.
 """
 
 import functools
@@ -38,11 +41,12 @@ from ._by_identity import IdentitySet
 from ._locks import Lock
 from ._node_types import LIBRARIES
 from ._structure import FlatDag, Path, Record, Structure, edges, intern, statics_of
-from ._walk import DEFAULT_RULES, Reading, Rules
+from ._walk import DEFAULT_RULES, Rules, WalkLog
 
 _entries: dict[bytes, weakref.ref[Structure]] = {}
 """The table of structures: the native walk's key for a tree → its structure."""
 
+# Prepares the native module with this table. If that fails, `native_module` is None from here on.
 _native_or_python.start(lambda: _classes_in_native_walk.start(_entries))
 
 native: Any = _native_or_python.native_module
@@ -55,7 +59,7 @@ else:
 
 
 def pack(
-    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", maker: Any = None
+    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", context_mark: Any = None
 ) -> tuple[list[Any], Structure]:
     """Takes a tree apart into its traced leaves and its interned structure. Raises the errors of `_walk.walk`.
 
@@ -64,25 +68,27 @@ def pack(
         tags: the objects of the earlier trees of the same `Context`. Those of this tree are added.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
-        maker: stands for the `Context`, see `Structure`; None outside of one.
+        context_mark: an object that stands for the `Context`, since the structure must not keep the `Context` itself
+            alive. None outside of a `Context`.
 
     Returns:
-        The traced leaves not seen before, and the structure.
+        The traced leaves that are not in `tags` yet, and the structure.
     """
     base = len(tags.objects)
     packed = pack_natively(tree, tags, rules, prefix)
     if packed is None:
         leaves, records, root = _walk.walk(tree, tags, rules, prefix)
-        return leaves, intern(records, root, base, maker)
+        return leaves, intern(records, root, base, context_mark)
     leaves, structure = packed
-    # The table leads to structures without a maker. So in a `Context`, one with the same records is interned for it.
-    if maker is None:
+    # The table leads to a structure without a `context_mark`. In a `Context`, a second structure is needed, with the
+    # same records and the mark.
+    if context_mark is None:
         return leaves, structure
-    return leaves, intern(structure.records, structure.root, base, maker)
+    return leaves, intern(structure.records, structure.root, base, context_mark)
 
 
-def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag:
-    """Packs one tree outside of any `Context`. Returns its flat DAG: the records and, by number, the objects.
+def flat_dag_of(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> FlatDag:
+    """Packs one tree outside of any `Context` into its flat DAG: the records and, by number, the objects.
 
     Args:
         tree: any object.
@@ -103,8 +109,8 @@ def walk(
 ) -> tuple[list[Any], tuple[Record, ...], int]:
     """Packs a tree into its traced leaves and its records, for callers that need no `Structure`.
 
-    The native walk interns a structure all the same, as its table leads to nothing else. The walk in Python interns
-    nothing.
+    The native walk interns a structure nevertheless, because its table leads to structures. The walk in Python, if used
+    instead, interns nothing.
 
     Args:
         tree: any object.
@@ -113,7 +119,7 @@ def walk(
         prefix: a text to put before each path in errors.
 
     Returns:
-        The traced leaves not seen before, the records added, and the number of the root.
+        The traced leaves that are not in `tags` yet, the records of the objects added, and the number of the root.
     """
     packed = pack_natively(tree, tags, rules, prefix)
     if packed is None:
@@ -127,9 +133,9 @@ def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None 
 
     Args:
         structure: the structure to build.
-        leaves: one object for each traced leaf. They need not be arrays.
+        leaves: one object for each traced leaf, of any class.
         table: the objects of the earlier trees of the same `Context`, by number. Those of this tree are added. None
-            outside of one.
+            outside of a `Context`.
 
     Raises:
         ValueError: if the number of leaves is not `structure.num_leaves`.
@@ -153,15 +159,16 @@ def build(
 ) -> None:
     """Puts a tree together: makes one object for each record, in order, and appends it to `table`.
 
-    A structure is built by C, if that is in use: it is compiled once and built many times. Bare records are built in
-    Python.
+    If C is in use, it builds a structure: this is compiled once and then built many times. A sequence of records is
+    always built in Python.
 
     Args:
         records: a structure, or the records that follow those already in the table.
         leaves: one object for each traced leaf, in order.
         table: the objects of all earlier records. Those of these records are added.
-        caller_object: number → the caller's object, for `Given`.
-        updated_object: (number, new content) → the caller's object with this content, for `Update`.
+        caller_object: number → the caller's object, for `Given`. None if no record has a `Given`.
+        updated_object: (number, new content) → the caller's object with this content, for `Update`. None if no record
+            has an `Update`.
     """
     if not isinstance(records, Structure):
         _walk.build(records, leaves, table, caller_object, updated_object)
@@ -177,43 +184,51 @@ def build(
 def pack_natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
     """Packs a tree by the native walk. If its structure is not in the table yet, walks in Python and enters it.
 
-    The arguments are those of `walk`.
+    With `rules.on_static`, a structure that is not in the table is not entered: the caller has to walk in Python.
+
+    The arguments are those of the function `walk` in this file.
 
     Returns:
-        The traced leaves not seen before, and the interned structure. None if the native walk is not in use or cannot
-        follow these rules, and the caller has to walk in Python; then `tags` is unchanged.
+        The traced leaves that are not in `tags` yet, and the interned structure. None if the caller has to walk in
+        Python: the native walk is not in use, or cannot follow these rules, or, with `rules.on_static`, cannot pack
+        this tree. Then `tags` is unchanged.
     """
-    # C cannot follow these rules: it would have to treat `jax.ShapeDtypeStruct` in another way, or to call a function
-    # or look into a table for each leaf or node.
-    if native is None or rules.is_leaf is not None or not rules.are_structs_traced:
+    if native is None:
         return None
+    # C has none of the following rules. For `is_leaf` it would call a function for each leaf and node.
+    if rules.is_leaf is not None or not rules.are_structs_traced:
+        return None
+    # These are tables in which it would look up each leaf or node.
     if rules.given or rules.updated or rules.given_copies:
         return None
     if rules.on_static is not None:
-        return _walk_and_check_statics(tree, tags, rules, prefix)
-    # `native.walk` returns the leaves and the structure; None for an unknown structure and for anything that it cannot
-    # do, with `tags` unchanged.
+        return _walk_natively_and_check_statics(tree, tags, rules, prefix)
+    # `native.walk` returns the leaves and the structure. For a structure that is not in the table, and for anything
+    # that it cannot do, it returns None, with `tags` unchanged.
     packed = native.walk(tree, tags, flags_of(rules), _entries)
-    return _walk_in_python(tree, tags, rules, prefix) if packed is None else packed
+    return _walk_in_python_and_enter(tree, tags, rules, prefix) if packed is None else packed
 
 
 def flags_of(rules: Rules) -> int:
     """Encodes the rules that the native walk can follow in one number.
 
-    The lower eight bits have one rule each, in the order of the flags in `_native_walk.c`. Above them stands the number
-    of the convention.
+    The lower eight bits are for rules that are true or false. Each has one bit, as in `_native_walk.c`. The higher bits
+    have the number of the convention.
     """
-    truths = rules.containers | rules.arrays << 1 | rules.values << 2 | rules.filtered << 3 | rules.is_exact << 4
-    return truths | _classes_in_native_walk.NUMBERS[rules.convention] << 8
+    flags = rules.containers | rules.arrays << 1 | rules.values << 2 | rules.filtered << 3 | rules.is_exact << 4
+    return flags | _classes_in_native_walk.NUMBERS[rules.convention] << 8
 
 
-def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
-    """Packs a tree by the native walk, and passes each of its static values to `rules.on_static`.
+def _walk_natively_and_check_statics(
+    tree: Any, tags: Any, rules: Rules, prefix: str
+) -> tuple[list[Any], Structure] | None:
+    """Packs a tree by the native walk, and passes each static value of the structure to `rules.on_static`.
+
+    If `rules.on_static` raises, the error goes to the caller, and `tags` keeps the objects of this tree.
 
     Returns:
-        The leaves and the structure. None if the structure is not in the table, or if its static values may be other
-        objects than those of this tree. `tags` is then unchanged, and the caller has to walk in Python: that walk
-        checks each value before any structure gets it.
+        The leaves and the structure. None, with `tags` unchanged, if the caller has to walk in Python, which checks
+        each value of the tree itself: the structure is not in the table, or some of its static values may change.
     """
     start = len(tags.objects)
     packed = native.walk(tree, tags, flags_of(rules), _entries)
@@ -222,7 +237,8 @@ def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> 
     _, structure = packed
     statics = list(statics_of(structure))
     # The structure may come from another tree. Its static values equal those of this tree, but may be other objects. If
-    # they are settled, which means that they never change, checking them is as good as checking those of this tree.
+    # all of them are settled, which means that they never change, checking them is as good as checking those of this
+    # tree.
     if not all(static.is_settled for _, static in statics):
         tags.forget(start)
         return None
@@ -230,7 +246,8 @@ def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> 
     first_paths: dict[int, Path] = {}
 
     def path_text(number: int) -> str:
-        # Finding paths takes a walk over all records, so it is done only when an error asks for one.
+        """Returns the representative path of a record, for an error."""
+        # To find the paths, all records are visited. So this waits until an error asks for one.
         if not first_paths:
             for record, path in edges(structure.records, [((), structure.root)], structure.base):
                 first_paths.setdefault(record, path)
@@ -241,32 +258,37 @@ def _walk_and_check_statics(tree: Any, tags: Any, rules: Rules, prefix: str) -> 
     return packed
 
 
-def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure]:
+def _walk_in_python_and_enter(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure]:
     """Packs a tree by the walk in Python, and enters its structure into the table if C can write a key for it.
 
+    If not, each later walk of this tree comes here again.
+
     Returns:
-        The traced leaves not seen before, and the interned structure.
+        The traced leaves that are not in `tags` yet, and the interned structure.
     """
     base = len(tags.objects)
-    reading = Reading()
-    leaves, records, root = _walk.walk(tree, tags, rules, prefix, reading)
-    # If the class of a node was changed since it was described to C, the key would be wrong. From then on, C leaves
-    # its instances to the registered functions.
+    log = WalkLog()
+    leaves, records, root = _walk.walk(tree, tags, rules, prefix, log)
+    # C reads some classes by a layout that it got from Python. If one of these classes was changed since, the key would
+    # be wrong. This drops its layout: from now on, C leaves the instances of the class to the registered functions.
     _classes_in_native_walk.drop_changed_layouts(records)
     structure = intern(records, root, base)
-    # `pins` alternates between a value that the key has by address and the class that the value had in the key.
-    # `settled` alternates between a value that never changes and the token that stands for it in keys.
+    # Both lists are flat lists of pairs.
+    # `pins`: (object that the key has by its address, the class that this object had in the key).
+    # `settled`: (static value that never changes, the token that stands for it in keys).
     try:
-        key, pins, settled = native.key_of(reading.visited, flags_of(rules), base)
-    except Exception:  # noqa: BLE001 -- what has no key is walked in Python each time
+        key, pins, settled = native.key_of(log.visited, flags_of(rules), base)
+    except Exception:  # noqa: BLE001 -- without a key, the tree is walked in Python each time
         return leaves, structure
     # A user may have assigned to `__class__` of a value during the walk. Then the key has one class and the structure
-    # another one, and the key must not lead to this structure. Tokens are pins, too, but no values of the user.
-    for value, class_in_key in zip(pins[::2], pins[1::2], strict=True):
-        class_in_structure = reading.static_memo.classes.get(id(value))  # alive in `pins`
+    # another one, and the key must not lead to this structure. Tokens are pins, too, but the walk has no class for
+    # them, so they are left out here.
+    for pin, class_in_key in zip(pins[::2], pins[1::2], strict=True):
+        class_in_structure = log.static_memo.classes.get(id(pin))  # alive in `pins`
         if class_in_key is not _classes_in_native_walk.Token and class_in_structure is not class_in_key:
             return leaves, structure
-    # As long as the object in `held` lives, C recognises the settled values by address and knows their tokens.
+    # `native.hold` returns an object. As long as it lives, C recognises the settled values by address and knows their
+    # tokens. So it becomes a pin, too.
     held = [native.hold(tuple(settled))] if settled else []
     _enter(key, structure, (*IdentitySet(pins[::2]), *held))
     return leaves, structure
@@ -275,39 +297,40 @@ def _walk_in_python(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[li
 # --- the table of structures ------------------------------------------------------------------------------------------
 
 MAX_KEYS = 4_096
-"""Size of the table at which it is emptied. It would grow without end for a module whose static values are new objects
-each time, because each walk then has a new key."""
+"""Size of the table at which it is emptied. Otherwise it could grow without end: if the static values of a module are
+new objects each time, each walk has a new key."""
 
 MAX_KEPT = 256
 MAX_KEPT_RECORDS = 100_000
-"""How many structures are kept alive, and how many records they have together."""
+"""Limits for the structures that are kept alive: their number, and the number of their records together."""
 
 MAX_KEPT_EXACT = 8
-"""How many structures are kept alive that hold static objects of a user."""
+"""Limit for the number of structures with static objects of a user (`Structure.objects`) that are kept alive."""
 
 _lock = Lock()
-# Tuples that are replaced as a whole, so that no thread sees half a change. The latest structure is the last.
+# The structures that are kept alive, without and with static objects of a user. The latest structure is the last. Each
+# tuple is replaced as a whole, so that no thread sees half a change.
 _kept: tuple[Structure, ...] = ()
 _kept_exact: tuple[Structure, ...] = ()
 
 
 def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
-    """Enters a structure into the table.
+    """Enters a structure into the table, and keeps it alive if that does no harm.
 
     Args:
-        key: its key.
+        key: the key that is to lead to the structure.
         structure: the structure.
-        pins: the objects that the key has by address, which must live as long as the entry. Each occurs once.
+        pins: the objects that must live as long as the entry, because the key has their addresses. Each occurs once.
     """
-    # The callback below may run at the end of the process, when the global names of this file are gone already. So it
-    # uses a local one.
+    # The weak reference removes the entry when the structure dies. That may be at the end of the process, when the
+    # global names of this file are gone already. So the callback uses a local name.
     entries = _entries
     entry = weakref.ref(structure, lambda _: entries.pop(key, None))
-    # Pins that are let go of below. They die at the end of this function and not under the lock, because a finaliser
-    # may run any code.
+    # This list keeps alive the pins that are dropped below. So they die at the end of this function and not under the
+    # lock, because a finaliser may run any code.
     dropped_pins: list[Any] = []
     with _lock:
-        # A full table is emptied, and the structures in it let go of the pins of their keys.
+        # If the table is full, empty it. The pins of its keys are no longer needed.
         if len(_entries) >= MAX_KEYS:
             structures = [reference() for reference in list(_entries.values())]
             for dropped_structure in structures:
@@ -315,19 +338,20 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
                     dropped_pins.append(dropped_structure.pins)
                     dropped_structure.pins = {}
             _entries.clear()
-            # C forgets the keys that it has stored, too. The objects to which their addresses refer must be alive until
-            # then, which they are in `dropped_pins`.
+            # C has keys stored, too, and forgets them. Until then the objects at the addresses in these keys must be
+            # alive, and `dropped_pins` keeps them so.
             native.forget_keys()
-        # The structure holds the pins, not the table: a pin may lead to the structure, which would then live for ever.
+        # The structure holds the pins. If the table held them, a pin that refers to the structure would keep it alive
+        # for ever.
         structure.pins[key] = pins
         _entries[key] = entry
-    # Keep the structure alive for the next call, if it is not too large. One with static objects of a user keeps these
-    # alive, too. Of such ones only the latest few are kept. Any other one is kept only if it keeps nothing alive that
-    # might otherwise die: no pin of it is a token or a user's value.
+    # Keep the structure alive for the next call, if it is not too large. A structure with static objects of a user
+    # keeps these alive, too, so only the latest few of this kind are kept. Any other structure is kept only if no pin
+    # is an object that might otherwise die, such as a token or a value of a user.
     if len(structure.records) <= MAX_KEPT_RECORDS:
         if structure.objects:
             _keep_exact(structure)
-        elif all(_is_held_anyway(pin) for pin in pins):
+        elif all(_may_be_kept_alive(pin) for pin in pins):
             _keep(structure)
 
 
@@ -335,34 +359,36 @@ def _keep(structure: Structure) -> None:
     """Makes a structure the latest of those that are kept alive, and drops the oldest beyond the limits."""
     global _kept  # noqa: PLW0603 -- replaced by one assignment, which threads cannot tear
     # Collect from the latest backwards, up to the limits.
-    kept, num_records = [structure], len(structure.records)
+    latest_first, num_records = [structure], len(structure.records)
     for earlier in reversed(_kept):
         num_records += len(earlier.records)
-        if num_records > MAX_KEPT_RECORDS or len(kept) == MAX_KEPT:
+        if num_records > MAX_KEPT_RECORDS or len(latest_first) == MAX_KEPT:
             break
         if earlier is not structure:
-            kept.append(earlier)
-    _kept = tuple(reversed(kept))
+            latest_first.append(earlier)
+    _kept = tuple(reversed(latest_first))
 
 
 def _keep_exact(structure: Structure) -> None:
     """Keeps a structure alive that holds static objects of a user, such as the config of a model.
 
-    JAX's caches hold no such structure. So without this, each eager function would walk such a model in Python. The
-    price: the static objects of the latest `MAX_KEPT_EXACT` models may outlive them, until the next full garbage
-    collection.
+    JAX's caches hold no structure of this kind. If nothing held it, each function outside of traces would walk the
+    model in Python on each call. The price: the static objects of the latest `MAX_KEPT_EXACT` models may outlive the
+    models, until the next full garbage collection.
     """
     global _kept_exact  # noqa: PLW0603 -- as in `_keep`
-    earlier = [kept for kept in _kept_exact if kept is not structure]
-    _kept_exact = (*earlier, structure)[-MAX_KEPT_EXACT:]
+    earlier_structures = [kept for kept in _kept_exact if kept is not structure]
+    _kept_exact = (*earlier_structures, structure)[-MAX_KEPT_EXACT:]
 
 
-def _drop_kept(phase: str, info: dict[str, int]) -> None:
-    """Lets go of all structures that are kept alive here. The garbage collector calls it before each collection.
+def _drop_kept_at_full_collection(phase: str, info: dict[str, int]) -> None:
+    """Stops keeping structures alive, when a full garbage collection begins. Does nothing at any other call.
+
+    The garbage collector calls it before and after each collection, of any generation (`gc.callbacks`).
 
     Args:
         phase: "start" or "stop".
-        info: has the generation that is collected. Only a collection of the oldest one, 2, is a full one.
+        info: has the generation that is collected. Generation 2, the oldest, is collected by a full collection alone.
     """
     global _kept, _kept_exact  # noqa: PLW0603 -- as in `_keep`
     if phase == "start" and info["generation"] == 2:
@@ -370,25 +396,28 @@ def _drop_kept(phase: str, info: dict[str, int]) -> None:
 
 
 if native is not None:
-    gc.callbacks.append(_drop_kept)
+    gc.callbacks.append(_drop_kept_at_full_collection)
 
 
-_HELD_ANYWAY = (np.dtype, *[cls for library in LIBRARIES for cls in library.held_anyway])
+_CLASSES_HELD_ANYWAY = (np.dtype, *[cls for library in LIBRARIES for cls in library.held_anyway])
 
 
-def _is_held_anyway(value: Any) -> bool:
-    """Tells whether keeping a value alive does no harm: it lives for ever anyway, or it keeps nothing else alive.
+def _may_be_kept_alive(value: Any) -> bool:
+    """Tells whether a value may be kept alive without harm: it lives for ever anyway, or it keeps nothing else alive.
 
-    This holds for what its module has under its own name, such as functions and classes; for any function of a loaded
-    module that has no closure, defaults or attributes; and for dtypes.
+    True for
+
+    - a function or class that its module has under its `__qualname__`;
+    - any function of a loaded module, such as a `lambda`, that has no closure, defaults or attributes;
+    - a dtype, and an instance of a class in `Library.held_anyway`.
     """
-    if isinstance(value, _HELD_ANYWAY):
+    if isinstance(value, _CLASSES_HELD_ANYWAY):
         return True
     try:
         module = sys.modules.get(value.__module__)
         if module is None:
             return False
-        # A function refers to its module, to the values in its closure, to its defaults and to its attributes.
+        # Besides its module, a function keeps alive the values in its closure, its defaults and its attributes.
         if type(value) is types.FunctionType and value.__globals__ is module.__dict__:
             return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__)
         return operator.attrgetter(value.__qualname__)(module) is value
@@ -400,12 +429,13 @@ def _is_held_anyway(value: Any) -> bool:
 
 
 def write_natively(pending: list[Any]) -> bool:
-    """Writes new contents into objects in C: all of them, or none.
+    """Writes new contents into objects, in C: into all of them, or into none.
 
     Args:
-        pending: objects to write to, each followed by a new object of its class that has the content to write.
+        pending: a flat list of pairs: the object to write to, and a new object of its class with the content.
 
     Returns:
-        False if the native walk is not in use or cannot write one of them. Nothing was written then.
+        True if all contents were written. False if nothing was written, because the native walk is not in use, or
+        because C cannot write into one of the objects. C finds that out before it writes.
     """
     return native is not None and native.write_back(pending)

@@ -2,9 +2,11 @@
 
     tree     {"a": w, "b": [w, v]}       prefix   {"a": 0, "b": None}       labels   w: 0   w: None   v: None
 
-A prefix has the shape of a tree down to some depth. Its leaves are *labels*: what a transform does, such as an axis. A
-label holds for all leaves below its place. In a DAG several paths may lead to one leaf, and the prefix may have a
-different label on each. Callers decide what that means.
+A prefix has the shape of a tree down to some depth. Its leaves are *labels*, which say how a transform treats the
+leaves of the tree: an axis, for example. A label holds for all leaves below its place. In a DAG several paths may lead
+to one leaf, and the prefix may have a different label on each. Callers decide what that means.
+
+A *part* of a prefix is a label or a node in it, with all that is below.
 """
 
 import weakref
@@ -24,10 +26,10 @@ from ._structure import LEAF, Node, Path, Update
 
 
 class Label(NamedTuple):
-    """One label of one leaf.
+    """One label of one leaf of the tree.
 
     Attributes:
-        record: the number of the leaf.
+        record: the number of the record of the leaf.
         label: the label that the prefix has for it.
         path: the first path on which the leaf has this label.
     """
@@ -38,12 +40,12 @@ class Label(NamedTuple):
 
 
 class Branch:
-    """A node of a prefix that sharedtree made itself. It fits any node of a tree that has as many children.
+    """A node in a prefix that sharedtree made itself. It fits any node of a tree with as many children as it has parts.
 
-    Two are equal if their parts are. `branch_of` makes equal ones one object.
+    Two branches are equal if their parts are. `branch_of` makes equal branches one object.
 
     Attributes:
-        parts: the prefix of each child.
+        parts: one part of the prefix for each child of the node.
     """
 
     __slots__ = ("__weakref__", "_hash", "parts")
@@ -53,8 +55,8 @@ class Branch:
         self._hash: int | None = None
 
     def __hash__(self) -> int:
-        # The hash is stored. Otherwise a shared branch would be hashed once for each path to it: 2**60 times, where 60
-        # branches hold the next one twice.
+        # The hash is stored. Otherwise a shared branch would be hashed once for each path to it: 2**60 times, if 60
+        # branches form a chain in which each holds the next one twice.
         if self._hash is None:
             self._hash = hash((Branch, self.parts))
         return self._hash
@@ -67,17 +69,20 @@ class Branch:
 
 
 _branches: "weakref.WeakValueDictionary[tuple[Any, ...], Branch]" = weakref.WeakValueDictionary()
+"""Parts → the branch with these parts, while it lives. Guarded by `_lock`."""
+
 _lock = Lock()
 
 
 def branch_of(parts: tuple[Any, ...]) -> Branch:
-    """Returns the one branch with these parts, a new one if none is alive.
+    """Returns the one branch with these parts. Makes it if none is alive.
 
-    Equal branches are one object, and tuples compare their items by `is` before they compare by `==`. So comparing two
-    branches looks at their parts only, and not at each path below.
+    So equal branches are one object. To compare two tuples of parts, Python compares the items by `is` before it
+    compares them by `==`. For items that `branch_of` made, this looks at nothing below them.
 
     Args:
-        parts: True, False, or branches that this function returned. Objects of a user could run code under the lock.
+        parts: True, False, or branches that this function returned. Nothing else is allowed: the parts are hashed and
+            compared under a lock, and an object of a user could run any code there.
     """
     with _lock:
         branch = _branches.get(parts)
@@ -87,7 +92,17 @@ def branch_of(parts: tuple[Any, ...]) -> Branch:
 
 
 def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str, path: Path = ()) -> Iterator[Label]:
-    """Spreads a prefix over the traced and static leaves of a DAG.
+    """Yields the labels that a prefix has for the traced and static leaves of a DAG: (leaf, label, path).
+
+        tree       {"a": w, "b": w, "c": [v, v]}
+        prefix     {"a": 0, "b": 0, "c": spec}                       `spec` is one object
+        labels     (w, 0, ["a"])   (w, 0, ["b"])   (v, spec, ["c"][0])
+
+    For each leaf that it reaches, a label is yielded once, by however many paths. Two labels count as one if they are
+    one object. But Python shares small numbers, so for them this says nothing. A label that is a number is therefore
+    yielded once for each edge to the leaf.
+
+    A leaf below a view that also has a place outside views has only the labels from outside.
 
     Args:
         prefix: the prefix tree.
@@ -96,47 +111,46 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
         name: the name of the prefix, for errors.
         path: the path to the root, for errors and results.
 
-    Yields:
-        Each leaf, once for each label that reaches it. Labels are told apart by identity. A number has none, so
-        it is yielded again for each edge by which it reaches the leaf. A leaf that a view is computed from has the
-        labels of its own places, if it has any.
-
     Raises:
-        SharingMismatchError: if the prefix has a node of another class than the tree at the same path.
+        SharingMismatchError: if the prefix has a node that does not fit the node of the tree at the same path: one of
+            another class, with another number of children or, for a plain container, with other keys.
 
-    Cost: one visit for each pair of a record and an object of the prefix.
+    Cost: one visit for each pair of a record and a part of the prefix.
     """
-    # A shared node under the same part of the prefix gets the same labels again, so each pair is visited once.
-    visited: IdentityDict[set[int]] = IdentityDict()  # part of the prefix → numbers of the records that it has reached
+    # A shared node under the same part of the prefix gets the same labels again. So each pair is visited once, and this
+    # has, for each part of the prefix, the numbers of the records that it has reached.
+    reached: IdentityDict[set[int]] = IdentityDict()
+    # Each entry is (number of a record, part of the prefix for it, path).
     stack: list[tuple[int, Any, Path]] = [(tree.root, prefix, path)]
-    # What is below views comes last, when it is known which records have places of their own.
+    # What is below views comes last, when it is known which records also have a place outside of views.
     below_views: list[tuple[int, Any, Path]] = []
-    with_own_place: set[int] = set()
+    with_place_outside_views: set[int] = set()
     is_below_view = False
     while stack or below_views:
         if not stack:
             stack, below_views, is_below_view = below_views[::-1], [], True
         number, part, part_path = stack.pop()
         if not is_below_view:
-            with_own_place.add(number)
-        elif number in with_own_place:
+            with_place_outside_views.add(number)
+        elif number in with_place_outside_views:
             continue
         op, children = tree.records[number]
         node = op.node if type(op) is Update else op
-        numbers = visited.setdefault(part, set())
-        # Python shares small integers, so two equal numbers at two places may be one object or two. In either case both
-        # are yielded.
-        if number in numbers and (type(node) is Node or not is_number(part)):
+        reached_by_part = reached.setdefault(part, set())
+        # Two equal numbers may be one object by accident. So for a leaf both are yielded.
+        if number in reached_by_part and (type(node) is Node or not is_number(part)):
             continue
-        numbers.add(number)
+        reached_by_part.add(number)
+        # A leaf. An object of the caller, the only other record that is no node, gets no label.
         if type(node) is not Node:
             if op is LEAF or type(op) is Static:
                 yield Label(number, part, part_path)
             continue
+        # A node. A label holds for all of its children, and a node of the prefix has one part for each child.
         if type(part) is not Branch and is_label(part):
             parts: Sequence[Any] = [part] * len(children)
         else:
-            parts = parts_for(part, node, len(children), name, part_path)
+            parts = prefixes_of_children(part, node, len(children), name, part_path)
         # Children are pushed in reverse, so that they come off the stack in flatten order.
         steps = tuple(zip(node.keys, children, parts, strict=True))
         entries = [(child, child_part, (*part_path, key)) for key, child, child_part in steps]
@@ -146,15 +160,15 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
             stack.extend(reversed(entries))
 
 
-def parts_for(part: Any, node: Node, num_children: int, name: str, path: Path) -> Sequence[Any]:
-    """Takes a node of a prefix apart: one prefix for each child of a node of the tree.
+def prefixes_of_children(part: Any, node: Node, num_children: int, name: str, path: Path) -> Sequence[Any]:
+    """Takes a node in a prefix apart into one part for each child of the node of the tree at the same path.
 
     Args:
-        part: the node of the prefix.
+        part: the node in the prefix. A leaf here is no label, so it fits no node and raises the error.
         node: the node of the tree at the same path.
         num_children: how many children the node of the tree has.
         name: the name of the prefix, for errors.
-        path: the path, for errors.
+        path: the path of both, for errors.
 
     Raises:
         SharingMismatchError: if the two are not nodes of one class with equally many children. Plain containers must
@@ -162,33 +176,34 @@ def parts_for(part: Any, node: Node, num_children: int, name: str, path: Path) -
     """
     if type(part) is Branch:
         return part.parts
-    # A leaf that is no label fits no node.
     node_type = node_type_of(part)
+    # A leaf has no node type.
     parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
     is_of_class = node_type is not None and node_type.cls is node.type.cls
     # The auxiliary data of a plain container, such as the keys of a dict, must be equal. That of a module may differ: a
     # prefix for a model need not repeat its static fields.
     if not is_of_class or len(parts) != num_children or (node.type.is_plain and Static(aux) != node.aux):
         node_text, part_details = f"{op_text(node)} with {num_children} children", ""
-        if is_of_class:  # the two differ in their keys, for example
+        # If the classes are the same, the numbers of children differ, or the auxiliary data.
+        if is_of_class:
             part_data, node_data = Static(aux).peek(), node.aux.peek()
             part_details = (
                 f" with {len(parts)} children and the static data {distinguishing_text(part_data, node_data)}"
             )
             node_text += f" and the static data {distinguishing_text(node_data, part_data)}"
-        raise_unfit(name, part, node_text, path, part_details)
+        raise_prefix_mismatch(name, part, node_text, path, part_details)
     return parts
 
 
-def raise_unfit(name: str, part: Any, expected: str, path: Path, part_details: str = "") -> NoReturn:
+def raise_prefix_mismatch(name: str, part: Any, expected: str, path: Path, part_details: str = "") -> NoReturn:
     """Raises the error for a prefix that does not fit a tree.
 
     Args:
         name: the name of the prefix.
-        part: the part of it that does not fit.
-        expected: what the tree has at the same path, in words.
-        path: the path.
-        part_details: more about the part, to follow its class.
+        part: the part of the prefix that does not fit.
+        expected: what the tree has at the same path, in words: "a `Linear` with 2 children".
+        path: the path of both.
+        part_details: a text to follow the class of the part: " with 3 children". Empty if the class says enough.
     """
     text = jtu.keystr(path)
     place = f"at `{text}`" if text else "as a whole"
@@ -202,5 +217,5 @@ def raise_unfit(name: str, part: Any, expected: str, path: Path, part_details: s
 
 
 def is_number(part: Any) -> bool:
-    """Tells whether a label is a number of Python or NumPy: a value, for which being one object means nothing."""
+    """Tells whether a label is a number of Python or NumPy. Whether two equal numbers are one object means nothing."""
     return isinstance(part, (int, float, complex, np.generic))

@@ -35,7 +35,7 @@ from ._errors import SharingMismatchError
 from ._node_types import carries_identity
 from ._printing import MOST_PATHS, listed, shown
 from ._static_values import Static
-from ._structure import LEAF, FlatDag, Node, Op, Path, Record, Structure, canonical, with_several_edges
+from ._structure import LEAF, FlatDag, Node, Op, Path, Record, Structure, canonical_records, records_with_several_edges
 
 
 class Rooted(Protocol):
@@ -235,8 +235,8 @@ def merge_records(dag: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[R
     Returns:
         The records of the merged DAG, and old number → new number for each record that stays.
     """
-    # Each set of records becomes one record. `canonical` makes the records anew from keys, numbered as a walk would
-    # number them. The key of a set is its lowest number, which `find` returns.
+    # Each set of records becomes one record. `canonical_records` makes the records anew from keys, numbered as a walk
+    # would number them. The key of a set is its lowest number, which `find` returns.
     sets = UnionFind(len(dag.records))
     for group in groups:
         for number in group:
@@ -247,7 +247,7 @@ def merge_records(dag: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[R
         op, children = dag.records[number]
         return op, [sets.find(child) for child in children]
 
-    return canonical(sets.find(dag.root), expand)
+    return canonical_records(sets.find(dag.root), expand)
 
 
 class UnionFind:
@@ -333,7 +333,7 @@ def with_tied_numbers_as_arrays(leaves: Sequence[Any], tree: FlatDag | Structure
     """
     if not any(isinstance(leaf, np.generic) for leaf in leaves):
         return leaves
-    tied = with_several_edges(tree.records, tree.root)
+    tied = records_with_several_edges(tree.records, tree.root)
     new_leaves: list[Any] = []
     for number, leaf in zip(tree.leaf_numbers, leaves, strict=True):
         would_lose_tie = number in tied and isinstance(leaf, np.generic)

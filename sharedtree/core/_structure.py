@@ -1,26 +1,33 @@
-"""Structures and flat DAGs: a DAG as a flat table of records, without its traced leaves or with all of its objects.
+"""Structures and flat DAGs: a DAG as a flat table of records. A flat DAG has its objects, too; a structure has none.
 
     Pair(w, [w, 3])     records  0: leaf   1: static 3   2: list(0, 1)   3: Pair(0, 2)      root 3
                         objects  w         3             [w, 3]          Pair(...)
                         paths    .a        .b[1]         .b              (the root)
 
-A DAG is packed into the list of its traced leaves, each once, and a *structure*: a flat table of records in the order
-in which a depth-first walk completes them. A record is an operation and the numbers of the records that are its
-children, so a shared node is one number that appears twice, and a structure is compared and hashed without any
-recursion. TensorFlow's checkpoints have the same shape, called a trackable object graph.
+A DAG is packed into the list of its traced leaves, each once, and a *structure*. This is a flat table of records, in
+the order in which a depth-first walk completes them. A record is an operation and the numbers of the records that are
+its children. So a shared node is one number that appears twice, and no recursion is needed to compare or hash a
+structure. TensorFlow's checkpoints have the same shape, called a trackable object graph.
 
-Structures are interned: two equal ones are one object. Comparison is then `is`, which makes structures cheap as part of
-JAX's cache keys. The table of interned structures holds them weakly, and JAX's own caches keep alive what they still
-need. No structure is dropped while it is in use, because the next call would retrace.
+Structures are interned: of equal ones only one object exists. Comparison is then `is`, which makes structures cheap as
+part of JAX's cache keys. The table of interned structures holds them weakly. JAX's caches hold the structures of the
+programs that they keep. So a structure lives as long as a compiled program needs it: without it, the next call would
+retrace.
 
 In a `Context` several trees are packed one after the other. The record numbers of each then start where those of the
 previous tree ended, and a number below that start refers to an object in an earlier tree.
 
 A `FlatDag` has the same records and besides, by number, the objects that they stand for and their paths.
 
-Where a function has arguments and a result, the result may contain *objects of the caller*: objects that the function
-received and returns unchanged (`Given`), or whose changed content is to be written back into them (`Update`). Both
-refer to an object by the number of its record in the arguments.
+A record is *shared* if several edges lead to it. It has one path for each way down from the root. The first of these in
+flatten order is its *representative path*.
+
+A record is *outside modules* if some path to it leads through plain containers alone. It may also be inside modules, by
+other paths.
+
+The result of a function may contain *objects of the caller*, which the function received in its arguments. It returns
+one unchanged (`Given`), or the changed content is to be written back into it (`Update`). Both operations refer to the
+object by the number of its record in the arguments.
 """
 
 import functools
@@ -49,6 +56,7 @@ class Leaf:
         return "LEAF"
 
     def __reduce__(self) -> str:
+        # To pickle, this text is the name of a global variable. So unpickling returns the one instance.
         return "LEAF"
 
 
@@ -58,9 +66,14 @@ LEAF = Leaf()
 class Node:
     """Operation: put a node together from its children.
 
-    Two are equal if the classes are the same and the auxiliary data is strictly equal. `keys` name the children in
-    paths. They take no part in the comparison, because for most classes they follow from class and auxiliary data.
-    Those of other classes (`NodeType.keys_vary`) are the keys of the first instance that had this structure.
+    Two are equal if the classes are the same and the auxiliary data is strictly equal: by type and value.
+
+    Attributes:
+        type: the node type of the class.
+        aux: the auxiliary data.
+        keys: one key entry for each child, which names it in paths. Keys take no part in the comparison, because for
+            most classes they follow from the class and the auxiliary data. For a class where they do not
+            (`NodeType.keys_vary`), these are the keys of the first instance that had this structure.
     """
 
     __slots__ = ("_unflatten", "aux", "keys", "type")
@@ -75,10 +88,11 @@ class Node:
     def unflatten(self) -> Callable[[tuple[Any, ...]], Any]:
         """Function that makes a new instance: children → instance. Cached.
 
-        Only for namedtuples and classes in JAX's registry, and only if the auxiliary data cannot change: all instances
-        get the same object.
+        Only for a namedtuple or a class in JAX's registry, and only with auxiliary data that is immutable: all
+        instances get the same object as auxiliary data.
         """
         if self._unflatten is None:
+            # `peek` returns the stored value itself and no copy.
             self._unflatten = maker_of(self.type.cls, self.aux.peek(), len(self.keys))
         return self._unflatten
 
@@ -97,14 +111,12 @@ class Node:
 
 
 def _node_of(cls: type, aux: Static, keys: Path) -> Node:
-    """Unpickles a `Node`."""
+    """Makes a `Node` again when it is unpickled. See `Node.__reduce__`."""
     return Node(node_type_of_class(cls), aux, keys)
 
 
 class Given(NamedTuple):
-    """Operation: take the caller's own object.
-
-    It occurs in the results of a function.
+    """Operation: take an object that the caller passed to the function, unchanged. Only in results of functions.
 
     Attributes:
         number: the number of the object among the records of the arguments.
@@ -114,15 +126,17 @@ class Given(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Operation: put `node` together and write its content into the caller's object whose number is `number`.
+    """Operation: put `node` together and write its content into the caller's object with number `number`.
+
+    Only in results of functions.
 
     Attributes:
         number: the number of the object among the records of the arguments.
         node: the new content.
-        received_aux: the auxiliary data of the object when the function received it. A static object of the caller,
-            such as a config, is not replaced if its new value equals the one in here. None if the auxiliary data holds
-            no such objects, or if the function got the caller's own ones and not copies: then there is nothing to
-            compare.
+        received_aux: the auxiliary data of the object when the function received it. It is compared with the new one:
+            a static object of the caller, such as a config, is not replaced if its new value is equal. None if there
+            is nothing to compare: the auxiliary data holds no such objects, or the function got the caller's own ones
+            and not copies.
     """
 
     number: int
@@ -131,16 +145,19 @@ class Update(NamedTuple):
 
     @classmethod
     def of(cls, number: int, node: Node, received: Any) -> "Update":
-        """Makes the operation for an object of the caller.
+        """Makes the operation, and decides whether it needs `received_aux`.
 
         Args:
             number: the number of the object among the records of the arguments.
             node: the new content.
             received: the operation that the object had in the arguments.
         """
-        # Only a walk that takes static objects uncopied sets `exact_objects`, so the function got the caller's own.
-        is_exact = bool(node.aux.exact_objects)
-        if type(received) is not Node or is_exact or not received.aux.has_irreplaceable_objects:
+        # Only a walk that takes static objects uncopied sets `exact_objects`. So if there are any, the function got the
+        # caller's own objects. If there are none, there may still be copies of objects to compare.
+        holds_uncopied_objects = bool(node.aux.exact_objects)
+        # `has_irreplaceable_objects`: the value is or holds an object, such as a config, for which an equal one is no
+        # substitute.
+        if type(received) is not Node or holds_uncopied_objects or not received.aux.has_irreplaceable_objects:
             return cls(number, node)
         return cls(number, node, received.aux)
 
@@ -176,33 +193,34 @@ class Structure:
     #
     # `records` is the table, children before parents. `root` is the number of the record that is the whole tree.
     # `base` is the number of the first record: 0 unless earlier trees were flattened in the same `Context`.
-    # `maker` stands for that Context, if there was one. It is not the Context itself, which keeps every leaf that it
-    # has seen. Both are here because whoever unflattens, perhaps in another process, has only the structure. A `Given`
-    # for each object of an earlier tree would say the same, but doubled the time of a flatten in a Context.
-    # `noted` and `tied_values` exist only for results of functions. They are the indices, among the traced leaves, of
-    # those whose ties were undone on purpose or reported, and of those that were tied outside modules. When a tree of
-    # this structure is put together, these leaves are entered into the tables of `ties/_leaf_notes` again.
-    # `objects` are the user's static objects that were taken uncopied (`Rules.is_exact`) and that no equal one can
-    # replace. Two structures that differ in nothing else compare equal record by record, but are two.
+    # `context_mark` stands for that Context, if there was one. It is not the Context itself, which keeps alive every
+    # leaf that it has seen. Both are here because whoever unflattens, perhaps in another process, has only the
+    # structure. A `Given` for each object of an earlier tree would say the same, but doubled the time of a flatten.
+    # `noted` and `tied_values` exist only for results of functions. Both are indices among the traced leaves. `noted`
+    # are leaves with a lost tie that needs no warning any more: it was undone on purpose, or reported. `tied_values`
+    # are leaves that were tied outside modules. When a tree of this structure is put together, the leaves of both are
+    # entered into the tables of `ties/_leaf_notes` again.
+    # `objects` are the user's static objects that were taken uncopied (`Rules.is_exact`) and for which an equal object
+    # is no substitute. Equal records may hold different ones of these, because a `Static` compares its value and not
+    # its objects. So `objects` is content besides the records.
     #
     # Derived from the content by `complete`:
     #
-    # `given` are the numbers of the caller's objects that it contains. `updates` says whether it has content to be
-    # written into objects of the caller. `is_noted` says whether `noted` or `tied_values` has any leaf.
+    # `given` are the numbers of the caller's objects that it contains (`Given`). `updates` is True if it has content to
+    # be written into objects of the caller (`Update`). `is_noted` is True if `noted` or `tied_values` has any leaf.
     #
     # No part of the content:
     #
     # `pins` are objects that must live as long as the structure, for keys that lead to it (see `_pack_and_unpack`).
-    # `plans` has what transforms and checks have found out about the structure, each under a key of its own: mostly how
-    # a transform groups the leaves. `program` is the records as the native `build` runs them, None until the first
-    # build.
+    # `plans` has results of transforms and checks about the structure, each under a key of its own: mostly how a
+    # transform groups the leaves. `program` is the records as the native `build` runs them; None until the first build.
 
     __slots__ = (
         "__weakref__",
         "base",
+        "context_mark",
         "given",
         "is_noted",
-        "maker",
         "noted",
         "num_leaves",
         "objects",
@@ -222,7 +240,7 @@ class Structure:
     given: tuple[int, ...]
     updates: bool
     is_noted: bool
-    maker: Any
+    context_mark: Any
     noted: tuple[int, ...]
     objects: tuple[IdentityKey, ...]
     tied_values: tuple[int, ...]
@@ -239,7 +257,10 @@ class Structure:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
 
     def complete(self) -> None:
-        """Computes the attributes that follow from the content. Called if no equal structure was found."""
+        """Computes the attributes that follow from the content.
+
+        `Interned.intern` calls it for a new structure, if the table has no equal one.
+        """
         self.pins, self.plans = {}, {}
         self.num_leaves = sum(op is LEAF for op, _ in self.records)
         self.given = tuple(sorted({op.number for op, _ in self.records if type(op) is Given}))
@@ -247,10 +268,10 @@ class Structure:
         self.is_noted = bool(self.noted or self.tied_values)
 
     def is_like(self, candidate: "Structure") -> bool:
-        """Compares the content of two structures. Structures of equal content are interned as one."""
+        """Tells whether two structures have equal content. `Interned.intern` then makes one object of them."""
         # The records come last, because comparing them may run a user's `==` for each static value.
         return (
-            self.maker is candidate.maker
+            self.context_mark is candidate.context_mark
             and self.base == candidate.base
             and self.root == candidate.root
             and self.noted == candidate.noted
@@ -266,7 +287,8 @@ class Structure:
         return self
 
     def __reduce__(self) -> Any:
-        return intern, (self.records, self.root, self.base, self.maker, self.noted, self.tied_values)
+        # `objects` is missing here, because `intern` collects it from the records.
+        return intern, (self.records, self.root, self.base, self.context_mark, self.noted, self.tied_values)
 
 
 _interned: Interned[Structure] = Interned()
@@ -276,32 +298,33 @@ def intern(
     records: tuple[Record, ...],
     root: int,
     base: int = 0,
-    maker: Any = None,
+    context_mark: Any = None,
     noted: tuple[int, ...] = (),
     tied_values: tuple[int, ...] = (),
 ) -> Structure:
-    """Returns the one structure with this content, a new one if there is none yet.
+    """Returns the one structure with this content. Makes it if none is alive.
 
-    Cost: one hash over the records.
+    Cost: one hash over the records. If there is one already, also one comparison with it.
 
     Args:
         records: the table, children before parents.
         root: the number of the record that is the whole tree.
         base: the number of the first record. Lower numbers refer to earlier trees of the same `Context`.
-        maker: stands for that `Context`; None outside of one.
-        noted: in the result of a function, the indices of the leaves whose ties were undone on purpose or reported.
+        context_mark: stands for that `Context`; None outside of one.
+        noted: in the result of a function, the indices of leaves with a tie that was undone on purpose or reported.
         tied_values: in the result of a function, the indices of the leaves that were tied outside modules.
     """
     structure = Structure()
-    structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
+    structure.base, structure.records, structure.root, structure.context_mark = base, records, root, context_mark
     structure.noted, structure.tied_values, structure.program = noted, tied_values, None
     structure.objects = _objects_in(records)
-    content_hash = hash((maker, base, root, noted, tied_values, structure.objects, records))
+    # The attributes that follow from these are computed in `complete`, for a new structure only.
+    content_hash = hash((context_mark, base, root, noted, tied_values, structure.objects, records))
     return _interned.intern(content_hash, structure)
 
 
 def _objects_in(records: Sequence[Record]) -> tuple[IdentityKey, ...]:
-    """Collects the user's own static objects: `exact_objects` of all static values, in order."""
+    """Collects the user's static objects that were taken uncopied: `exact_objects` of each static value, in order."""
     exact_objects: list[IdentityKey] = []
     # Each trace comes here several times. So the code of `_static_of` is repeated here, which is faster than a call.
     for op, _ in records:
@@ -318,25 +341,28 @@ def _objects_in(records: Sequence[Record]) -> tuple[IdentityKey, ...]:
 
 
 NodeKey = TypeVar("NodeKey", bound=Hashable)
-"""Whatever a caller of `canonical` uses to tell the nodes of its DAG apart."""
+"""Whatever tells the nodes of a DAG apart for a caller of `canonical_records`: a number, or a pair of numbers."""
 
 
-def canonical(
+def canonical_records(
     root: NodeKey, expand: Callable[[NodeKey], tuple[Op, Sequence[NodeKey]]]
 ) -> tuple[tuple[Record, ...], dict[NodeKey, int]]:
     """Makes the records of any DAG, numbered as a walk would number them: children first, in flatten order.
+
+    Records that nothing below the root refers to are left out. So this also renumbers the part of a table below a root.
 
     Args:
         root: the key of the root.
         expand: key → (operation, keys of the children). Equal keys are one node. Called once for each key.
 
     Returns:
-        The records, and the number of each key, in the order of the numbers. The root is the last.
+        The records, and key → number. The entries are in the order of the numbers, and the root is the last.
     """
     numbers: dict[NodeKey, int] = {}
     records: list[Record] = []
-    # Each key is pushed without its operation first. A node with children is pushed again, with it, below them: when it
-    # comes up the second time, all of its children have numbers.
+    # Each entry is (key, operation, keys of the children). At first a key is pushed with None as its operation. When it
+    # comes off the stack, a node with children is pushed again with its operation, and the children above it. So when
+    # it comes off the second time, all of its children have numbers.
     stack: list[tuple[NodeKey, Op | None, Sequence[NodeKey]]] = [(root, None, ())]
     while stack:
         key, op, children = stack.pop()
@@ -359,22 +385,22 @@ def edges(
     base: int = 0,
     keys_of: Callable[[int, Node], Path] | None = None,
 ) -> Iterator[tuple[int, Path]]:
-    """Yields each edge of a DAG once: the number of the record to which it leads, and a path whose last step it is.
+    """Yields (number, path) for each edge of a DAG: the record to which the edge leads, and a path that ends with it.
 
         Pair(w, [w, 3])     (3, the root)   (0, .a)   (2, .b)   (0, .b[0])   (1, .b[1])
 
-    The path goes through the first path of the parent. So the first pair with a number has the representative path of
-    this record. Each record is entered once, so the cost is linear in the edges even where the number of paths is
-    exponential.
+    The path is the representative path of the parent and one step more. So the first pair with a number has the
+    representative path of this record. Each record is entered once. So the cost is linear in the edges even where the
+    number of paths is exponential.
 
     Edges below views come last. So a path through a view represents a record only if no other path leads to it.
 
     Args:
         records: the table.
-        roots: the paths and numbers of the records to begin at. Each counts as an edge.
+        roots: (path, number) of each record to begin at. Each counts as an edge.
         base: the number of the first record. A lower number refers to an earlier tree: it is yielded, but nothing
             below it is.
-        keys_of: (number of a record, its node) → the keys of its children. Asked only about nodes whose keys may
+        keys_of: (number of a record, its node) → the keys of its children. Called only for a node with keys that may
             depend on the instance. None takes the keys that the nodes have.
     """
     entered: set[int] = set()
@@ -402,38 +428,54 @@ def edges(
                 stack.extend((child, (*path, key)) for key, child in reversed(children_with_keys))
 
 
-def at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int]:
-    """Finds the records that several paths lead to: the shared ones, and all records below these.
+def records_at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int]:
+    """Finds the records to which several paths lead: the shared records, and everything below them.
+
+        Pair([w], [w, 3])           w
+        Pair(a, a) with a = [w]     the list and w
 
     Args:
         records: the records of a tree, numbered from 0.
-        roots: the numbers of the records at which paths begin.
+        roots: the numbers of the records at which paths begin. The same number twice counts as two paths.
+
+    Returns:
+        The numbers of the records.
     """
     visited: set[int] = set()
-    shared: set[int] = set()
+    at_several_paths: set[int] = set()
     stack = list(roots)
     while stack:
         number = stack.pop()
-        if number in shared:
+        if number in at_several_paths:
             continue
         if number in visited:
-            shared.add(number)
+            at_several_paths.add(number)
         visited.add(number)
         # A shared record is entered a second time, so that everything below it is visited twice as well.
-        stack.extend(records[number][1])
-    return shared
+        _, children = records[number]
+        stack.extend(children)
+    return at_several_paths
 
 
-def with_several_edges(records: Sequence[Record], root: int) -> set[int]:
-    """Finds the records below a root that several edges lead to.
+def records_with_several_edges(records: Sequence[Record], root: int) -> set[int]:
+    """Finds the shared records below a root: those to which several edges lead.
 
-    A record below a shared one is not among them if only one edge leads to it.
+        Pair([w], [w, 3])           w
+        Pair(a, a) with a = [w]     the list, but not w: one edge leads to w
+
+    Args:
+        records: the records of a tree, numbered from 0.
+        root: the number of the record at which to begin.
+
+    Returns:
+        The numbers of the records. Two edges may come from one parent, as in `(w, w)`.
     """
     visited: set[int] = set()
     shared: set[int] = set()
     stack = [root]
     while stack:
-        for child in records[stack.pop()][1]:
+        _, children = records[stack.pop()]
+        for child in children:
             if child in visited:
                 shared.add(child)
             else:
@@ -442,14 +484,20 @@ def with_several_edges(records: Sequence[Record], root: int) -> set[int]:
     return shared
 
 
-def reached_outside(records: Sequence[Record], root: int) -> dict[int, int]:
+def records_outside_modules(records: Sequence[Record], root: int) -> dict[int, int]:
     """Finds the records outside modules: those to which a path leads through plain containers alone.
 
-    A record may be outside by one path and inside a module by another one. It is in the result, too.
+        [w, Pair(w, v)]     the list: 1   w: 1   the pair: 1     (the pair is a module, so v is only inside)
+
+    A record that is outside by one path and inside a module by another one counts, too.
+
+    Args:
+        records: the records of a tree, numbered from 0.
+        root: the number of the record at which to begin.
 
     Returns:
-        Number → 1 if one such path leads to the record, 2 if several do. A record that is only inside modules is
-        missing.
+        Number → how many of these paths lead to the record: 1, or 2 for several. A record that is only inside modules
+        is missing.
 
     Cost: linear in the records returned.
     """
@@ -479,7 +527,7 @@ def statics_of(structure: Structure) -> Iterator[tuple[int, Static]]:
 
 
 def _static_of(op: Op) -> Static | None:
-    """The static value of a record: a static leaf, or the auxiliary data of a node. None for all others."""
+    """Returns the static value of a record: a static leaf, or the auxiliary data of a node. None for all others."""
     node = op.node if type(op) is Update else op
     if type(node) is Node:
         return node.aux
@@ -487,7 +535,7 @@ def _static_of(op: Op) -> Static | None:
 
 
 def depth_of(records: Sequence[Record]) -> int:
-    """Number of records on the longest path downwards. 0 if there are no records."""
+    """Returns the number of records on the longest path down through a table numbered from 0. 0 for an empty table."""
     depths: list[int] = []
     # Children come before their parents, so their depths are in the list already.
     for _, children in records:
@@ -507,7 +555,7 @@ class FlatDag:
     Args:
         records: the table, children before parents, numbered from 0.
         root: the number of the record that is the whole tree.
-        objects: number → object. Those that nobody will ask for may be missing.
+        objects: number → object. Objects may be missing if no caller will ask for them.
     """
 
     def __init__(self, records: Sequence[Record], root: int, objects: Sequence[Any] | Mapping[int, Any] = ()) -> None:
@@ -517,44 +565,46 @@ class FlatDag:
 
     @classmethod
     def of(cls, structure: Structure, objects: Sequence[Any] | Mapping[int, Any] = ()) -> "FlatDag":
-        """Wraps a structure and the objects of its tree. The structure is not interned again."""
+        """Wraps a structure and the objects of its tree."""
         dag = cls(structure.records, structure.root, objects)
+        # This fills the cached property, which would intern the records once more.
         dag.structure = structure
         return dag
 
     @classmethod
     def without_objects(cls, structure: Structure) -> "FlatDag":
-        """Wraps a structure whose objects are unknown: None stands for each of them."""
+        """Wraps a structure without a tree. Its objects are unknown, so None stands for each of them."""
         return cls.of(structure, [None] * len(structure.records))
 
     @classmethod
     def of_leaves(cls, structure: Structure, leaves: Sequence[Any]) -> "FlatDag":
-        """Wraps a structure and its traced leaves. The objects of nodes are missing."""
+        """Wraps a structure and its traced leaves. The objects of nodes and static leaves are missing."""
         return cls.of(structure, dict(zip(structure.leaf_numbers, leaves, strict=True)))
 
     def below(self, root: int) -> "FlatDag":
-        """The part of the tree below a record, which becomes its root. Numbers stay the same."""
+        """Returns the part of the tree below a record, which becomes the root. Numbers stay the same."""
         return FlatDag(self.records, root, self.objects)
 
     def child(self, position: int) -> "FlatDag":
-        """The part below one child of the root."""
-        return self.below(self.records[self.root][1][position])
+        """Returns the part below one child of the root, by its position among the children."""
+        _, children = self.records[self.root]
+        return self.below(children[position])
 
     def edges(self, path: Path = ()) -> Iterator[tuple[int, Path]]:
         """Yields (number, path) for each edge. See the function `edges`.
 
         Args:
-            path: a path to put before all of them.
+            path: the path to the root, with which all of these paths begin.
         """
         return edges(self.records, [(path, self.root)], keys_of=self._keys_of)
 
     def _keys_of(self, number: int, node: Node) -> Path:
         """Returns the keys of a node's children, from the object where that is possible.
 
-        The record has keys, too, but they are those of the first tree with this structure: equal auxiliary data need
-        not mean equal keys, since a class may take them from anywhere. So they serve only if the object cannot tell.
+        `node` has keys, too, but they are those of the first tree with this structure. Equal auxiliary data need not
+        mean equal keys, since a class may take the keys from anywhere. So `node.keys` serve only as a fallback.
         """
-        # The object is missing, as in a DAG made of leaves alone.
+        # The object is missing, as in a DAG that `of_leaves` has made.
         if not self._has_object(number):
             return node.keys
         # The object is None (`without_objects`), or a function has changed its class since it was packed.
@@ -565,27 +615,32 @@ class FlatDag:
             keys = node.type.keys_of(obj)
         except Exception:  # noqa: BLE001 -- a function may have left the object in any state
             return node.keys
-        # A function may have changed the number of its children.
+        # A function may have added or removed children of the object.
         return keys if len(keys) == len(node.keys) else node.keys
 
     def _has_object(self, number: int) -> bool:
+        """Tells whether `objects`, a mapping or a sequence, has an entry with this number."""
         objects = self.objects
         return number in objects if isinstance(objects, Mapping) else number < len(objects)
 
     @functools.cached_property
     def structure(self) -> Structure:
-        """The interned structure."""
+        """The structure with these records. Outside of any `Context`."""
         return intern(tuple(self.records), self.root)
 
     @functools.cached_property
     def leaf_numbers(self) -> list[int]:
-        """Numbers of the traced leaves of the whole table, in order. In a part, `reached` tells which belong to it."""
+        """Numbers of all traced leaves in the table, in order.
+
+        In a part of a tree, the table also has leaves outside the part. `reached` has only records of the part.
+        """
         return [number for number, (op, _) in enumerate(self.records) if op is LEAF]
 
     @functools.cached_property
     def reached(self) -> set[int]:
-        """Numbers of the root and of the records below it. In a part, the table has other records, too."""
-        return set(canonical(self.root, lambda number: self.records[number])[1])
+        """Numbers of the root and of the records below it. In a part of a tree, the table has other records, too."""
+        _, numbers = canonical_records(self.root, lambda number: self.records[number])
+        return set(numbers)
 
     @functools.cached_property
     def leaves(self) -> dict[int, Any]:
@@ -601,20 +656,20 @@ class FlatDag:
         return first_paths
 
     @functools.cached_property
-    def all_paths(self) -> dict[int, list[str]]:
-        """Number → a path for each edge to the record, as errors print it. The representative path comes first.
+    def paths_of_edges(self) -> dict[int, list[str]]:
+        """Number → one path for each edge to the record, as errors print it. The representative path comes first.
 
-        These are the paths of `edges`, which go through the first path of the parent. A record below a shared one has
-        more paths than these, perhaps exponentially many.
+        Each is the representative path of a parent and one step more. A record below a shared one has more paths than
+        these, perhaps exponentially many.
         """
-        all_paths: dict[int, list[str]] = {}
+        paths_of_edges: dict[int, list[str]] = {}
         for number, path in self.edges():
-            all_paths.setdefault(number, []).append(jtu.keystr(path))
-        return all_paths
+            paths_of_edges.setdefault(number, []).append(jtu.keystr(path))
+        return paths_of_edges
 
     @functools.cached_property
     def holds_leaf(self) -> list[bool]:
-        """Number → whether the record is a traced leaf or has one below it."""
+        """Number → True if the record is a traced leaf or has one below it."""
         holds_leaf: list[bool] = []
         # Children come before their parents, so their answers are in the list already.
         for op, children in self.records:
@@ -623,17 +678,18 @@ class FlatDag:
 
     @functools.cached_property
     def outside(self) -> dict[int, int]:
-        """The records outside modules, with the number of their paths outside: 1, or 2 for several.
+        """Number → how many paths outside modules lead to the record: 1, or 2 for several.
 
-        Its keys often serve as a set. See `reached_outside`.
+        Has only records outside modules, so `number in dag.outside` asks whether a record is one of them. See
+        `records_outside_modules`.
         """
-        return reached_outside(self.records, self.root)
+        return records_outside_modules(self.records, self.root)
 
     def is_object(self, number: int, *, containers: bool = False) -> bool:
-        """Tells whether a record stands for a node that carries identity.
+        """Tells whether a record stands for a node that carries identity. False for leaves.
 
-        A module does wherever it is. A mutable container does if all of its paths lead through modules: one that a path
-        reaches outside modules counts as a value, unless `containers` is set.
+        A module carries identity everywhere. A mutable container, such as a list, carries identity if it is only inside
+        modules. If it is outside modules, too, it counts as a value, unless `containers` is set.
 
         Args:
             number: the number of the record.
@@ -645,24 +701,24 @@ class FlatDag:
         return not node.type.is_plain or containers or number not in self.outside
 
     def text(self, number: int) -> str:
-        """The representative path of a record, as errors print it."""
+        """Returns the representative path of a record, as errors print it."""
         return jtu.keystr(self.first_paths[number])
 
     def node(self, number: int) -> Node | None:
-        """The node of a record, be it a `Node` or in an `Update`. None for any other record."""
+        """Returns the node of a record: the `Node`, or the one in an `Update`. None for any other record."""
         op = self.records[number][0]
         node = op.node if type(op) is Update else op
         return node if type(node) is Node else None
 
-    def paths_to(self, chosen: Callable[[Any], bool]) -> list[str]:
-        """Representative paths of the leaves for which `chosen` returns true."""
-        return [self.text(number) for number, leaf in self.leaves.items() if chosen(leaf)]
+    def paths_to(self, is_chosen: Callable[[Any], bool]) -> list[str]:
+        """Returns the representative paths of the traced leaves for which `is_chosen` returns true."""
+        return [self.text(number) for number, leaf in self.leaves.items() if is_chosen(leaf)]
 
 
 def leaf_paths(structure: Structure) -> list[str]:
-    """Representative path of each traced leaf of a structure, in order. Cached as long as the structure lives.
+    """Returns the representative path of each traced leaf of a structure, in order. Cached as long as it lives.
 
-    A leaf to which no path leads gets a text with its number instead.
+    If no path leads from the root to a leaf, its number stands in place of the path: `<leaf 3>`.
     """
     # JAX asks for the paths several times in each trace, and again in the next.
     cached = _paths.get(structure)
@@ -681,7 +737,10 @@ _paths: weakref.WeakKeyDictionary[Structure, list[str]] = weakref.WeakKeyDiction
 
 
 def with_paths(leaves: Sequence[Any], paths: Sequence[str]) -> list[tuple[LeafPath, Any]]:
-    """Pairs each path, as a key entry, with its leaf: the children that JAX wants from a flatten function with keys."""
+    """Pairs each path with its leaf, in the form that JAX wants from a flatten function with keys.
+
+    Each whole path becomes one key entry, a `LeafPath`. So JAX's errors name the leaf by this path.
+    """
     return list(zip(map(LeafPath, paths), leaves, strict=True))
 
 
@@ -689,14 +748,14 @@ def with_paths(leaves: Sequence[Any], paths: Sequence[str]) -> list[tuple[LeafPa
 
 
 class Roles(NamedTuple):
-    """Roles of the leaves of a tree: whether an optimizer trains them. See `Role` in `_node_types`.
+    """Roles of the leaves of a tree, which say whether an optimizer trains a leaf. See `Role` in `_node_types`.
 
-    A parameter is trained. State is not. A leaf whose library says neither has the role "unsaid": it is trained, too,
-    but the optimizer may warn about it.
+    A leaf with the role "parameter" is trained; one with the role "state" is not. If its library says neither, it has
+    the role "unsaid": it is trained, too, but the optimizer may warn about it.
 
     Attributes:
         of_leaves: number of a leaf → its role. A leaf that is missing is a parameter.
-        unsaid: the numbers of the instances whose classes have the role "unsaid", unless they are below state.
+        unsaid: the numbers of the nodes of a class with the role "unsaid". Nodes below state are left out.
     """
 
     of_leaves: dict[int, Role]
@@ -708,7 +767,9 @@ class Roles(NamedTuple):
 
 
 def roles_in(tree: FlatDag) -> Roles:
-    """Finds the roles of all leaves: each has the role that the nearest node above it with a role gives to it.
+    """Finds the roles of all leaves. A leaf has the role that the nearest node above it with a role gives to it.
+
+    There are two exceptions. Everything below state is state. Of different roles at several paths, the strongest holds.
 
     Cost: a look at each record; if a class among them has roles, up to three visits of each.
     """
@@ -718,7 +779,7 @@ def roles_in(tree: FlatDag) -> Roles:
         return Roles(of_leaves, ())
     # A shared record is visited once for each role that it has on some path, not once for each path.
     visited: set[tuple[int, Role]] = set()
-    # Each entry is a record, and the role that it has by the nodes above it.
+    # Each entry is a record and the role that the nodes above give to it.
     stack: list[tuple[int, Role]] = [(tree.root, "parameter")]
     while stack:
         number, role = stack.pop()
@@ -731,7 +792,7 @@ def roles_in(tree: FlatDag) -> Roles:
             earlier_role = of_leaves.get(number)
             if earlier_role is None or _STRENGTH[role] > _STRENGTH[earlier_role]:
                 of_leaves[number] = role
-        # Records with an `Update` or a `Given` are passed over: roles are asked of trees that no function has returned.
+        # `Update` and `Given` occur only in results of functions, and nobody asks for the roles in those.
         elif type(op) is Node:
             if op.type.roles == "unsaid" and role != "state":
                 unsaid.add(number)
@@ -742,13 +803,14 @@ def roles_in(tree: FlatDag) -> Roles:
 
 
 def _roles_of_children(node: Node, num_children: int) -> Sequence[Role | None]:
-    """The role that a node gives to each of its children. None for a child that keeps the role of the node itself."""
+    """Returns the role that a node gives to each of its children. None for a child that keeps the role of the node."""
+    # One role for all leaves below, or a function of the auxiliary data that returns one role for each child.
     roles = node.type.roles
     if not callable(roles):
         return [roles for _ in range(num_children)]
-    of_children = roles(node.aux.peek())
-    return [None for _ in range(num_children)] if of_children is None else of_children
+    roles_of_children = roles(node.aux.peek())
+    return [None for _ in range(num_children)] if roles_of_children is None else roles_of_children
 
 
 _STRENGTH: dict[Role, int] = {"parameter": 2, "unsaid": 1, "state": 0}
-"""Of the roles that a leaf has at several paths, the strongest holds."""
+"""Role → its strength. If a leaf has different roles at several paths, the one with the largest number holds."""

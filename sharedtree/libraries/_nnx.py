@@ -179,7 +179,7 @@ def _holders() -> dict[Any, dict[str, type]]:
     return {table.mapping: {MAPPING: dict}, state_axes: {"_filters": tuple, "_axes": tuple}}
 
 
-def answers_as_told(cls: Any) -> bool:
+def has_arbitrary_attributes(cls: Any) -> bool:
     """Returns True for classes of NNX and their subclasses: an attribute may be whatever a file says.
 
     A variable has an attribute for each name in its metadata, and an object has the attributes in the file.
@@ -227,7 +227,7 @@ class _NnxRules(AttributeRules):
         """Returns True for attributes that are no dataclass fields: the class has a value for them."""
         return is_object(cls) and name not in dataclass_entries(cls)
 
-    def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+    def attributes_for_file(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
         """Sorts the attributes, children first, and leaves out marks and flags that loading will make again."""
         cls, table = type(obj), nnx()
         assert table is not None
@@ -265,7 +265,7 @@ class _NnxRules(AttributeRules):
         omitted = (NODES, "__orig_class__")
         return {str(name): value for name, value in zip(names, values, strict=True) if name not in omitted}
 
-    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+    def finish_loaded(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
         """Checks a loaded object, and sets the marks and flags that NNX would have set. Returns the object.
 
         Args:
@@ -438,6 +438,6 @@ NNX = Library(
     kind_in_files=kind_in_files,
     attributes=_NnxRules(),
     fault_of_aux=fault_of_aux,
-    answers_as_told=answers_as_told,
+    has_arbitrary_attributes=has_arbitrary_attributes,
     names=_NAMES,
 )

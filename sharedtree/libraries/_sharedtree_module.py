@@ -147,7 +147,7 @@ class _ModuleRules(AttributeRules):
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
         return tuple([field.name for field in dataclass_fields(cls)])
 
-    def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+    def attributes_for_file(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
         """Returns the attributes to write, children first, and the kinds under the name of their slot."""
         kinds = module_kinds.present_kinds(obj)
         return {name: attributes[name] for name in (*kinds.children, *kinds.statics)} | {KINDS_SLOT: kinds.by_name}
@@ -155,7 +155,7 @@ class _ModuleRules(AttributeRules):
     def static_attributes(self, aux: Any) -> dict[str, Any]:
         return module_kinds.static_attributes(aux)
 
-    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+    def finish_loaded(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
         """Stores the kinds of a loaded module, and sorts its attributes in the order of the kinds. Returns the module.
 
         So far, the slot for the stored kinds holds the object from the file.
@@ -209,7 +209,7 @@ MODULE = Library(
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
     attributes=_ModuleRules(),
-    answers_as_told=_is_module_class,
+    has_arbitrary_attributes=_is_module_class,
     names=NamesInFiles(
         "sharedtree",
         state_entry=KINDS_SLOT,

@@ -75,7 +75,7 @@ class _TreeoRules(AttributeRules):
         factories, defaults = (getattr(cls, attribute, {}) for attribute in _DEFAULTS)
         return factories.get(name) or ((lambda: defaults[name]) if name in defaults else None)
 
-    def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+    def attributes_for_file(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
         """Sorts the attributes, nodes first, and leaves out the metadata that loading will make again."""
         cls: Any = type(obj)
         if not _is_tree(cls):
@@ -112,7 +112,7 @@ class _TreeoRules(AttributeRules):
     def static_attributes(self, aux: Any) -> dict[str, Any]:
         return dict(aux.items)
 
-    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+    def finish_loaded(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
         """Returns the one metadata with equal facts for loaded metadata. Completes the metadata of a loaded tree."""
         cls, metadata_class = type(obj), _metadata_class()
         if cls is metadata_class:

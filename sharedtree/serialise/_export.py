@@ -22,10 +22,10 @@ from jax import export as jax_export, tree_util as jtu
 from ..core._call_arguments import Arguments
 from ..core._errors import FormatError, UntrustedTypeError
 from ..core._jax_internals import api_boundary
-from ..core._node_types import Inherited, node_type_of_class
+from ..core._node_types import LocalConvention, node_type_of_class
 from ..core._pack_and_unpack import Rules, Tags, build, pack
 from ..core._static_values import Static
-from ..core._structure import Node, Op, Structure, intern, reached_outside
+from ..core._structure import Node, Op, Structure, intern, records_outside_modules
 from ..ties._policy_and_context import PolicyOption, current_policy
 from ..transforms._ahead_of_time import require_made_for
 from ..transforms._caller_side import Grouping, enter, leave
@@ -82,7 +82,9 @@ class Exported:
         structure = _structure_of_arguments(in_tree)
         # The operations that lie in no module: only plain containers are between them and the root. Only Equinox's
         # transforms leave static values there.
-        outside = [structure.records[number][0] for number in reached_outside(structure.records, structure.root)]
+        outside = [
+            structure.records[number][0] for number in records_outside_modules(structure.records, structure.root)
+        ]
         is_filtered = any(type(op) is Static for op in outside)
         rules = rules_of_call(current_policy(self._policy), filtered=is_filtered)
         # No leaf has a treatment here: the numbers in the groups of the program say where each goes.
@@ -305,7 +307,7 @@ def _malformed() -> FormatError:
     return FormatError("The structure of an exported program is malformed: it is damaged, or was made by hand.")
 
 
-def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
+def bytes_of(structure: Structure, convention: LocalConvention = "jax") -> bytes:
     """Returns a structure as bytes, which `structure_of` reads.
 
     They hold a tree with that structure, in which a `ShapeDtypeStruct` stands for each leaf. With it go the names of

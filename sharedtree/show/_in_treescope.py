@@ -123,7 +123,7 @@ def _marks_of(tree: Any) -> _Marks:
         # Record of each tied object → the paths of its places.
         ties = {
             record: paths
-            for record, paths in flat_dag.all_paths.items()
+            for record, paths in flat_dag.paths_of_edges.items()
             if len(paths) > 1 and can_be_tied(flat_dag.records[record][0])
         }
         marks: _Marks = IdentityDict()

@@ -38,7 +38,7 @@ from typing import Any
 
 from ..core._by_identity import IdentitySet
 from ..core._locks import Lock
-from ..core._structure import LEAF, FlatDag, Structure, at_several_paths
+from ..core._structure import LEAF, FlatDag, Structure, records_at_several_paths
 
 _MIN_SWEEP_SIZE = 1_000
 """Smallest number of entries at which dead ones are swept out."""
@@ -238,7 +238,7 @@ def note_tied(tree: FlatDag, leaves: Sequence[Any]) -> None:
         leaves: its leaves, in order.
     """
     if _rules.stack:
-        tied_numbers = at_several_paths(tree.records, [tree.root])
+        tied_numbers = records_at_several_paths(tree.records, [tree.root])
         for number, leaf in zip(tree.leaf_numbers, leaves, strict=True):
             if number in tied_numbers:
                 _rules.stack[-1].add(leaf)

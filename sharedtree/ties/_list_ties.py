@@ -84,7 +84,7 @@ def ties(tree: Any) -> tuple[Tie, ...]:
     flat = read_tree(tree)
     texts_of_views = _views_by_source(flat)
     described_ties: list[Tie] = []
-    for number, paths in flat.all_paths.items():
+    for number, paths in flat.paths_of_edges.items():
         if len(paths) > 1:
             described_ties.append(_describe(flat, number, tuple(paths), texts_of_views.get(number, ())))
     return tuple(described_ties)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Self, TypeVar
 
 from ..core._errors import ContextMismatchError
-from ..core._pack_and_unpack import Rules, Tags, native, pack, unpack, walked
+from ..core._pack_and_unpack import Rules, Tags, flat_dag_of, native, pack, unpack
 from ..core._structure import FlatDag, Structure
 
 ResultType = TypeVar("ResultType")
@@ -201,10 +201,10 @@ class Context:
         self._tags = Tags()
         # The instances that were unpacked in this Context, by number.
         self._table: list[Any] = []
-        # Stands for this Context in the structures that it makes (`Structure.maker`).
+        # Stands for this Context in the structures that it makes (`Structure.context_mark`).
         self._mark = object()
         # The mark of the Context whose structures this one unpacks.
-        self._maker: object | None = None
+        self._context_mark: object | None = None
         # Open entries of this Context, the latest last.
         self._entries: dict[_Entry, None] = {}
         # The identifier of the thread that packs or unpacks in this Context, under the key "thread", or nothing.
@@ -283,7 +283,7 @@ class Context:
         """Packs a tree, and goes on counting where the last pack ended. If it fails, the count is as before."""
         num_tags = len(self._tags.objects)
         try:
-            return pack(tree, self._tags, rules, maker=self._mark)
+            return pack(tree, self._tags, rules, context_mark=self._mark)
         except BaseException:
             # A failed pack leaves no tags: later structures would refer to objects that are in no earlier tree.
             self._tags.forget(num_tags)
@@ -297,8 +297,8 @@ class Context:
         """
         # `base` is the number of objects in all earlier trees of the sequence.
         if structure.base == 0:
-            self._table, self._maker = [], structure.maker
-        if self._maker is not structure.maker or structure.base != len(self._table):
+            self._table, self._context_mark = [], structure.context_mark
+        if self._context_mark is not structure.context_mark or structure.base != len(self._table):
             raise ContextMismatchError(
                 "The structure continues a sequence of trees that were flattened in one Context, and this Context has "
                 "not unflattened the trees before it, or has unflattened those of another.\n"
@@ -381,7 +381,7 @@ def pack_alone(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -
 
 def walk_alone(tree: Any, is_leaf: IsLeaf = None) -> FlatDag:
     """Walks a whole tree under `rules_here`, outside of any Context."""
-    return walked(tree, rules_here(is_leaf))
+    return flat_dag_of(tree, rules_here(is_leaf))
 
 
 def exact_rules_here(is_leaf: IsLeaf = None, *, takes_path: bool = False) -> Rules:
@@ -398,7 +398,7 @@ def pack_exactly(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False)
 
 def walk_exactly(tree: Any, is_leaf: IsLeaf = None, *, takes_path: bool = False) -> FlatDag:
     """Walks a whole tree under `exact_rules_here`, outside of any Context."""
-    return walked(tree, exact_rules_here(is_leaf, takes_path=takes_path))
+    return flat_dag_of(tree, exact_rules_here(is_leaf, takes_path=takes_path))
 
 
 def pack_here(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
@@ -414,7 +414,7 @@ def unpack_here(structure: Structure, leaves: Any) -> Any:
     Raises:
         ContextMismatchError: if the trees that were packed before it in its Context were not unpacked in this one.
     """
-    if structure.maker is None:
+    if structure.context_mark is None:
         return unpack(structure, leaves)
     context = _innermost()
     if context is None:

@@ -22,7 +22,7 @@ from ..core._pack_and_unpack import build
 from ..core._printing import shown
 from ..core._sharing import Mismatch, copy_of_leaf, merge_records, pairs, pairs_of_one_shape
 from ..core._static_values import Static, distinguishing_text
-from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, canonical, edges
+from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, canonical_records, edges
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
 from ._ties_that_are_missing import kind_of
@@ -94,7 +94,7 @@ def tie(tree: T, where: Callable[[T], Any], *, through: Callable[..., Any] | Non
         return op, [replacement_of.get(child, child) for child in children]
 
     # The new records, and old number → new number.
-    records, new_numbers = canonical(flat.root, expand)
+    records, new_numbers = canonical_records(flat.root, expand)
     tied = _with_leaves(records, new_numbers, flat)
     # Outside modules, transforms take arrays for values and lose such a tie. The note makes them warn of it.
     note_ties(tied, [new_numbers[representative]])
@@ -166,7 +166,7 @@ def _require_no_values(flat: FlatDag, targets: Sequence[int], further_arguments:
             variable_of[children[0]] = number
     if not any(number in variable_of for number in targets):
         return
-    paths = flat.all_paths
+    paths = flat.paths_of_edges
     target_paths = [paths[number][0] for number in targets]
     variables = ", ".join([f"m{paths[variable_of.get(number, number)][0]}" for number in targets])
     raise SharingMismatchError(
@@ -472,7 +472,7 @@ def require_interchangeable(tree: FlatDag, left: int, right: int) -> None:
         return
 
     # The difference may lie far below the two records. The error names its place below each of them.
-    paths = tree.all_paths
+    paths = tree.paths_of_edges
     left_path, right_path = (paths[number][0] + jtu.keystr(path) for number in (left, right))
     left_end, right_end = (_record_at(tree, number, path) for number in (left, right))
     fact = (
@@ -550,7 +550,7 @@ def _path_of_parameter(tree: FlatDag, number: int, path: Path) -> str:
     """
     holder = tree.records[_record_at(tree, number, path[:-1])][0]
     is_in_variable = path and type(holder) is Node and holder.type.convention == "variable"
-    return tree.all_paths[number][0] + jtu.keystr(path[:-1] if is_in_variable else path)
+    return tree.paths_of_edges[number][0] + jtu.keystr(path[:-1] if is_in_variable else path)
 
 
 def _record_at(tree: FlatDag, number: int, path: Path) -> int:

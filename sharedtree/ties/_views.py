@@ -46,7 +46,7 @@ from ..core._node_types import (
 )
 from ..core._printing import listed, shown
 from ..core._static_values import Static
-from ..core._structure import FlatDag, Node, Op, Record, canonical
+from ..core._structure import FlatDag, Node, Op, Record, canonical_records
 from ..libraries._equinox import name_of
 from ..libraries._flax_linen import is_box, partition_spec_of, refuse_in_flax_files, register_as_box, sharding_of
 from ..libraries._nnx import is_variable, register_as_data
@@ -556,7 +556,7 @@ def with_view(
         return op, [view_key if child == target else child for child in children]
 
     root: int | str = flat.root
-    return canonical(root, expand)
+    return canonical_records(root, expand)
 
 
 def _require_arrays(flat: FlatDag, numbers: Sequence[int]) -> None:

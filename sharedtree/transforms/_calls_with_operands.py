@@ -27,7 +27,7 @@ from ..core._call_arguments import Arguments
 from ..core._jax_internals import api_boundary
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch
-from ..core._structure import Structure, canonical, intern
+from ..core._structure import Structure, canonical_records, intern
 from ..ties._policy_and_context import PolicyOption, current_policy, with_options
 from ._argument_names import Names
 from ._caller_side import Call, Grouping, enter, leave, repacked
@@ -236,7 +236,7 @@ def part_of(structure: Structure, position: int) -> tuple[Structure, list[int]]:
     """Returns the structure of one argument by itself, and for each of its records that in the whole structure."""
     root = structure.records[structure.root][1][position]
     # Numbers the records below the argument anew, in the order of a walk. The root is the last.
-    records, numbers = canonical(root, lambda number: structure.records[number])
+    records, numbers = canonical_records(root, lambda number: structure.records[number])
     return intern(records, len(records) - 1), list(numbers)
 
 

@@ -27,7 +27,7 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
-from ..core._pack_and_unpack import Tags, pack, unpack, walked
+from ..core._pack_and_unpack import Tags, flat_dag_of, pack, unpack
 from ..core._prefix_trees import Label, labels
 from ..core._printing import listed
 from ..core._structure import FlatDag, Structure
@@ -342,7 +342,7 @@ class RuleTransform(FunctionTransform):
         # 1. Call the rule. Gradients, pullbacks and `retie` in it add to `whole_sums` the arrays that are the whole sum
         # over their paths.
         with noting_whole() as whole_sums:
-            received = walked(Arguments(Names(rule).of(len(args)), args, {}), self.rules(policy))
+            received = flat_dag_of(Arguments(Names(rule).of(len(args)), args, {}), self.rules(policy))
             # The last argument is the cotangent of the result.
             cotangents = received.child(len(args) - 1)
             leaves = [received.leaves[number] for number in cotangents.leaf_numbers]
@@ -373,7 +373,7 @@ class RuleTransform(FunctionTransform):
             self._refuse_as_jax(rule, result)
         # 4. Warn of lost ties. A rule may take the whole cotangent of a tied leaf and compute with it path by path. The
         # arrays that it returns were added up above, though each of them may be the whole sum.
-        lost = ties_lost_between(cotangents, walked(tuple(result), self.rules(policy)), policy)
+        lost = ties_lost_between(cotangents, flat_dag_of(tuple(result), self.rules(policy)), policy)
         report_lost_ties((), lost, policy, Names(rule))
         return (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
 

@@ -23,7 +23,7 @@ from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import Arguments, LeafPath
 from ..core._errors import Definition, deferring_warnings, give_warnings
 from ..core._jax_internals import current_traces
-from ..core._pack_and_unpack import Rules, build, walked
+from ..core._pack_and_unpack import Rules, build, flat_dag_of
 from ..core._prefix_trees import Branch
 from ..core._static_values import Static
 from ..core._structure import FlatDag, Given, Node, Op, Structure, Update, intern, statics_of
@@ -327,10 +327,10 @@ class FunctionTrace:
             StaticTracerError: if a static leaf holds a tracer of this trace.
         """
         rules = self.forbidding_leaks(self.terms.rules if rules is None else rules)
-        tree = walked(result, rules, name)
+        tree = flat_dag_of(result, rules, name)
         # JAX cannot return a `ShapeDtypeStruct`, so in a result it is static.
         if any(type(leaf) is jax.ShapeDtypeStruct for leaf in tree.leaves.values()):
-            tree = walked(result, rules._replace(are_structs_traced=False), name)
+            tree = flat_dag_of(result, rules._replace(are_structs_traced=False), name)
         return tree
 
     def forbidding_leaks(self, rules: Rules) -> Rules:

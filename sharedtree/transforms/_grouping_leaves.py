@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ..core._call_arguments import Arguments
-from ..core._structure import LEAF, FlatDag, Given, Node, Op, Path, Structure, canonical, intern
+from ..core._structure import LEAF, FlatDag, Given, Node, Op, Path, Structure, canonical_records, intern
 from ..ties._leaf_notes import which_are_noted, which_are_tied_values
 from ._leaf_groups import LeafGroup, LeafSelection
 from ._leaf_labels import (
@@ -293,7 +293,7 @@ def split_records(
 
     root = Piece(outcomes.root.record, outcomes[outcomes.root])
     # Numbers the pieces as a walk would number objects. The root is the last.
-    table, pieces = canonical(root, expand)
+    table, pieces = canonical_records(root, expand)
     return intern(table, len(table) - 1), list(pieces)
 
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
-from ..core._node_types import Inherited, is_traced, node_type_of
+from ..core._node_types import LocalConvention, is_traced, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, native, walk, write_natively
 from ..core._static_values import Incomparable, Static, irreplaceable_objects, key_of, with_new_parts
 from ..core._structure import FlatDag, Node
@@ -95,15 +95,17 @@ def with_changes(
     # A convention says which leaves are traced. It is that of the library of the nearest module around an object. One
     # walk has one convention around its root, so there is a tuple of changed objects for each convention.
     convention_of = conventions(received, rules)
-    objects_of: dict[Inherited, list[Any]] = {}
+    objects_of: dict[LocalConvention, list[Any]] = {}
     for record in updated.values():
         objects_of.setdefault(convention_of[record], []).append(received.objects[record])
-    trees: list[tuple[Any, Inherited]] = [(tuple(objects), convention) for convention, objects in objects_of.items()]
+    trees: list[tuple[Any, LocalConvention]] = [
+        (tuple(objects), convention) for convention, objects in objects_of.items()
+    ]
     keys = [*[IN_PLACE] * len(objects_of), ""]
     return walked_together([*trees, (result, rules.convention)], rules, keys)
 
 
-def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str]) -> FlatDag:
+def walked_together(trees: Iterable[tuple[Any, LocalConvention]], rules: Rules, keys: Sequence[str]) -> FlatDag:
     """Packs several trees as one tuple, with the ties between them. Each tree has a convention of its own.
 
     Args:
@@ -128,16 +130,16 @@ def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: 
     return FlatDag(records, len(records) - 1, [*tags.objects, None])
 
 
-def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
+def conventions(received: FlatDag, rules: Rules) -> dict[int, LocalConvention]:
     """Returns, for each record, the convention around it on its first path. It says when a leaf is traced there.
 
     Args:
         received: the arguments of the function.
         rules: how they were packed, with the convention around the root.
     """
-    convention_of: dict[int, Inherited] = {}
+    convention_of: dict[int, LocalConvention] = {}
     # The first child is on top of the stack, so records come up in the order of their first paths.
-    stack: list[tuple[int, Inherited]] = [(received.root, rules.convention)]
+    stack: list[tuple[int, LocalConvention]] = [(received.root, rules.convention)]
     while stack:
         record, convention = stack.pop()
         if record not in convention_of:
@@ -145,7 +147,7 @@ def conventions(received: FlatDag, rules: Rules) -> dict[int, Inherited]:
             node = received.node(record)
             if node is not None:
                 # A module sets the convention for its parts. A plain container passes on the one around it.
-                inner: Inherited = node.type.inherits(convention, containers=rules.containers)
+                inner: LocalConvention = node.type.convention_below(convention, containers=rules.containers)
                 stack.extend((child, inner) for child in reversed(received.records[record][1]))
     return convention_of
 

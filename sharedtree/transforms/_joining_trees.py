@@ -29,7 +29,7 @@ from ..core._errors import SharingMismatchError
 from ..core._node_types import PYTHON_NUMBERS
 from ..core._sharing import Mismatch, op_text, pairs
 from ..core._static_values import Static, distinguishing_text
-from ..core._structure import LEAF, FlatDag, Node, Op, Path, Structure, canonical, intern
+from ..core._structure import LEAF, FlatDag, Node, Op, Path, Structure, canonical_records, intern
 
 
 class Sides(NamedTuple):
@@ -255,8 +255,8 @@ def repacking_for(all_inputs: FlatDag, tree_in: FlatDag, tree_out: FlatDag, join
         return LEAF, [RecordsAtPath(*child) for child in zip(children, children_out, strict=True)]
 
     root = start if all_inputs.root == tree_in.root else RecordsAtPath(all_inputs.root, -1)
-    # `canonical` returns the table of the new records and, in the order of their numbers, the pairs.
-    table, numbered_pairs = canonical(root, expand)
+    # `canonical_records` returns the table of the new records and, in the order of their numbers, the pairs.
+    table, numbered_pairs = canonical_records(root, expand)
     origins = [pair.record_in for pair in numbered_pairs]
     return Repacking(origins, [children for _, children in table], joined.promoted)
 

@@ -31,7 +31,7 @@ from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import Arguments, LeafPath
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._node_types import node_type_of
-from ..core._prefix_trees import Branch, labels, raise_unfit
+from ..core._prefix_trees import Branch, labels, raise_prefix_mismatch
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Path
 
@@ -316,7 +316,7 @@ class Outcomes:
         try:
             for entry in labels(treatment.prefix, tree, treatment.is_label, treatment.name):
                 if tree.records[entry.record][0] is LEAF and not treatment.is_label(entry.label):
-                    raise_unfit(treatment.name, entry.label, "a leaf", entry.path)
+                    raise_prefix_mismatch(treatment.name, entry.label, "a leaf", entry.path)
         except SharingMismatchError as error:
             # Without modules, JAX can raise its own error for the same call.
             nodes = [tree.node(record) for record in range(len(tree.records))]

@@ -30,7 +30,7 @@ from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._jax_internals import ConcreteArray
 from ..core._node_types import carries_identity, is_module, node_type_of
 from ..core._static_values import Static
-from ..core._structure import LEAF, FlatDag, Node, Structure, canonical
+from ..core._structure import LEAF, FlatDag, Node, Structure, canonical_records
 from ._adapter_names import VANILLA_JIT
 from ._caller_side import Call, keep
 
@@ -229,11 +229,11 @@ def passed_through(
             the unchanged objects is not committed, and some argument is.
     """
     objects, records = call.tree.objects, call.tree.records
-    # Find the records of all unchanged objects, and of everything inside them. `canonical` makes new records of one
-    # object, which are not needed here, and a table. The keys of the table are the old records of all parts.
+    # Find the records of all unchanged objects, and of everything inside them. `canonical_records` makes new records of
+    # one object, which are not needed here, and a table. The keys of the table are the old records of all parts.
     passed_records: set[int] = set()
     for root in structure.given:
-        _, new_numbers = canonical(root, lambda record: records[record])
+        _, new_numbers = canonical_records(root, lambda record: records[record])
         passed_records.update(new_numbers)
     leaves = [record for record in sorted(passed_records) if records[record][0] is LEAF]
     # No object was split by the labels of the transform, so C can do a later call, and check these leaves itself.

@@ -31,7 +31,7 @@ from ..core._prefix_trees import is_number
 from ..core._printing import listed
 from ..core._sharing import Mismatch, RecordPair, op_text, pairs
 from ..core._static_values import Static
-from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, at_several_paths, canonical, edges
+from ..core._structure import LEAF, FlatDag, Node, Op, Path, Record, canonical_records, edges, records_at_several_paths
 from ..ties._list_ties import is_inexact
 from ._joining_trees import describe_beside
 
@@ -180,7 +180,7 @@ def num_paths(records: Sequence[Record], root: int) -> dict[int, int]:
 
     Cost: linear in the records.
     """
-    _, numbers = canonical(root, lambda number: records[number])
+    _, numbers = canonical_records(root, lambda number: records[number])
     counts = dict.fromkeys(numbers, 0)
     counts[root] = 1
     # `numbers` has children before their parents. In reverse, the count of a record is complete when its turn comes.
@@ -306,7 +306,7 @@ def _refuse_doubtful_objects(
         pair_records.append((op, tuple([position_of.get(child, len(matched)) for child in child_pairs])))
     pair_records.append((LEAF, ()))
     # The first pair is that of both roots. Is a doubtful leaf at several paths?
-    at_several = at_several_paths(pair_records, [0])
+    at_several = records_at_several_paths(pair_records, [0])
     leaf = next((i for i in doubtful if i in at_several), None)
     if leaf is None:
         return

@@ -25,8 +25,8 @@ from jax import tree_util as jtu
 from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments
 from ..core._errors import SharingMismatchError
-from ..core._node_types import Inherited, is_module, node_type_of
-from ..core._pack_and_unpack import unpack, walked
+from ..core._node_types import LocalConvention, is_module, node_type_of
+from ..core._pack_and_unpack import flat_dag_of, unpack
 from ..core._prefix_trees import Branch
 from ..core._sharing import with_repeats_copied
 from ..core._static_values import Static
@@ -78,7 +78,7 @@ class OpaqueTransform(FunctionTransform):
         """Calls the transform with groups in the place of modules, and returns modules in the place of groups."""
         # Arrays outside modules are not packed, so a tie between them is lost inside the function. Warn of it.
         if are_tied_values_known():
-            arguments = walked(self.arguments(args, kwargs), self.rules(policy))
+            arguments = flat_dag_of(self.arguments(args, kwargs), self.rules(policy))
             report_tied_values(arguments, self.names, self.transform_name, policy)
         call, outermost = self._enter(args, kwargs, policy)
         # One transformed function for each policy, so that the transform can cache traces.
@@ -192,7 +192,7 @@ class OpaqueTransform(FunctionTransform):
             modules = _built(outermost.objects, runs, self._root_of_a_part)
             by_path = _by_path(self._owners(outermost, args, kwargs), outermost, modules)
             # None: it is not known to which call the modules belong.
-            received = Received(walked(by_path, self.rules(policy)), by_path, None)
+            received = Received(flat_dag_of(by_path, self.rules(policy)), by_path, None)
         return received._replace(arguments=self._arguments(args, kwargs, outermost.replaced_by(modules)))
 
     def _root_of_a_part(self, run: "_Run") -> Any:
@@ -238,7 +238,7 @@ def _split_with_changes(outermost: "_Outermost", trace: FunctionTrace, received:
     # The changed objects are the first children of the graph, and the modules of the result follow.
     updated = list((rules.updated or IdentityDict[int]()).values())
     objects = [*[received.tree.objects[number] for number in updated], *outermost.objects]
-    convention_of_each: list[Inherited] = [convention_of[number] for number in updated]
+    convention_of_each: list[LocalConvention] = [convention_of[number] for number in updated]
     convention_of_each.extend(rules.convention for _ in outermost.objects)
     # The last argument has the beginning of each object's paths in messages: nothing.
     graph = walked_together(zip(objects, convention_of_each, strict=True), rules, [""] * len(objects))

@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec
 from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._jax_internals import is_batched, varying_axes
 from ..core._node_types import is_module, node_type_of
-from ..core._pack_and_unpack import walked
+from ..core._pack_and_unpack import flat_dag_of
 from ..core._prefix_trees import Branch
 from ..core._static_values import Incomparable, Static
 from ..ties._policy_and_context import Policy
@@ -227,7 +227,7 @@ class VmapTransform(FunctionTransform):
         if value is None or not self.can_compare_elements:
             return True
         # `is_batched` is True for a tracer of this `vmap` that has the mapped axis.
-        return any(map(is_batched, walked(value).leaves.values()))
+        return any(map(is_batched, flat_dag_of(value).leaves.values()))
 
     def apply_transform(
         self, inner: Callable[..., Any], labels: Sequence[Any], result_labels: Sequence[Any] | None, num_statics: int
@@ -363,7 +363,7 @@ class ShardMapTransform(VmapTransform):
         if number in call.leaves_labelled(_INFERRED):
             return f"Without `{self.in_name}` nobody knows how to put together what would be written back."
         # The axes of the mesh along which the new value may differ between devices.
-        leaves = () if value is None else walked(value).leaves.values()
+        leaves = () if value is None else flat_dag_of(value).leaves.values()
         axes = {axis for leaf in leaves for axis in varying_axes(leaf)}
         # Without those along which the leaf is divided. An entry of a specification is one axis or a tuple of axes.
         for spec, *_ in call.plan.labels:

@@ -23,8 +23,8 @@ from jax import tree_util as jtu
 from ..core._by_identity import IdentityDict
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._node_types import is_module, node_type_of
-from ..core._pack_and_unpack import walked
-from ..core._prefix_trees import branch_of, parts_for
+from ..core._pack_and_unpack import flat_dag_of
+from ..core._prefix_trees import branch_of, prefixes_of_children
 from ..core._printing import MOST_PATHS, listed, name_of_class, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, FlatDag, Node, Path
@@ -61,8 +61,8 @@ def selection(argument: Any, spec: AnyFilter, name: str) -> Any:
 
     Cost: one question for each leaf. If the filter looks at paths, one question for each path.
     """
-    # `walked` takes the argument apart into records, with the object of each.
-    return ask(walked(argument), spec, name).prefix
+    # `flat_dag_of` takes the argument apart into records, with the object of each.
+    return ask(flat_dag_of(argument), spec, name).prefix
 
 
 class Asked(NamedTuple):
@@ -313,7 +313,7 @@ class _Questions:
 
         def split(part: Any) -> Sequence[Any]:
             """Splits a part of the prefix into one part for each child. Raises if it does not fit the node."""
-            return parts_for(part, op, len(children), self._words.option, visit.keys)
+            return prefixes_of_children(part, op, len(children), self._words.option, visit.keys)
 
         parts = self._parts.below(visit.spec, op.type.cls, len(children), visit.keys, split)
         visits: list[_Visit] = []
@@ -361,7 +361,7 @@ def _answers_of_dag(dag: Dag[Any], spec: AnyFilter, name: str, place: Place, wor
         InconsistentSharingError: if a leaf is selected at one of its paths and not at another.
     """
     answers: list[bool] = []
-    of_leaves = list(ask(walked(dag.tree), spec, name, place, words=words).of_leaves.values())
+    of_leaves = list(ask(flat_dag_of(dag.tree), spec, name, place, words=words).of_leaves.values())
     for questions in of_leaves:
         if len({question.answer for question in questions}) > 1:
             raise _selected_somewhere(questions, of_leaves, spec, name, words)

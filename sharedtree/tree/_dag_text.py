@@ -18,7 +18,7 @@ from ..core._comparison import short_text
 from ..core._node_types import carries_identity
 from ..core._printing import printable, shown
 from ..core._static_values import Static
-from ..core._structure import LEAF, FlatDag, Node, Structure, with_several_edges
+from ..core._structure import LEAF, FlatDag, Node, Structure, records_with_several_edges
 
 # The largest width in characters, number of lines, and depth of indentation in levels.
 _WIDTH, _MOST_LINES, _MOST_INDENT = 100, 200, 40
@@ -80,7 +80,7 @@ class _Text:
         tree = FlatDag.of_leaves(structure, leaves)
         self._records, self._root, self._leaf_of = tree.records, tree.root, tree.leaves
         # Marks: #1, #2 and so on, in flatten order.
-        shared = with_several_edges(tree.records, tree.root)
+        shared = records_with_several_edges(tree.records, tree.root)
         tied = [number for number in tree.first_paths if number in shared]
         self._marks = {number: f"#{mark}" for mark, number in enumerate(tied, 1)}
         self._first_place_of = self._find_first_places()

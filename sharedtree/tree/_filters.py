@@ -31,7 +31,7 @@ import numpy as np
 
 from ..core._errors import definition_of
 from ..core._node_types import node_type_of
-from ..core._pack_and_unpack import walked
+from ..core._pack_and_unpack import flat_dag_of
 from ..core._printing import name_of_class, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF
@@ -164,7 +164,7 @@ def prefix_of(tree: Any, option: Option) -> FilterPrefix:
 
 def _leaves_of(spec: Any) -> list[Any]:
     """Returns the leaves of a specification, traced or static."""
-    flat = walked(spec)
+    flat = flat_dag_of(spec)
     leaves: list[Any] = []
     for number, (op, _) in enumerate(flat.records):
         if op is LEAF or type(op) is Static:

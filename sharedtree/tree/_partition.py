@@ -10,7 +10,7 @@ from ..core._hidden_arrays import refuse_hidden_arrays_in_records
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
-from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical
+from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical_records
 from ..ties._policy_and_context import IsLeaf, walk_exactly
 from ._asking_filters import IN_TREE, Asked, ask, code_that_selects
 from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, Place, filter_or_prefix, how_to_select, strings_in
@@ -43,7 +43,7 @@ def rebuilt(root: Any, expand: Callable[[Any], tuple[Op, Sequence[Any]]], object
         object_of: key of a leaf → the object in its place.
     """
     # Visits the keys from the root down. Returns the records, and key → number of its record.
-    records, numbers = canonical(root, expand)
+    records, numbers = canonical_records(root, expand)
     table: list[Any] = []
     build(records, [object_of(key) for key, number in numbers.items() if records[number][0] is LEAF], table)
     return table[-1]

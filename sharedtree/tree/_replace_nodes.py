@@ -24,7 +24,7 @@ from ..core._pack_and_unpack import Tags, walk
 from ..core._printing import listed
 from ..core._sharing import Mismatch, RecordPair, pairs
 from ..core._static_values import Incomparable, Static
-from ..core._structure import LEAF, FlatDag, Node, Op, with_several_edges
+from ..core._structure import LEAF, FlatDag, Node, Op, records_with_several_edges
 from ..ties._leaf_notes import hand_on, is_tied_value, note, note_tied_values
 from ..ties._list_ties import are_one_value, can_be_tied
 from ..ties._policy_and_context import IsLeaf, current_policy, exact_rules_here, rules_here
@@ -212,7 +212,7 @@ class _Edit(NamedTuple):
         remaining = self._reached([self.tree.root], enter=lambda number: number not in self.replacement_of)
         for target in self.targets:
             if target not in remaining:
-                paths = self.tree.all_paths
+                paths = self.tree.paths_of_edges
                 inner = paths[target][0]
                 outer = next(paths[t][0] for t in self.targets if t != target and target in self._reached([t]))
                 raise SharingMismatchError(
@@ -286,7 +286,7 @@ class _Edit(NamedTuple):
         for number, (_, children) in enumerate(self.tree.records):
             for child in children:
                 parents.setdefault(child, set()).add(number)
-        paths = self.tree.all_paths
+        paths = self.tree.paths_of_edges
         maximal: list[_LostTie] = []
         for part, (target, arrays) in lost.items():
             if not parents[part] <= lost.keys():
@@ -405,14 +405,14 @@ class _Version(NamedTuple):
 
 def _tied(tree: FlatDag) -> set[int]:
     """Returns the numbers of the tied records: those that carry identity, and to which several edges lead."""
-    numbers = with_several_edges(tree.records, tree.root)
+    numbers = records_with_several_edges(tree.records, tree.root)
     ops = {number: tree.records[number][0] for number in numbers if can_be_tied(tree.records[number][0])}
     return {number for number, op in ops.items() if op is not LEAF or carries_identity(tree.objects[number])}
 
 
 def _two_replacements(tree: FlatDag, target: int) -> InconsistentSharingError:
     """Makes the error for a target with two different replacements. It may be tied, or named twice at one path."""
-    paths = tree.all_paths[target]
+    paths = tree.paths_of_edges[target]
     if len(paths) == 1:
         return InconsistentSharingError(
             f"`where` returned the node at `{paths[0]}` twice, with two different replacements. It has one place, so "

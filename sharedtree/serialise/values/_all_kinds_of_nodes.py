@@ -332,8 +332,8 @@ def first_unsafe_walk(nodes: Sequence[Node], classes: Sequence[Any]) -> int | No
     Returns:
         None if there is no such node.
     """
-    # `answers_as_told` is True for a class whose instances may answer with anything that a file put into them.
-    are_unsafe = [any(library.answers_as_told(cls) for library in LIBRARIES) for cls in classes]
+    # `has_arbitrary_attributes` is True for a class whose instances may answer with anything that a file put into them.
+    are_unsafe = [any(library.has_arbitrary_attributes(cls) for library in LIBRARIES) for cls in classes]
     if not any(are_unsafe):
         return None
     holds_unsafe = [False] * len(nodes)

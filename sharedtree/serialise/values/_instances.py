@@ -192,7 +192,7 @@ class Instances:
                 with contextlib.suppress(AttributeError):
                     attributes[name] = slot.__get__(obj)
         if layout.kind == "attributes":
-            attributes = layout.rules.written(obj, attributes, NAMING)
+            attributes = layout.rules.attributes_for_file(obj, attributes, NAMING)
         # Two instances of one class can have different attributes. Then they have different types in the file.
         wrapped, copied = find_wrapped_field(layout.fields, attributes) if layout.kind == "module" else (None, ())
         key = (cls, copied, *attributes)
@@ -236,8 +236,8 @@ class Instances:
         names, number = [*fields, *extra], len(self._types) - 1
         if layout.kind != "attributes":
             return _WrittenType(number, names, [f".{name}" for name in names], None)
-        # `AttributeRules.written` has put the attributes into JAX's order, in which the walk visits them. The node has
-        # their values in the order of the type: fields first, then `extra`.
+        # `AttributeRules.attributes_for_file` has put the attributes into JAX's order, in which the walk visits them.
+        # The node has their values in the order of the type: fields first, then `extra`.
         visited = [name for name in attributes if name in names]
         positions = [visited.index(name) for name in names]
         return _WrittenType(number, visited, [step_of(name) for name in visited], positions)
@@ -260,7 +260,7 @@ def maker_from_pairs(
 
     Args:
         cls: the class.
-        new_names: name in the file → name now, for `AttributeRules.finished`. None for a dropped attribute.
+        new_names: name in the file → name now, for `AttributeRules.finish_loaded`. None for a dropped attribute.
         renames: the option of the call. The code that errors offer repeats it.
     """
     layout = layout_of(cls)
@@ -290,7 +290,7 @@ def maker_from_pairs(
                     f"`{cls.__qualname__}` has no place for the attribute `{printable(name)}` any more. Drop it:\n"
                     f"    renames={{{dropped}}}"
                 )
-        return obj if attributes is None else layout.rules.finished(obj, attributes, new_names)
+        return obj if attributes is None else layout.rules.finish_loaded(obj, attributes, new_names)
 
     def make_plain(items: Iterable[tuple[str, Any]]) -> Any:
         """Makes an instance of a class whose instances have only a `__dict__`."""

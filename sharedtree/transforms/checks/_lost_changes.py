@@ -37,7 +37,7 @@ from ...core._call_arguments import Arguments
 from ...core._errors import Definition, LostChangeWarning, SharedTreeError, definition_of, warn_about
 from ...core._locks import Lock
 from ...core._node_types import node_type_of
-from ...core._pack_and_unpack import Rules, Tags, pack, walked
+from ...core._pack_and_unpack import Rules, Tags, flat_dag_of, pack
 from ...core._printing import listed
 from ...core._structure import LEAF, FlatDag, Node, Path, Structure
 from ...ties._leaf_notes import noting_gradients
@@ -369,7 +369,7 @@ def walked_bound_module(function: Any, policy: Policy) -> tuple[FlatDag | None, 
     node_type = node_type_of(module)
     if node_type is None or not node_type.writes_back:
         return None, ""
-    return walked(module, policy.rules), called
+    return flat_dag_of(module, policy.rules), called
 
 
 # ---- What changed ----
@@ -521,7 +521,7 @@ def _added_and_removed(
     # A key is new, too, if there was nothing below it with a leaf, such as a `None`.
     for key, part in new_parts.items():
         is_new = key not in old_children or not tree.holds_leaf[old_children[key]]
-        if is_new and _is_written_back(part) and walked(part).leaves:
+        if is_new and _is_written_back(part) and flat_dag_of(part).leaves:
             yield "adds", (key,), part
     for key, child in old_children.items():
         if key not in new_parts and tree.holds_leaf[child] and _is_written_back(tree.objects[child]):

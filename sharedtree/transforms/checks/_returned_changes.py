@@ -40,7 +40,7 @@ from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._call_arguments import Arguments
 from ...core._jax_internals import are_of_one_program, operands_of, operation_of, program_tracer
 from ...core._node_types import carries_identity, name_in, node_type_of
-from ...core._pack_and_unpack import Rules, walked
+from ...core._pack_and_unpack import Rules, flat_dag_of
 from ...core._structure import LEAF, FlatDag, Path
 from ...ties._leaf_notes import is_gradient
 
@@ -94,7 +94,7 @@ def lost_changes(changes: Sequence[Change], received: FlatDag, result: Any, rule
     if not changes:
         return []
     # First the cheap question, whether the objects themselves are returned. Then the question about copies.
-    out = walked(result, rules, "result")
+    out = flat_dag_of(result, rules, "result")
     returned = IdentitySet(out.objects)
     lost = [change for change in changes if not change.is_in(returned)]
     return _Returned(lost, received, out).without_those_in_copies() if lost else lost
@@ -456,7 +456,7 @@ class _Returned:
 
 def _assigned_leaves(change: Change) -> list[Any]:
     """Returns the leaves of the value that a change assigned. Empty for a removal."""
-    return [] if change.kind == "removes" else list(walked(change.value).leaves.values())
+    return [] if change.kind == "removes" else list(flat_dag_of(change.value).leaves.values())
 
 
 # ---- Which returned node is the copy of which module ----

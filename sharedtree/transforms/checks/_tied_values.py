@@ -20,7 +20,7 @@ from jax import tree_util as jtu
 from ...core._by_identity import IdentityDict
 from ...core._call_arguments import Arguments
 from ...core._errors import report_untied
-from ...core._pack_and_unpack import Rules, walked
+from ...core._pack_and_unpack import Rules, flat_dag_of
 from ...core._printing import listed
 from ...core._structure import FlatDag, Path
 from ...ties._leaf_notes import is_one_around, is_tied_value
@@ -99,7 +99,7 @@ def _warn(
     lines: list[str] = []
     # The policy helps only if it makes the array one. An array whose only holders are tuples stays several. So flatten
     # the argument under the policy, and see whether the array still has several records.
-    tree_with_containers = walked(tree.objects[root], Rules(containers=True, convention="outside"))
+    tree_with_containers = flat_dag_of(tree.objects[root], Rules(containers=True, convention="outside"))
     if tied_paths not in list(_paths_of_tied_values(tree_with_containers)):
         lines += [
             "Let lists and dicts carry identity, here and under every other transform that sees them:",

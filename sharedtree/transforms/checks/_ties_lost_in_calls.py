@@ -36,7 +36,7 @@ from ...core._node_types import carries_identity
 from ...core._printing import listed
 from ...core._sharing import Agree, Rooted
 from ...core._static_values import Static
-from ...core._structure import LEAF, FlatDag, Node, Path, Structure, canonical
+from ...core._structure import LEAF, FlatDag, Node, Path, Structure, canonical_records
 from ...ties._leaf_notes import note
 from ...ties._policy_and_context import Policy
 from ...ties._ties_that_are_missing import Kind, Lost, LostLeaf, at, kind_of, lost_leaf_ties, maximal, named, unsettled
@@ -524,9 +524,9 @@ class SeenArguments:
         arguments: list[_Argument] = []
         lost: list[LostTie] = []
         for key, root in zip(node.keys, received.records[received.root][1], strict=True):
-            # `canonical` makes a table of the argument alone. The keys of `numbers` are the records in `received`, in
-            # the order of the new table.
-            records, numbers = canonical(root, lambda record: received.records[record])
+            # `canonical_records` makes a table of the argument alone. The keys of `numbers` are the records in
+            # `received`, in the order of the new table.
+            records, numbers = canonical_records(root, lambda record: received.records[record])
             are_leaves = [received.records[number][0] is LEAF for number in numbers]
             kinds = [
                 kind_of(received.objects[number]) if is_leaf else None

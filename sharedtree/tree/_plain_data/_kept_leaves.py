@@ -15,7 +15,7 @@ from jax import tree_util as jtu
 from ...core._by_identity import IdentityDict
 from ...core._errors import InconsistentSharingError
 from ...core._node_types import carries_identity, is_module, node_type_of
-from ...core._prefix_trees import raise_unfit
+from ...core._prefix_trees import raise_prefix_mismatch
 from ...core._structure import Path
 from .._asking_filters import MOST_REPEATED_VISITS, ROOT, PartsOfPrefix, step_of_path, too_many_paths
 from .._filters import AnyFilter, Option, Place, is_one_filter
@@ -171,7 +171,7 @@ def _split(part: Any, obj: Any, form: Form, keys: Path) -> Sequence[Any]:
     """
     prefix = form_of(part) if type(part) is type(obj) else None
     if prefix is None or prefix.names != form.names or len(prefix.parts) != len(form.parts):
-        raise_unfit(OF_STATE.name, part, f"a `{type(obj).__name__}` with {len(form.parts)} parts", keys)
+        raise_prefix_mismatch(OF_STATE.name, part, f"a `{type(obj).__name__}` with {len(form.parts)} parts", keys)
     num_children = len(form.parts) - form.num_static
     # A prefix that was made of the model still has its static attributes. One that is no filter, such as a name,
     # selects nothing.
