@@ -202,7 +202,7 @@ class Plan:
             if sharding is None:
                 # Tensor → place.
                 places: dict[str, Placement] = {}
-                for record, struct in self._comparison.fitting.items():
+                for record, struct in self._comparison.fitting_leaves.items():
                     if struct in entry_of:
                         leaf = self._comparison.template.objects[record]
                         has_place = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
@@ -288,12 +288,12 @@ class Plan:
         assert self._comparison is not None
         # Paths with a difference that is not about ties, even if they also have one that is. Tying does not help there.
         counts = collections.Counter(difference.path for difference in self._comparison.differences)
-        counts.subtract(tie.path for tie in self._comparison.ties)
+        counts.subtract(tie.path for tie in self._comparison.tie_differences)
         other_paths = [path for path, count in counts.items() if count > 0]
         # Ties with the same first path go into one call: (first path, whether to tie or to untie) → paths in the call.
         # `tie` gets all paths of the object, and `untie` those that get an object of their own.
         calls: dict[tuple[str, bool], list[str]] = {}
-        ties = self._comparison.ties[:_MAX_DIFFERENCES] if len(other_paths) <= _MAX_DIFFERENCES else ()
+        ties = self._comparison.tie_differences[:_MAX_DIFFERENCES] if len(other_paths) <= _MAX_DIFFERENCES else ()
         for first, path, is_tied_in_file in ties:
             # Both paths can be written as code, and nothing at or below them has to be changed beside the tie.
             if all(map(_IN_CODE.fullmatch, (first, path))) and not any(
@@ -358,7 +358,7 @@ def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comp
     # The leaves that fit are found anew, now as arrays.
     comparison = compare(tree, like, IdentityDict())
     template = comparison.template
-    fitting = {n: leaf for n, leaf in comparison.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
+    fitting = {n: leaf for n, leaf in comparison.fitting_leaves.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
     used = IdentitySet()
 
     def leaf_of(number: int) -> Any:
@@ -374,7 +374,7 @@ def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comp
     loaded = [template.text(number) for number in template.leaf_numbers if number in fitting]
     kept = [template.text(number) for number in template.leaf_numbers if number not in fitting]
     unused = [tensor for tensor, array in arrays_read.items() if array not in used]
-    differences = (*first_comparison.differences, *first_comparison.values)
+    differences = (*first_comparison.differences, *first_comparison.tolerated)
     return result, LoadReport(tuple(loaded), tuple(kept), differences, tuple(unused))
 
 
