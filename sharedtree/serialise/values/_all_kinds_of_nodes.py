@@ -272,7 +272,7 @@ def _atom_size(child: Child) -> int:
     return type(child) is not int
 
 
-def nan_among_keys(nodes: Sequence[Node]) -> int | None:
+def first_with_nan_key(nodes: Sequence[Node]) -> int | None:
     """Returns the number of the first node with a NaN as a key or member, or inside one. None if there is no such node.
 
     A NaN is not equal to itself. So such a key is not found again with an equal NaN, and a dict or set takes two NaNs
@@ -320,7 +320,7 @@ def key_sizes(nodes: Sequence[Node]) -> dict[int, int]:
     return {i: max([sizes[key] for key in keys]) for i, keys in node_keys.items()}
 
 
-def first_unsafe_walk(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
+def first_with_unsafe_object(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
     """Returns the number of the first node with an unsafe object among its walked children or anywhere below them.
 
     Unsafe are objects of Flax NNX and `Module`s, because a file chooses their attributes: see the head of this module.
@@ -359,7 +359,7 @@ def walked_children_in_comparison(classes: Sequence[Any]) -> Callable[[Node], It
 
 # ---- Digests, by which members of sets are sorted ----
 
-_SETS = ("set", "frozenset")
+_SET_KINDS = ("set", "frozenset")
 
 
 def extend_digests(digests: list[str], nodes: Sequence[Node], types: Sequence[Any], arrays: Sequence[Any]) -> None:
@@ -378,7 +378,7 @@ def extend_digests(digests: list[str], nodes: Sequence[Node], types: Sequence[An
                 contents.append(_child_digest(value, digests))
             elif operand.type == "children":
                 child_digests = [_child_digest(child, digests) for child in value]
-                contents.append(sorted(child_digests) if node[0] in _SETS else child_digests)
+                contents.append(sorted(child_digests) if node[0] in _SET_KINDS else child_digests)
             elif operand.type == "type":
                 contents.append(types[value])
             elif operand.type == "array":

@@ -82,7 +82,7 @@ def changed_kind_error(name: str, cls: Any, kind_in_file: str) -> StructureMisma
     )
 
 
-def new_name(entry: TypeEntry, cls: Any, renames: Renames, field: str) -> Any:
+def name_after_renames(entry: TypeEntry, cls: Any, renames: Renames, field: str) -> Any:
     """Returns the new name of a field, or the field itself if `renames` has no entry for it.
 
     An entry may have the name of the class in the file, or its name now.
@@ -174,7 +174,7 @@ class _ClassChange:
             StructureMismatchError: if the new name is no name, or if the old or the new one is an own entry of the
                 library.
         """
-        new = new_name(self.entry, self.cls, self.renames, field)
+        new = name_after_renames(self.entry, self.cls, self.renames, field)
         if new is field:
             return field
         key = f"{self.entry.name}.{field}"
@@ -328,7 +328,7 @@ class _ClassChange:
         return self.make_from_pairs(migrated.items())
 
 
-def renames_in(manifest: Manifest, renames: Renames) -> Renames:
+def complete_renames(manifest: Manifest, renames: Renames) -> Renames:
     """Returns the renames, with an additional entry for each old name in `__main__`.
 
     In the program that wrote the file, such a class or function was in `__main__`. In the file, it is in

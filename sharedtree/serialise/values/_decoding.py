@@ -40,17 +40,24 @@ from ._all_kinds_of_nodes import (
     MAX_PRINTED,
     TYPED,
     first_beyond_bounds,
-    first_unsafe_walk,
+    first_with_unsafe_object,
     key_sizes,
     keys_of,
     num_keys,
     steps,
     walked_children_in_comparison,
 )
-from ._changed_classes import Renames, changed_kind_error, maker_for, new_name, renames_in, require_sound_renames
+from ._changed_classes import (
+    Renames,
+    changed_kind_error,
+    complete_renames,
+    maker_for,
+    name_after_renames,
+    require_sound_renames,
+)
 from ._encoding import find_left_out_values, names_in
 from ._kinds_of_values import name_of_method
-from ._left_out_values import Key, left_out_of
+from ._left_out_values import Key, left_out_atoms
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
 from ._paths import first_parents, part_at, path_from
 from ._template import Comparison, LoadReport, compare, rebuild, require_no_differences
@@ -89,12 +96,12 @@ def decode(
         StructureMismatchError: if a name leads nowhere, a class has changed, or devices are missing.
         FormatError: if an object cannot be built from its node.
     """
-    renames = {} if renames is None else renames_in(manifest, renames)
+    renames = {} if renames is None else complete_renames(manifest, renames)
     values = {**manifest.atoms, **(resolve(manifest, trust, renames) if resolved is None else resolved)}
-    makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
+    makers = [_checked_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
     fields = [entry.fields for entry in manifest.types]
     classes = [values["class", entry.name] for entry in manifest.types]
-    unsafe = first_unsafe_walk(manifest.nodes, classes)
+    unsafe = first_with_unsafe_object(manifest.nodes, classes)
     if unsafe is not None:
         raise FormatError(
             f"Node {unsafe} of the file, a `{manifest.nodes[unsafe][0]}`, has an object of Flax NNX, or a `Module`, "
@@ -121,7 +128,7 @@ def decode(
     return parts.child(manifest.root)
 
 
-def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
+def _checked_maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
     """Returns a function that makes an instance from the values of its fields.
 
     For a registered class or an enum, whose entry lists no fields, returns the class itself.
@@ -141,7 +148,7 @@ def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
 
 
 class Plan:
-    """The arrays that one call of `load` reads, and their places. `tree` makes the result from them.
+    """The arrays that one call of `load` reads, and their places. `build_tree` makes the result from them.
 
     Names are looked up, and a template is compared, when the plan is made. So errors are raised before anything is
     read. Cost: with a template, a walk over the file's nodes and the template.
@@ -153,7 +160,7 @@ class Plan:
         like, select, sharding, strict, renames: options of `load`.
 
     Attributes:
-        wanted: entries of the arrays to read, in the order in which `tree` takes these.
+        wanted: entries of the arrays to read, in the order in which `build_tree` takes these.
         place: entry → the sharding or device for its array. None for JAX's default.
     """
 
@@ -172,16 +179,16 @@ class Plan:
         require_select(select)
         self._manifest = part_at(manifest, select) if isinstance(select, str) else manifest
         self._resolved = resolve(self._manifest, trust, renames)
-        self._renames = renames_in(self._manifest, renames or {})
+        self._renames = complete_renames(self._manifest, renames or {})
         self._comparison: Comparison | None = None
         # The template that is filled with the arrays that fit. With `strict`, a template is compared but not filled.
-        self._filled_template = like if not strict else None
+        self._template_to_fill = like if not strict else None
         self._template = like
         self.place: Place = place_of(sharding)
         entries = self._manifest.arrays
-        left_out = left_out_of(self._manifest)
+        left_out = left_out_atoms(self._manifest)
         if left_out:
-            self._resolved = {**self._resolved, **self._template_values(left_out, like, label)}
+            self._resolved = {**self._resolved, **self._find_template_values(left_out, like, label)}
         if like is not None:
             classes = [self._resolved["class", entry.name] for entry in self._manifest.types]
             # The comparison hashes and prints more than loading does, so there are bounds for that as well.
@@ -194,7 +201,7 @@ class Plan:
             entry_of = IdentityDict((structs[entry.tensor], entry) for entry in entries)
             self._comparison = compare(self._decode_with(structs), like, entry_of)
             if strict:
-                require_no_differences(self._comparison.differences, label, self._template_fix)
+                require_no_differences(self._comparison.differences, label, self._lines_of_fix)
             else:
                 self._require_no_dags(classes, self._comparison.template, label)
             # Without `sharding=`, an array goes where the template's array is, if that was placed on purpose (is
@@ -210,7 +217,7 @@ class Plan:
                 self.place = lambda entry: places.get(entry.tensor)
         self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
 
-    def _template_values(self, left_out: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
+    def _find_template_values(self, left_out: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
         """Finds in a template the values that were left out of the file. Returns atom → value.
 
         Args:
@@ -221,7 +228,7 @@ class Plan:
         Raises:
             StructureMismatchError: if there is no template, or it lacks some of them.
         """
-        values = {} if like is None else find_left_out_values(like, self._manifest, self._new_step)
+        values = {} if like is None else find_left_out_values(like, self._manifest, self._step_after_renames)
         absent = [atom for atom in left_out if atom not in values]
         if absent:
             paths_by_atom = paths_of_names(self._manifest, absent)
@@ -238,7 +245,7 @@ class Plan:
             )
         return values
 
-    def _new_step(self, node: Node, step: str) -> str | None:
+    def _step_after_renames(self, node: Node, step: str) -> str | None:
         """Returns the step of a child after `renames`. None if the user drops the attribute.
 
         Args:
@@ -249,7 +256,7 @@ class Plan:
             return step
         entry = self._manifest.types[node[1]]
         cls = self._resolved["class", entry.name]
-        new = new_name(entry, cls, self._renames, step[1:])
+        new = name_after_renames(entry, cls, self._renames, step[1:])
         return step if new == step[1:] else None if new is None else f".{new}"
 
     def _require_no_dags(self, classes: Sequence[Any], template: FlatDag, label: str) -> None:
@@ -279,7 +286,7 @@ class Plan:
                 paths,
             )
 
-    def _template_fix(self) -> list[str]:
+    def _lines_of_fix(self) -> list[str]:
         """Returns the last lines of the error for a template that differs from the file: three ways to go on.
 
         They are calls that tie and untie objects of the template, where these are the only differences; a call that
@@ -314,7 +321,7 @@ class Plan:
         options = options_beside(names, main, self._renames, Trust((), names_in(self._template)))
         return [*lines, f"    model, report = sharedtree.load(path, like=template, strict=False{options})"]
 
-    def tree(self, arrays: Sequence[Any]) -> Any:
+    def build_tree(self, arrays: Sequence[Any]) -> Any:
         """Returns the tree. With `strict=False` and a template, returns a pair of the filled template and a report.
 
         Args:
@@ -325,9 +332,9 @@ class Plan:
         arrays_read: dict[str, Any] = dict(zip([entry.tensor for entry in self.wanted], arrays, strict=True))
         unread = [entry for entry in self._manifest.arrays if entry.tensor not in arrays_read]
         tree = self._decode_with(arrays_read | {entry.tensor: struct_of(entry) for entry in unread})
-        if self._filled_template is None:
+        if self._template_to_fill is None:
             return tree
-        return _fill_template(self._filled_template, tree, arrays_read, self._comparison)
+        return _fill_template(self._template_to_fill, tree, arrays_read, self._comparison)
 
     def _decode_with(self, array_objects: Mapping[str, Any]) -> Any:
         """Builds the tree with other objects in the places of its arrays.
@@ -385,7 +392,7 @@ def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | N
     """Returns the objects of all names in a manifest. Arguments and errors are those of `decode`."""
     renames = {} if renames is None else renames
     require_sound_renames(renames)
-    renames = renames_in(manifest, renames)
+    renames = complete_renames(manifest, renames)
     return resolve_all(_names(manifest), lambda: paths_of_names(manifest), trust or Trust(), renames, manifest.main)
 
 

@@ -26,9 +26,9 @@ from ._all_kinds_of_nodes import (
     TAKERS,
     extend_digests,
     first_beyond_bounds,
-    first_unsafe_walk,
+    first_with_nan_key,
+    first_with_unsafe_object,
     key_sizes,
-    nan_among_keys,
     steps,
 )
 from ._atoms import ENCODERS, LEFT_OUT
@@ -36,14 +36,14 @@ from ._instances import Instances
 from ._kinds_of_values import (
     BoundMethod,
     CompiledFunction,
-    function_of,
+    function_of_method,
     name_of_method,
     take_bound_method,
+    take_by_base_class,
     take_enum,
-    take_other,
     take_registered,
 )
-from ._left_out_values import Key, LeaveOut, values_left_out
+from ._left_out_values import Key, LeaveOut, find_in_template
 from ._manifest import FORMAT
 from ._nodes import MAX_NAME, Collisions, Decomposition, Manifest, Node, TypeEntry
 from ._paths import path_to
@@ -109,7 +109,7 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
     if problems:
         num_left_out = len(left_out.objects)
         # The error offers further entries of `leave_out` only if they leave out exactly the problems.
-        raise unserialisable(problems, lambda more: _num_left_out(tree, [*entries, *more], num_left_out))
+        raise unserialisable(problems, lambda more: _count_left_out(tree, [*entries, *more], num_left_out))
     left_out.require_used()
     manifest = {
         "format": FORMAT,
@@ -124,7 +124,7 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
     return Encoded(manifest, walk.arrays, walk.named)
 
 
-def _num_left_out(tree: Any, entries: Sequence[str], num_without: int) -> int | None:
+def _count_left_out(tree: Any, entries: Sequence[str], num_without: int) -> int | None:
     """Returns how many values more than `num_without` are left out of a tree with these entries of `leave_out`.
 
     Returns:
@@ -150,7 +150,7 @@ def names_in(tree: Any) -> dict[str, Any]:
     for node, obj in zip(walk.nodes, walk.objects, strict=True):
         name = name_of_method(owners, walk.nodes, node)
         if name is not None:
-            methods[name] = function_of(obj)
+            methods[name] = function_of_method(obj)
     return {**walk.named, **methods}
 
 
@@ -168,7 +168,7 @@ def find_left_out_values(template: Any, manifest: Manifest, new_step: Any) -> Ma
     walk = _Walk()
     walk.frames_by_node = {}
     template_manifest = walk.manifest_of(walk.run(template))
-    return values_left_out(manifest, template_manifest, functools.partial(walk.open_node, template_manifest), new_step)
+    return find_in_template(manifest, template_manifest, functools.partial(walk.open_node, template_manifest), new_step)
 
 
 class _Frame:
@@ -292,7 +292,7 @@ class _Walk:
         names = [*self.named, *(name for entry in self.types for key in _LISTS for name in entry.get(key, ()))]
         # Keys with the same hash were counted during the walk as if each had one part. Keys that are nodes have more.
         for number, size in key_sizes(self.nodes).items():
-            self._collisions.add_size(list(self.objects[number]), size)
+            self._collisions.correct_size(list(self.objects[number]), size)
         if self._collisions.are_too_many():
             self.problems.append(Problem("", "a tree in which too many keys have one hash", _OTHER_HASHES))
         for name in names:
@@ -313,12 +313,12 @@ class _Walk:
             kind = self.nodes[number][0]
             reason = f"a `{kind}` nested so deeply, or shared so often, that Python could not free it or hash it"
             return [Problem("", reason, "Hold its parts in one list or tuple instead of inside one another.")]
-        number = nan_among_keys(self.nodes)
+        number = first_with_nan_key(self.nodes)
         if number is not None:
             reason = f"a `{self.nodes[number][0]}` with a NaN as a key, or in one, which is equal to nothing"
             path = path_to(self.manifest_of(len(self.nodes) - 1), number)
             return [Problem(path, reason, "Take another key, `None` say, or hold pairs in a list.")]
-        number = first_unsafe_walk(self.nodes, classes)
+        number = first_with_unsafe_object(self.nodes, classes)
         if number is not None:
             node = self.nodes[number]
             holder = self.types[node[1]]["name"] if node[0] == "registered" else node[0]
@@ -400,7 +400,7 @@ class _Walk:
         """
         if self._leaves_out and self._frames:
             frame = self._frames[-1]
-            atom = self.left_out.atom_for(obj, frame.steps[len(frame.written)], self.path)
+            atom = self.left_out.leave_out_if_matched(obj, frame.steps[len(frame.written)], self.path)
             if atom is not None:
                 return atom
         cls = type(obj)
@@ -442,8 +442,8 @@ class _Walk:
         if take is not None:
             decomposition = take(obj)
             try:
-                if decomposition.hashed:
-                    self._collisions.add(decomposition.hashed)
+                if decomposition.keys:
+                    self._collisions.add(decomposition.keys)
             except ValueError as error:
                 reason = f"a `{cls.__name__}` in which {error}, so that it would take long to build"
                 raise RefusalError(reason, _OTHER_HASHES) from None
@@ -470,7 +470,7 @@ class _Walk:
             return take_registered(obj, self._simple_type(cls, kind))
         if kind is not None:
             return self._instances.take_apart(obj, cls)
-        jax_or_numpy_value = take_other(obj)
+        jax_or_numpy_value = take_by_base_class(obj)
         return self._named.atom_of_function(obj) if jax_or_numpy_value is None else jax_or_numpy_value
 
     def _sort_members(self, members: Any, decomposition: Decomposition) -> Decomposition:

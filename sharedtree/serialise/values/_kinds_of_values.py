@@ -416,7 +416,7 @@ def take_bound_method(obj: Any) -> Decomposition | None:
     return Decomposition((owner,), (".__self__",), lambda written: ["bound", written[0], name])
 
 
-def function_of(method: Any) -> Any:
+def function_of_method(method: Any) -> Any:
     """Returns the function that a bound method, Python's or Equinox's, calls."""
     return object.__getattribute__(method, "__dict__")["__func__"] if type(method) is BoundMethod else method.__func__
 
@@ -771,7 +771,7 @@ def _take_treedef(obj: Any) -> Decomposition:
 # --- NumPy scalars, meshes --------------------------------------------------------------------------------------------
 
 
-def take_other(obj: Any) -> Decomposition | list[str] | None:
+def take_by_base_class(obj: Any) -> Decomposition | list[str] | None:
     """Writes values that are not recognised by their exact class: NumPy scalars and dtypes, and dtypes of PRNG keys.
 
     Returns:
@@ -931,7 +931,7 @@ def _build_named_sharding(parts: Parts, node: Node) -> NamedSharding:
 
 
 _MEMORY = child(".memory_kind", "null", "text")
-_SETS = [child(step, "null", "frozenset", is_walked=True) for step in (".unreduced", ".reduced")]
+_AXIS_SET_OPERANDS = [child(step, "null", "frozenset", is_walked=True) for step in (".unreduced", ".reduced")]
 
 
 def _text_of_array(manifest: Manifest, node: Node) -> str:
@@ -999,7 +999,7 @@ ROWS = (
          _build_mesh),
     Kind("abstract_mesh", (SIZES, children(is_walked=True), children("text")), (AbstractMesh,),
          _take_mesh("abstract_mesh"), _build_abstract_mesh, paired=1),
-    Kind("spec", (children(is_walked=True), *_SETS), (PartitionSpec,), _take_spec, _build_spec),
+    Kind("spec", (children(is_walked=True), *_AXIS_SET_OPERANDS), (PartitionSpec,), _take_spec, _build_spec),
     Kind("unconstrained", (), (type(PartitionSpec.UNCONSTRAINED),), build=lambda *_: PartitionSpec.UNCONSTRAINED,
          inline=lambda *_: "UNCONSTRAINED"),
     Kind("named_sharding",

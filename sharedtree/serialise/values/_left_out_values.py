@@ -62,7 +62,7 @@ class LeaveOut:
     def __bool__(self) -> bool:
         return bool(self._names or self._paths)
 
-    def atom_for(self, obj: Any, step: str, path: Callable[[], str]) -> list[str] | None:
+    def leave_out_if_matched(self, obj: Any, step: str, path: Callable[[], str]) -> list[str] | None:
         """Leaves an object out if an entry matches it. Returns the atom to write in its place, or None if none matches.
 
         Args:
@@ -93,7 +93,7 @@ class LeaveOut:
             numbers: object that was written → number of its node.
         """
         problems = list[Problem]()
-        incomplete = first_incomplete(manifest.nodes)
+        incomplete = first_wrongly_incomplete(manifest.nodes)
         if incomplete is not None:
             reason = f"a `{manifest.nodes[incomplete][0]}`, which cannot do without what is left out of it"
             problems.append(Problem(path_to(manifest, incomplete), reason, "Leave out all of it, or nothing."))
@@ -131,7 +131,7 @@ def _is_left_out(child: Child) -> bool:
     return type(child) is list and child[0] == LEFT_OUT
 
 
-def left_out_of(manifest: Manifest) -> list[Key]:
+def left_out_atoms(manifest: Manifest) -> list[Key]:
     """Returns the atoms of values that were left out of a file, or of a part of it."""
     if not any(atom[0] == LEFT_OUT for atom in manifest.atoms):
         return []
@@ -139,7 +139,7 @@ def left_out_of(manifest: Manifest) -> list[Key]:
     return [tuple(child) for child in all_children if _is_left_out(child)]  # pyright: ignore[reportArgumentType]
 
 
-def first_incomplete(nodes: Sequence[Node]) -> int | None:
+def first_wrongly_incomplete(nodes: Sequence[Node]) -> int | None:
     """Returns the number of the first node from which a value was left out that must not be.
 
     Only fields and items of `HOLDERS` may be left out. Nothing may be left out at or below a child that Python or JAX
@@ -164,7 +164,7 @@ def first_incomplete(nodes: Sequence[Node]) -> int | None:
     return None
 
 
-def values_left_out(
+def find_in_template(
     manifest: Manifest,
     template: Manifest,
     open_node: Callable[[int], Iterator[tuple[Any, str]]],

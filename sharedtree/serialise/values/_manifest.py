@@ -17,10 +17,10 @@ from ..arrays._dtypes import FLOAT0, dtype_named
 from ..arrays._placing import ArrayEntry
 from ..container._header import malformed, parse_manifest_json
 from ..trust._public_names import CHILD, MAIN, is_well_formed
-from ._all_kinds_of_nodes import KINDS, children_of, first_beyond_bounds, nan_among_keys
+from ._all_kinds_of_nodes import KINDS, children_of, first_beyond_bounds, first_with_nan_key
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
 from ._kinds_of_values import are_steps, name_of_method
-from ._left_out_values import first_incomplete
+from ._left_out_values import first_wrongly_incomplete
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 
 FORMAT = 1
@@ -42,7 +42,7 @@ def parse_manifest(text: str) -> Manifest:
     if number is not None:
         kind = manifest.nodes[number][0]
         raise malformed(f"node {number}, a `{kind}`, is nested too deeply, or holds one thing too often")
-    number = nan_among_keys(manifest.nodes)
+    number = first_with_nan_key(manifest.nodes)
     if number is not None:
         raise malformed(f"node {number}, a `{manifest.nodes[number][0]}`, has a NaN as a key, or in one")
     if _has_stray_leaf(manifest):
@@ -138,7 +138,7 @@ class _Parser:
             self.number += 1
         if not self._is_child(root) or (type(root) is list and root[0] == LEFT_OUT):
             raise malformed("`root` is neither a node nor a value")
-        if self.has_left_out and first_incomplete(self.nodes) is not None:
+        if self.has_left_out and first_wrongly_incomplete(self.nodes) is not None:
             raise malformed("it lacks values where none can be left out")
         if len(self.used_arrays) != len(self.arrays):
             raise malformed("an array belongs to no node")

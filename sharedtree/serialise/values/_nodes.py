@@ -126,13 +126,13 @@ class Decomposition(NamedTuple):
             also the first in `jax.tree_util`.
         steps: the step of a path to each child.
         build: makes the node from the children as they are written.
-        hashed: keys of a mapping or members of a set. Their hash collisions are counted.
+        keys: keys of a mapping or members of a set. Their hash collisions are counted.
     """
 
     children: Sequence[Any]
     steps: Sequence[str]
     build: Callable[[list[Any]], Node]
-    hashed: Sequence[Any] = ()
+    keys: Sequence[Any] = ()
 
 
 class Kind(NamedTuple):
@@ -261,7 +261,7 @@ class Collisions:
         if self._max_pairs is not None and self._num_pairs > self._max_pairs:
             raise ValueError("in all of the file, too many keys have one hash")
 
-    def add_size(self, keys: Sequence[Any], size: int) -> None:
+    def correct_size(self, keys: Sequence[Any], size: int) -> None:
         """Corrects the count of keys that were added with size 1, now that the size of the largest is known."""
         self._count(list(map(hash, keys)), size - 1)
 

@@ -144,12 +144,12 @@ class Named:
         except NamelessError as error:
             # The errors below are for functions: how to give one a name, or how to keep its array.
             if not callable(obj) or _is_callable_instance(obj):
-                raise _refusal_of(obj, type(obj)) from error
+                raise _refusal(obj, type(obj)) from error
             require_no_array(obj)
             raise
         # An instance of a user's class may hold data, which would be lost without notice.
         if name not in FUNCTIONS and not (callable(obj) and root_of(type(obj).__module__) in _OF_FUNCTIONS):
-            raise _refusal_of(obj, type(obj))
+            raise _refusal(obj, type(obj))
         require_no_array(obj)
         return self.atom("function", obj, name)
 
@@ -365,7 +365,7 @@ class Problem(NamedTuple):
     is_made_anew: bool = False
 
 
-def _refusal_of(obj: Any, cls: Any) -> RefusalError:
+def _refusal(obj: Any, cls: Any) -> RefusalError:
     """Returns the error for an object that files cannot have, with a reason and a fix by its class."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     if isinstance(obj, dict | list | tuple | set | frozenset | str | bytes | int | float | complex):
