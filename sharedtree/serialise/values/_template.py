@@ -281,10 +281,8 @@ class _Comparer:
         file_object, template_object = self.file.tree.objects[file_number], self.template.tree.objects[template_number]
 
         # 1. Ties: an object that was seen before must have been seen beside the same object of the other side.
-        file_key, template_key = (
-            _tie_key(file_op, file_number, file_object),
-            _tie_key(template_op, template_number, template_object),
-        )
+        file_key = _tie_key(file_op, file_number, file_object)
+        template_key = _tie_key(template_op, template_number, template_object)
         # Keys of mutable static values are negative. They are compared only with each other.
         is_comparable = file_key is not None and template_key is not None and (file_key < 0) == (template_key < 0)
         if not is_tie_reported and is_comparable:
@@ -329,7 +327,7 @@ class _Comparer:
             template_text = f"{self.template.text(template_number)} with {num_in_template} parts"
             yield self._difference(path, file_text, template_text)
         if not file_op.type.is_plain:
-            yield from self._compare_statics(pair, file_op, template_op, only_common=only_common)
+            yield from self._compare_static_fields(pair, file_op, template_op, only_common=only_common)
         flags = _Flags(in_module, is_tie_reported)
         for step, file_child, template_child in matched(file_children, template_children, is_short=only_common):
             child_path = self._paths.below(path, step)
@@ -383,7 +381,7 @@ class _Comparer:
             else:
                 self.tolerated.append(difference)
 
-    def _compare_statics(
+    def _compare_static_fields(
         self, pair: Pair, file_op: Node, template_op: Node, *, only_common: bool
     ) -> Iterator[Difference]:
         """Yields the differences in the static fields of two modules of one class.
