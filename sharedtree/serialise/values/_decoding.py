@@ -179,9 +179,9 @@ class Plan:
         TypeError: if `select`, `sharding` or `renames` has a value of a wrong type.
         ValueError: if `renames` has a key that can be no name in a file.
         UntrustedTypeError: if some names are not trusted.
-        StructureMismatchError: if nothing is at the selected path, a name leads nowhere, a class has changed, the
-            template differs (with `strict`), it lacks a value that was left out of the file, or, without `strict`, the
-            file or the template has a `Dag`.
+        StructureMismatchError: if nothing is at the selected path, a name leads nowhere, or a class has changed. With a
+            template, also if it differs (`strict`), or if it or the file has a `Dag` (not `strict`). Also if no
+            template has the values that were left out of the file.
         FormatError: if the file is malformed, or has keys that would take too long to compare with a template.
     """
 

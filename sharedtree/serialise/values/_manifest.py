@@ -221,8 +221,8 @@ class _Parser:
         """Checks the node of an instance against its type.
 
         Raises:
-            FormatError: if the type is of another kind than the node, if it has more or fewer attributes than the node
-                has values, or if it lacks the field that a `wrapper` names.
+            FormatError: if type and node are of different kinds, if the node has not one value for each attribute of
+                the type, or if the type lacks the field that a `wrapper` names.
         """
         kind, entry, where = node[0], self.types[node[1]], f"node {self.number}"
         # The kind that the node should have. Instances with fields are nodes `object`, or `wrapper` for some modules.

@@ -94,9 +94,9 @@ class Operand(NamedTuple):
     """One operand of a kind of node, as its row declares it.
 
     Attributes:
-        type: `child` is an atom or the number of an earlier node, `children` a list of such values, `steps` a list of
-            texts that are the steps to children, `type` an index into `types`, `array` an index into `arrays`. Others
-            are plain JSON: `text` and `base64` are strings, `sizes` is a list of whole numbers, `flag` a boolean.
+        type: `child` is an atom or the number of an earlier node, and `children` a list of such values. `steps` is a
+            list of texts, the steps to children. `type` is an index into `types`, and `array` an index into `arrays`.
+            Others are plain JSON: `text` and `base64` are strings, `sizes` whole numbers in a list, `flag` a boolean.
         step: the step of a path to a `child`. Empty for `children`: their steps are positions in the list.
         forms: the forms that children may have: `null`, `text`, the tag of an atom, or the kind of a node. None if all
             are allowed. Some constructors print a wrong argument in their error, and printing a DAG with 2^60 paths
