@@ -270,7 +270,7 @@ def first_beyond_bounds(
     has_walked_nodes = any(type(child) is int for node in nodes for child in walked_children(node))
     if not has_walked_nodes and sum(node[0] not in _DEEP for node in nodes) <= MAX_NESTED:
         return None
-    # For each node: how many levels of nodes it has, the most nodes on one path that are not `is_deep`, and the number
+    # For each node: the number of its levels, and the most nodes on one path that are not `is_deep`. Last, the number
     # of nodes and atoms in it, each counted once for each path.
     depths, num_shallow, sizes = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
     # For each node, itself and its atoms, without the nodes below.

@@ -430,6 +430,7 @@ def _find_method(owner: Any, name: str) -> Any:
     bases: Iterable[type] = type.__getattribute__(owner if isinstance(owner, type) else type(owner), "__mro__")
     for base in bases:
         attribute = type.__getattribute__(base, "__dict__").get(name)
+        # The first class with the name decides. A class binds only class methods, and an instance only functions.
         if attribute is not None:
             if isinstance(owner, type) or isinstance(attribute, classmethod):
                 return attribute.__func__ if isinstance(owner, type) and isinstance(attribute, classmethod) else None
