@@ -180,7 +180,7 @@ def load_tree(
         # 4. Read the arrays that are wanted.
         arrays = read_arrays(container, plan.wanted, plan.place, mmap=mmap, verify=verify, progress=progress)
     # 5. Build the tree.
-    return plan.tree(arrays)
+    return plan.build_tree(arrays)
 
 
 class Opened(NamedTuple):

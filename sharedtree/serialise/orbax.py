@@ -203,7 +203,7 @@ def restore(
         manifest = _read_manifest(ocp, manager, step, label)
         plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
         # 4. Read the arrays. 5. Build the tree.
-        return plan.tree(_read_arrays(ocp, manager, step, label, plan, manifest.arrays))
+        return plan.build_tree(_read_arrays(ocp, manager, step, label, plan, manifest.arrays))
 
 
 @contextlib.contextmanager

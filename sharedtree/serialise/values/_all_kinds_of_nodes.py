@@ -7,11 +7,20 @@ child is a node: whole numbers of a model are atoms too, `["int", "7"]`.
 To add a kind, add one row to `_kinds_of_values.py`, and count `FORMAT` up. Nothing else in the package changes. A test
 compares the table with the one in `docs/format_manifest.md`.
 
+A few functions find the first node with some fault, for files that are written and for files that are read. They are
+called `first_...`, and return the number of the node, or None.
+
 **Walked children.** Some children are hashed, described by a treedef, or passed to an unflatten function as auxiliary
-data. Objects of Flax NNX and `Module`s must not be among these or below them. A variable of NNX answers to every name
-in its metadata, and the others have all the attributes that a file gives them. So a file could give one an attribute
-`keys`, which `dict(aux)` would call. A `Dag` packs its model only when it is used, for example when it is compared with
-a template. Then the model is bounded like other walked children.
+data. These are called walked children (`is_walked` of their operand), because Python or JAX walks everything below
+them. The aux data of a registered class and the keys of a dict are examples.
+
+An *unsafe object* must not be a walked child or below one. It is an object of Flax NNX or a `sharedtree.Module`. A file
+chooses what such an object answers: a variable of NNX has every name in its metadata as an attribute, and the others
+have all the attributes that a file gives them. So a file could give one an attribute `keys`, and an unflatten function
+that calls `dict(aux)` would call what the file put there.
+
+A `Dag` packs its model only when it is used, for example when it is compared with a template. In a comparison, its
+model counts as a walked child.
 
 **Order of sets.** The order of a Python set varies from process to process, and the numbers of nodes with it. So
 members are sorted by their contents. A member that is a node is sorted by a digest, in which the digests of its
@@ -39,17 +48,20 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in ROWS}
 MAX_NESTED = 1_000
 """Most levels of nesting below a walked child, and most nodes on one path whose kinds are not `is_deep`.
 
-Python and JAX walk these with recursion in C.
+In both cases, Python or JAX recurses in C.
 """
 
 MAX_HASHED = 1_000_000
-"""Most nodes and values below all walked children, beyond the number of those in the manifest.
+"""Most nodes and atoms below all walked children, beyond the number of nodes and atoms in the manifest.
 
-Each counts as often as it occurs, because hashing a DAG or describing it takes a step for each path.
+Each counts once for each path that leads to it, because hashing a DAG takes a step for each path.
 """
 
 MAX_PRINTED = 1_000
-"""The same bound for keys that are printed in a comparison with a template. Equinox prints a node in 0.5 ms."""
+"""The bound instead of `MAX_HASHED` for keys, which a comparison with a template prints.
+
+Printing takes longer than hashing: 0.5 ms for a node, by Equinox.
+"""
 
 # ---- Functions and sets that follow from the rows ----
 
@@ -83,7 +95,7 @@ def _default_take(kind: Kind) -> Callable[[Any], Decomposition]:
 
 
 def _default_build(cls: type) -> Callable[[Parts, Node], Any]:
-    """Returns a function that builds an object by calling a class with the values of all operands."""
+    """Returns a function that calls a class with the objects of all operands. Each operand is one child."""
     return lambda parts, node: cls(*parts.children(node[1:]))
 
 
@@ -97,21 +109,24 @@ BUILDERS = {kind.name: kind.build or _default_build(kind.types[0]) for kind in _
 TYPED = frozenset([kind.name for kind in ROWS if kind.operands[:1] == (TYPE,)])
 """The kinds whose first operand is an index into `types`."""
 
-# Numbers of operands begin at 1, as the kind is the first entry of a node.
+# Kind → its operands, each with its position in a node. Positions begin at 1, because the kind is the first entry.
 _OPERANDS = {kind.name: tuple(enumerate(kind.operands, 1)) for kind in ROWS}
-# The operands whose children are walked children: see the head of this file.
+# Kind → those of `_OPERANDS` whose children are walked children.
 _WALKED_OPERANDS = {
     name: tuple([(i, operand) for i, operand in operands if operand.is_walked]) for name, operands in _OPERANDS.items()
 }
+# Kinds with keys, names of keywords, or members of sets: see `Kind.keyed`.
 _KEYED = [(kind.name, kind.keyed, kind.operands) for kind in ROWS if kind.keyed]
-# Kind → number of the operand with the keys of a mapping or the members of a set, which Python hashes. Partials are not
-# here: their keywords are keys as well, but only texts.
-_HASHED_OPERAND = {name: keyed for name, keyed, operands in _KEYED if operands[keyed - 1].is_walked}
-# In paths, the keys and values of a mapping come first, then its other operands, such as a default factory.
+# Kind of a mapping or set → position of the operand with its keys or members, which Python hashes. Partials are not
+# here: the names of their keywords are keys as well, but they are only texts.
+_NUMBER_OF_KEYS_OPERAND = {name: keyed for name, keyed, operands in _KEYED if operands[keyed - 1].is_walked}
+# Kind → its operands in the order of `steps`: first the keys and values of a mapping, then its other operands, such as
+# a default factory. For other kinds, the order is that of the row.
 _OPERANDS_IN_PATH_ORDER = {
-    name: sorted(operands, key=lambda operand: operand[0] < _HASHED_OPERAND.get(name, 0))
+    name: sorted(operands, key=lambda operand: operand[0] < _NUMBER_OF_KEYS_OPERAND.get(name, 0))
     for name, operands in _OPERANDS.items()
 }
+# Kinds whose nesting needs no bound.
 _DEEP = frozenset([kind.name for kind in ROWS if kind.is_deep])
 
 # ---- Children, steps and texts of a node ----
@@ -133,7 +148,12 @@ def walked_children(node: Node) -> Iterator[Child]:
 
 
 def _children_in(node: Node, numbered_operands: Sequence[tuple[int, Operand]]) -> Iterator[Child]:
-    """Yields the children in some operands of a node. Operands without children, such as texts, are skipped."""
+    """Yields the children in some operands of a node. Operands without children, such as texts, are skipped.
+
+    Args:
+        node: the node.
+        numbered_operands: the operands, each with its position in the node.
+    """
     for i, operand in numbered_operands:
         if operand.type == "children":
             yield from node[i]
@@ -144,15 +164,15 @@ def _children_in(node: Node, numbered_operands: Sequence[tuple[int, Operand]]) -
 def steps(manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
     """Yields the children of a node, each with its step in a path, written as in Python where possible.
 
-    The keys of a mapping come before its values, with the step `<key>`. The steps are made one at a time, because each
-    node on the path to some node may have many children.
+    The keys of a mapping come before its values, with the step `<key>`. Steps are made one at a time, so that a caller
+    who looks for one child need not make the texts of all.
     """
     kind = KINDS[node[0]]
     return _default_steps(kind, manifest, node) if kind.steps is None else kind.steps(manifest, node)
 
 
 def _default_steps(kind: Kind, manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
-    """Yields the children of a node with their steps, by the operands in the row of its kind.
+    """Yields the children of a node with their steps, which follow from the operands in the row of its kind.
 
     Examples of nodes and the steps of their children:
 
@@ -165,13 +185,15 @@ def _default_steps(kind: Kind, manifest: Manifest, node: Node) -> Iterator[tuple
             yield node[i], operand.step
         elif operand.type == "children":
             for number, child in enumerate(node[i]):
-                # A value of a mapping. Its key is at the same position in the operand before.
+                # The operand after the keys has the values of a mapping. The key of a value is at the same position.
                 if kind.keyed is not None and i == kind.keyed + 1:
                     yield child, f"[{_key_text(manifest, node[i - 1][number])}]"
-                # An item, or a member of a set. The members of a set are its `keyed` operand and its last one.
+                # An item, or a member of a set. A set has its members in the `keyed` operand, which is also the last
+                # one.
                 elif i != kind.keyed or i == len(kind.operands):
                     yield child, f"[{number}]"
-                # A key of a mapping. The names of a partial's keywords get here too, and are left out: they are texts.
+                # A key of a mapping. The names of a partial's keywords are `keyed` too, but not yielded: they are
+                # texts.
                 elif operand.is_walked:
                     yield child, "<key>"
 
@@ -188,11 +210,11 @@ _MAX_INLINE, _MAX_LINE = 16, 80
 def inline_text(manifest: Manifest, node: Node) -> str | None:
     """Returns a node as text on one line, such as `(2, 3)`.
 
-    The row of its kind has a function for this, or the brackets around the children, or None for a kind that is never
-    shown on one line.
+    The row of its kind has a function for this, or the brackets around the children, or None (`Kind.inline`).
 
     Returns:
-        None if the kind is never shown so, if a child is a node, which could be tied, or if the text is too long.
+        None if the row has None. With brackets, also if a child is a node, which could be tied, if there are more than
+        16 children, or if the text is too long. A function may return None, too.
     """
     inline = KINDS[node[0]].inline
     if inline is None or callable(inline):
@@ -200,7 +222,7 @@ def inline_text(manifest: Manifest, node: Node) -> str | None:
     children = list(children_of(node))
     if len(children) > _MAX_INLINE or any(type(child) is int for child in children):
         return None
-    # As Python prints them: `frozenset()` without braces, and a tuple of one with a comma.
+    # As Python prints them: an empty frozenset is `frozenset()`, and a tuple of one item has a comma, `(1,)`.
     opening, closing = inline if children or node[0] != "frozenset" else ("frozenset(", ")")
     comma = "," if node[0] == "tuple" and len(children) == 1 else ""
     text = opening + ", ".join(map(atom_text, children)) + comma + closing
@@ -208,10 +230,15 @@ def inline_text(manifest: Manifest, node: Node) -> str | None:
 
 
 def node_text(manifest: Manifest, node: Node) -> str:
-    """Describes a node in a few words: by its kind's function, as text on one line, or by the name of its kind."""
+    """Returns a description of a node in a few words, such as "empty list", "(2, 3)" or "dict".
+
+    It is the result of the function in the row of its kind, or else the node as text on one line, or else the name of
+    its kind.
+    """
     kind = KINDS[node[0]]
     if kind.text is not None:
         return kind.text(manifest, node)
+    # A collection with identity, such as a list, whose first operand has no children. An empty dict has no keys there.
     is_empty = kind.has_identity and kind.operands and kind.operands[0].type == "children" and not node[1]
     return inline_text(manifest, node) or (f"empty {kind.name}" if is_empty else kind.name)
 
@@ -232,8 +259,8 @@ def first_beyond_bounds(
     Args:
         nodes: all nodes. Children stand before their parents.
         walked_children: returns the children of a node that are hashed or walked.
-        max_extra: most nodes and atoms below walked children, beyond the number of nodes and atoms in `nodes`. Each
-            counts once for each path that leads to it.
+        max_extra: most nodes and atoms below all walked children together, beyond the number of nodes and atoms in
+            `nodes`. Each counts once for each path that leads to it.
 
     Returns:
         None if no node is beyond the bounds.
@@ -243,8 +270,10 @@ def first_beyond_bounds(
     has_walked_nodes = any(type(child) is int for node in nodes for child in walked_children(node))
     if not has_walked_nodes and sum(node[0] not in _DEEP for node in nodes) <= MAX_NESTED:
         return None
-    # For each node: levels below it, nodes on the worst path that are not `is_deep`, and size counted by paths.
+    # For each node: the number of its levels, and the most nodes on one path that are not `is_deep`. Last, the number
+    # of nodes and atoms in it, each counted once for each path.
     depths, num_shallow, sizes = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
+    # For each node, itself and its atoms, without the nodes below.
     node_sizes = [1 + sum([_atom_size(child) for child in children_of(node)]) for node in nodes]
     max_walked = max_extra + sum(node_sizes)
     num_walked = 0
@@ -263,25 +292,32 @@ def first_beyond_bounds(
 
 
 def _atom_size(child: Child) -> int:
-    """Returns how much an atom adds to the time of hashing what holds it: 1, or more if it is long. 0 for a node.
+    """Returns the size of a child that is an atom: 1, or more if it is long. 0 for a child that is a node.
 
-    Python hashes a long number anew each time.
+    The size is in proportion to the time of hashing the value. Python hashes a long number anew each time.
     """
     if type(child) is list:
         return 1 + sum(map(len, child)) // 16
+    # A bool, which counts as 0 or 1.
     return type(child) is not int
 
 
-def nan_among_keys(nodes: Sequence[Node]) -> int | None:
-    """Returns the number of the first node with a NaN as a key or member, or inside one. None if there is no such node.
+def first_with_nan_key(nodes: Sequence[Node]) -> int | None:
+    """Returns the number of the first mapping or set with a NaN as a key or member, or in one, such as `(1, nan)`.
 
-    A NaN is not equal to itself. So such a key is not found again with an equal NaN, and a dict or set takes two NaNs
-    for one key only if they are one object.
+    A NaN is not equal to itself. So a dict finds a key with a NaN only by the same object, and a loaded file would have
+    another object.
+
+    Returns:
+        None if there is no such node.
     """
-    keys_by_node = {i: node[_HASHED_OPERAND[node[0]]] for i, node in enumerate(nodes) if node[0] in _HASHED_OPERAND}
-    # Most files have only plain atoms as keys, and need no walk over all nodes.
+    keys_by_node = {
+        i: node[_NUMBER_OF_KEYS_OPERAND[node[0]]] for i, node in enumerate(nodes) if node[0] in _NUMBER_OF_KEYS_OPERAND
+    }
+    # Most files have no NaN and no node among the keys, and need no walk over all nodes.
     if not any(type(key) is int or is_nan(key) for keys in keys_by_node.values() for key in keys):
         return None
+    # For each node, whether a NaN is in it or in a node below it.
     holds_nan: list[bool] = []
     for i, node in enumerate(nodes):
         if any(holds_nan[key] if type(key) is int else is_nan(key) for key in keys_by_node.get(i, ())):
@@ -292,22 +328,22 @@ def nan_among_keys(nodes: Sequence[Node]) -> int | None:
 
 def keys_of(node: Node) -> Sequence[Child]:
     """Returns the keys of a mapping or the members of a set. Returns an empty sequence for other nodes."""
-    return node[_HASHED_OPERAND[node[0]]] if node[0] in _HASHED_OPERAND else ()
+    return node[_NUMBER_OF_KEYS_OPERAND[node[0]]] if node[0] in _NUMBER_OF_KEYS_OPERAND else ()
 
 
 def num_keys(nodes: Sequence[Node]) -> int:
-    """Returns the number of keys of all mappings and members of all sets."""
+    """Returns the number of keys of all mappings, plus the number of members of all sets."""
     return sum(map(len, map(keys_of, nodes)))
 
 
 def key_sizes(nodes: Sequence[Node]) -> dict[int, int]:
-    """Returns a dict: number of a mapping or set → size of its largest key or member that is a node.
+    """Returns a dict: number of a mapping or set → size of its largest key or member that is a node, such as a tuple.
 
-    A size is the number of nodes and atoms, each counted once for each path to it. Mappings and sets whose keys are
-    all atoms are absent. Python may compare two keys with the same hash part by part, which takes time in proportion
-    to their size.
+    The size of a key is the number of nodes and atoms in it, each counted once for each path to it. Mappings and sets
+    whose keys are all atoms are absent. Python may compare two keys with the same hash part by part, which takes time
+    in proportion to their size.
     """
-    mappings = [(i, keys_of(node)) for i, node in enumerate(nodes) if node[0] in _HASHED_OPERAND]
+    mappings = [(i, keys_of(node)) for i, node in enumerate(nodes) if node[0] in _NUMBER_OF_KEYS_OPERAND]
     node_keys: dict[int, list[int]] = {}
     for i, keys in mappings:
         if child_nodes := [key for key in keys if type(key) is int]:
@@ -320,10 +356,10 @@ def key_sizes(nodes: Sequence[Node]) -> dict[int, int]:
     return {i: max([sizes[key] for key in keys]) for i, keys in node_keys.items()}
 
 
-def first_unsafe_walk(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
-    """Returns the number of the first node with an unsafe object among its walked children or anywhere below them.
+def first_with_unsafe_object(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
+    """Returns the number of the first node with an unsafe object among its walked children or anywhere below these.
 
-    Unsafe are objects of Flax NNX and `Module`s, because a file chooses their attributes: see the head of this module.
+    Unsafe are objects of Flax NNX and `Module`s, because a file chooses their attributes: see the head of this file.
 
     Args:
         nodes: all nodes of a manifest.
@@ -332,10 +368,12 @@ def first_unsafe_walk(nodes: Sequence[Node], classes: Sequence[Any]) -> int | No
     Returns:
         None if there is no such node.
     """
-    # `has_arbitrary_attributes` is True for a class whose instances may answer with anything that a file put into them.
+    # For each type, whether its instances are unsafe. `has_arbitrary_attributes` of a library is True for a class whose
+    # instances may return, for any attribute, what a file put into them.
     are_unsafe = [any(library.has_arbitrary_attributes(cls) for library in LIBRARIES) for cls in classes]
     if not any(are_unsafe):
         return None
+    # For each node, whether it or a node below it is an unsafe object.
     holds_unsafe = [False] * len(nodes)
     for i, node in enumerate(nodes):
         if any(type(child) is int and holds_unsafe[child] for child in walked_children(node)):
@@ -346,9 +384,10 @@ def first_unsafe_walk(nodes: Sequence[Node], classes: Sequence[Any]) -> int | No
 
 
 def walked_children_in_comparison(classes: Sequence[Any]) -> Callable[[Node], Iterable[Child]]:
-    """Returns a function that takes the place of `walked_children` where a file is compared with a template.
+    """Returns the function that takes the place of `walked_children` where a file is compared with a template.
 
-    The function also returns the model of a `Dag`, because the comparison packs it.
+    For a `Dag`, the function returns its model, because the comparison packs it. For other nodes, it does the same as
+    `walked_children`.
 
     Args:
         classes: the class of each type of the manifest.
@@ -359,11 +398,11 @@ def walked_children_in_comparison(classes: Sequence[Any]) -> Callable[[Node], It
 
 # ---- Digests, by which members of sets are sorted ----
 
-_SETS = ("set", "frozenset")
+_SET_KINDS = ("set", "frozenset")
 
 
 def extend_digests(digests: list[str], nodes: Sequence[Node], types: Sequence[Any], arrays: Sequence[Any]) -> None:
-    """Appends the digests of those nodes that have none yet. A digest does not depend on how nodes are numbered.
+    """Appends the digests of the nodes that have none yet. A digest does not depend on how nodes are numbered.
 
     Args:
         digests: digests of the first nodes, in order. The digests of the other nodes are appended.
@@ -378,7 +417,7 @@ def extend_digests(digests: list[str], nodes: Sequence[Node], types: Sequence[An
                 contents.append(_child_digest(value, digests))
             elif operand.type == "children":
                 child_digests = [_child_digest(child, digests) for child in value]
-                contents.append(sorted(child_digests) if node[0] in _SETS else child_digests)
+                contents.append(sorted(child_digests) if node[0] in _SET_KINDS else child_digests)
             elif operand.type == "type":
                 contents.append(types[value])
             elif operand.type == "array":

@@ -7,12 +7,13 @@ was removed, because a guess would lose data. There are three ways to adapt a fi
 - `__sharedtree_names__`, in which a class lists its earlier names.
 - `__sharedtree_version__` with `__sharedtree_migrate__`, which turns the fields of an older version into new ones.
 
-Some libraries keep kinds, marks or metadata of all attributes in one entry of each instance. The file has this entry
-like an attribute. Neither `renames=` nor a migration sees it, and each attribute keeps its mark. The code calls it an
-own entry of the library (`own_entries`).
-
 A file lists two groups of attributes for each class: `fields`, which the class declared, and `extra`, which only its
-instances had.
+instances had. It also lists the `missing` fields: declared, but without a value in these instances.
+
+Libraries treat the attributes of their classes in different ways, which `AttributeRules` describe (`rules`). Some keep
+kinds, marks or metadata of all attributes in one entry of each instance. The file has this entry like an attribute.
+Neither `renames=` nor a migration sees it, and each attribute keeps its mark. It is an *own entry* of the library
+(`rules.own_entries`).
 """
 
 import dataclasses
@@ -31,16 +32,21 @@ Renames = Mapping[str, str | type | Callable[..., Any] | None]
 """Old name → new name.
 
 For a class or a function: `"old.mod:Old"` → `"new.mod:New"`, or the new class itself. For a field:
-`"old.mod:Old.weight"` → `"kernel"`, or None to drop the field. Old names that are not in the file do nothing.
+`"old.mod:Old.weight"` → `"kernel"`, or None to drop the field. An old name that is not in the file has no effect.
 """
 
 
 def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequence[Any]], Any]:
     """Returns a function that makes an instance from its values in a file: the `fields`, then the `extra` attributes.
 
+    Args:
+        entry: the class as the file describes it. Its kind is one of those with fields, `FIELD_KINDS`.
+        cls: the class now.
+        renames: the option of `load`.
+
     Raises:
         StructureMismatchError: if the class has changed, and the user must decide about some field.
-        FormatError: if the file sets an attribute, but no file may do so.
+        FormatError: if the file sets an attribute that no file may set.
     """
     if kind_of(cls) not in FIELD_KINDS:
         raise changed_kind_error(entry.name, cls, f"a {entry.kind}")
@@ -51,8 +57,8 @@ def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequenc
     change = _ClassChange(entry, cls, renames)
     for name in entry.extra:
         new = change.new_names[name]
-        # A file may not set an attribute if both its old and its new name are at fault. A dropped attribute (`new` is
-        # None) is never set, so it may have any name.
+        # `fault_of_attribute` returns None for a name that a file may set. Of the old and the new name, one must be
+        # such a name. A dropped attribute (`new` is None) is never set, so it may have any name.
         fault = fault_of_attribute(cls, name) and new is not None and fault_of_attribute(cls, new)
         if fault:
             key = f"{entry.name}.{printable(name[:80])}"
@@ -82,99 +88,118 @@ def changed_kind_error(name: str, cls: Any, kind_in_file: str) -> StructureMisma
     )
 
 
-def new_name(entry: TypeEntry, cls: Any, renames: Renames, field: str) -> Any:
-    """Returns the new name of a field, or the field itself if `renames` has no entry for it.
+def name_after_renames(entry: TypeEntry, cls: Any, renames: Renames, field: str) -> Any:
+    """Returns the new name of a field. None if the user drops it, and `field` itself if `renames` has no entry for it.
 
     An entry may have the name of the class in the file, or its name now.
+
+    Args:
+        entry: the class in the file.
+        cls: the class now.
+        renames: the option of `load`.
+        field: name of the field, or another attribute, in the file.
     """
     keys = (f"{entry.name}.{field}", f"{cls.__module__}:{cls.__qualname__}.{field}")
     return next((renames[key] for key in keys if key in renames), field)
 
 
 class _ClassChange:
-    """A class as the file describes it, compared with the class now. Makes instances of the latter.
+    """A class as the file describes it, compared with the class now. Makes instances of the class now.
 
     Args:
         entry: the class in the file.
         cls: the class now.
-        renames: the option of the call.
+        renames: the option of `load`.
 
     Attributes:
+        layout: the layout of the class now. It has the declared fields.
+        rules: how the class's library treats attributes.
         new_names: name of an attribute in the file → its name now. None if the user drops it.
-        names: the new names in the order of the values in a node.
-        kept: the names that are not dropped.
-        missing: new names of fields that were unset when the file was written.
-        extra: `extra` attributes of the file's entry that are no fields of the class now.
+        names_of_values: the names now, one for each value in a node, in order. None for a dropped attribute.
+        kept_names: `names_of_values` without the dropped attributes.
+        unset_fields: names now of the fields that had no value when the file was written.
+        undeclared: names in the file of `extra` attributes, without those that are fields of the class now.
         make_from_pairs: makes an instance from pairs of name and value.
+
+    Raises:
+        StructureMismatchError: if `renames` has an unusable new name, or gives two fields one name.
     """
 
     def __init__(self, entry: TypeEntry, cls: Any, renames: Renames) -> None:
         self.entry, self.cls, self.renames = entry, cls, renames
         self.layout = layout_of(cls)
         self.rules = self.layout.rules
-        self.new_names = {name: self.renamed(name) for name in (*entry.fields, *entry.extra)}
-        self.names = list(self.new_names.values())
-        self.kept = [name for name in self.names if name is not None]
-        self.missing = {self.renamed(name) for name in entry.missing}
-        if len(set(self.kept)) != len(self.kept):
+        self.new_names = {name: self.present_name(name) for name in (*entry.fields, *entry.extra)}
+        # `fields` and then `extra`: the order of the values in a node.
+        self.names_of_values = list(self.new_names.values())
+        self.kept_names = [name for name in self.names_of_values if name is not None]
+        self.unset_fields = {self.present_name(name) for name in entry.missing}
+        if len(set(self.kept_names)) != len(self.kept_names):
             raise StructureMismatchError(
                 f"After renaming, two fields of `{entry.name}` have one name. Correct `renames=`."
             )
-        self.extra = self._extra_names()
+        self.undeclared = self._find_undeclared()
         self.make_from_pairs = maker_from_pairs(cls, self.new_names, self.renames)
 
     def maker_from_values(self) -> Callable[[Sequence[Any]], Any]:
-        """Returns a function that makes an instance from the values in a node.
+        """Returns a function that makes an instance from the values of one node.
 
-        The function migrates the values, or adds defaults, or does neither if the class has not changed.
+        The function migrates the values, or adds defaults for new fields, or does neither if the class has not changed.
 
         Raises:
             StructureMismatchError: if the class has no migration for the file's version, lacks a field of the file, or
                 has a new field without a default.
         """
-        make_from_pairs, kept, version = self.make_from_pairs, self.kept, self.entry.version
+        make_from_pairs, kept_names, version = self.make_from_pairs, self.kept_names, self.entry.version
         migrate = getattr(self.cls, "__sharedtree_migrate__", None)
-        unknown = [name for name in kept if name not in self.layout.fields and name not in self.extra]
-        added = self.absent_fields(kept)
-        # A class can migrate fields without a version: then a difference of the fields asks for it.
+        # Fields of the file that the class does not have, and new fields of the class.
+        unknown = [name for name in kept_names if name not in self.layout.fields and name not in self.undeclared]
+        added = self.fields_to_default(kept_names)
+        # A class without a version can have a migration, too. It is called if the fields of file and class differ.
         if version != self.layout.version or (migrate is not None and (unknown or added)):
             self._require_migration(migrate)
-            return lambda values: self._migrate(migrate, self.by_name(values))
+            return lambda values: self._migrate(migrate, self.attributes_from(values))
         if unknown:
             raise self.removed_fields_error(unknown)
-        defaults = {name: self.default_of(name) for name in added}
+        # Name of a new field → function that makes its default.
+        defaults = {name: self.require_default(name) for name in added}
         # The usual case: the class has not changed.
-        if not defaults and len(kept) == len(self.names):
-            return lambda values: make_from_pairs(zip(kept, values, strict=True))
+        if not defaults and len(kept_names) == len(self.names_of_values):
+            return lambda values: make_from_pairs(zip(kept_names, values, strict=True))
 
         def make_with_defaults(values: Sequence[Any]) -> Any:
-            attributes = self.by_name(values)
+            attributes = self.attributes_from(values)
             return make_from_pairs(
                 {**attributes, **{name: new_default() for name, new_default in defaults.items()}}.items()
             )
 
         return make_with_defaults
 
-    def by_name(self, values: Sequence[Any]) -> dict[str, Any]:
-        """Returns a dict of the values in a node, by the names that their attributes have now, without dropped ones."""
-        return {name: value for name, value in zip(self.names, values, strict=True) if name is not None}
+    def attributes_from(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Returns the attributes of one node as a dict: name now → value. Dropped attributes are absent."""
+        return {name: value for name, value in zip(self.names_of_values, values, strict=True) if name is not None}
 
-    def absent_fields(self, present: Collection[str]) -> list[str]:
+    def fields_to_default(self, present: Collection[str]) -> list[str]:
         """Returns the fields of the class that need a default.
 
-        These are not in `present`, were not unset in the file's instances, and may not stay unset.
+        A field needs none if it is in `present`, if it was unset when the file was written, or if the rules of its
+        library let it stay unset.
+
+        Args:
+            present: names of attributes with a value.
         """
-        absent = [name for name in self.layout.fields if name not in present and name not in self.missing]
+        absent = [name for name in self.layout.fields if name not in present and name not in self.unset_fields]
         return [name for name in absent if not self.rules.may_stay_unset(self.cls, name)]
 
-    def renamed(self, field: str) -> str | None:
+    def present_name(self, field: str) -> str | None:
         """Returns the name that an attribute in the file has now, after `renames`. None if the user drops it.
 
         Raises:
-            StructureMismatchError: if the new name is no name, or if the old or the new one is an own entry of the
-                library.
+            StructureMismatchError: if the new name is no identifier, or if the old or the new name is an own entry of
+                the library: see the head of this file.
         """
-        new = new_name(self.entry, self.cls, self.renames, field)
+        new = name_after_renames(self.entry, self.cls, self.renames, field)
+        # `renames` has no entry for it. An entry is checked below, even if it gives the same name again.
         if new is field:
             return field
         key = f"{self.entry.name}.{field}"
@@ -190,13 +215,14 @@ class _ClassChange:
             )
         return new
 
-    def _extra_names(self) -> set[str]:
-        """Returns the `extra` names of the file's entry that are no fields of the class now.
+    def _find_undeclared(self) -> set[str]:
+        """Returns the names of `extra` attributes in the file, without those that are fields of the class now.
 
         Raises:
             StructureMismatchError: if `renames` gives an `extra` attribute a new name that is no field.
         """
         extra = set(self.entry.extra) - set(self.layout.fields)
+        # An `extra` attribute may keep its name, be dropped, or become a field, but not get another undeclared name.
         renamed = [name for name in self.entry.extra if self.new_names[name] not in (name, None, *self.layout.fields)]
         if renamed:
             old, new = renamed[0], self.new_names[renamed[0]]
@@ -210,8 +236,12 @@ class _ClassChange:
             )
         return extra
 
-    def default_of(self, name: str) -> Callable[[], Any]:
-        """Returns a function that makes the default of a field. Raises with a fix if the field has none."""
+    def require_default(self, name: str) -> Callable[[], Any]:
+        """Returns a function that makes the default of a field.
+
+        Raises:
+            StructureMismatchError: if the field has no default. The error has a fix.
+        """
         default = self.rules.default_of(self.cls, name)
         if default is not None:
             return default
@@ -231,11 +261,16 @@ class _ClassChange:
         raise StructureMismatchError(f"{fact} {fix}\nor, if a field of the file is meant: renames={{{renamed}}}")
 
     def removed_fields_error(self, unknown: list[str]) -> StructureMismatchError:
-        """Returns the error for fields of the file that the class does not have."""
+        """Returns the error for fields of the file that the class does not have.
+
+        Args:
+            unknown: names of these fields.
+        """
         listed = ", ".join(f"`{printable(name)}`" for name in unknown)
         fact = f"The file has fields of `{self.entry.name}` that `{self.cls.__qualname__}` does not have: {listed}."
         library = library_of(root_of(self.cls.__module__))
         if library is not None:
+            # The end of either text is the beginning of the sentence below: "say what became of them".
             fact += (
                 f" Another version of {library.name} wrote the file than is installed, {library.version}. Update:\n"
                 f"{updating(library.name)}\nOr, if it is the newest, say"
@@ -249,10 +284,13 @@ class _ClassChange:
         )
 
     def _require_migration(self, migrate: Any) -> None:
-        """Raises if the class cannot migrate the fields: the file's version is newer, or the class has no migration.
+        """Checks that the class can migrate the fields of the file.
 
         Args:
             migrate: `__sharedtree_migrate__` of the class. None if it has none.
+
+        Raises:
+            StructureMismatchError: if the file's version is newer than the class's, or the class has no migration.
         """
         versions = (
             f"The file has version {self.entry.version} of `{self.entry.name}`, and the class here has version "
@@ -269,10 +307,14 @@ class _ClassChange:
             )
 
     def _may_be_set(self, name: Any) -> bool:
-        """Returns True if a migration may return an attribute of this name."""
+        """Returns True if a migration may return an attribute of this name.
+
+        It may return fields, and undeclared attributes that the file has. If the classes of the library declare no
+        attributes (`rules.is_open`), it may return all that a file may set. It may not return own entries.
+        """
         if name in self.layout.fields:
             return True
-        is_possible = name in self.extra or (self.rules.is_open and fault_of_attribute(self.cls, name) is None)
+        is_possible = name in self.undeclared or (self.rules.is_open and fault_of_attribute(self.cls, name) is None)
         return is_possible and name not in self.rules.own_entries
 
     def _migrate(self, migrate: Any, fields: dict[str, Any]) -> Any:
@@ -280,11 +322,12 @@ class _ClassChange:
 
         Args:
             migrate: `__sharedtree_migrate__` of the class.
-            fields: attributes by the names that they have now. The library's own entries are removed from this dict.
+            fields: name now → value, for all attributes that are not dropped. This method removes the library's own
+                entries from the dict.
 
         Raises:
-            StructureMismatchError: if the migration raises, or returns an unknown field, a declaration instead of a
-                value, or no value for a field without a default.
+            StructureMismatchError: if the migration raises, or returns an unknown field, a declaration
+                (`dataclasses.Field`) instead of a value, or no value for a field without a default.
         """
         rules, version = self.rules, self.entry.version
         hook = f"`{self.cls.__qualname__}.__sharedtree_migrate__`"
@@ -303,8 +346,9 @@ class _ClassChange:
                 "them. Return the value: a name keeps the mark that it has in the file, the mark of a new one follows "
                 "from the value, and what `renames=` renames keeps its mark."
             )
+        # If all names that may not be set are fields of the file, the migration passed these on. Otherwise it made one
+        # up.
         unknown = [name for name in migrated if not self._may_be_set(name)]
-        # All unknown names are fields of the file that the migration passed on.
         if unknown and all(name in fields for name in unknown):
             raise self.removed_fields_error(unknown)
         if unknown:
@@ -313,25 +357,26 @@ class _ClassChange:
                 f"{hook} returned what `{self.cls.__qualname__}` has no field for, or has for something else: "
                 f"{listed}. Return the fields of version {self.layout.version}."
             )
-        migrated |= {name: self.default_of(name)() for name in self.absent_fields(migrated)}
-        # Some libraries derive the marks of attributes from assignments, so the old instance is made first.
+        migrated |= {name: self.require_default(name)() for name in self.fields_to_default(migrated)}
+        # Some libraries work out the marks of attributes when these are assigned. So an instance with the old
+        # attributes and marks is made first, and then the new attributes are assigned.
         if rules.is_assigned:
             obj = self.make_from_pairs((fields | held_back).items())
             rules.reassign(obj, migrated)
             return obj
-        # Other libraries get their own entries back. If such an entry is a dict from the names of attributes to marks,
-        # it must have no marks of attributes that the migration removed. The marks have the names in the file (`old`).
+        # Other libraries get their own entries back. If an own entry is a dict from the names of attributes to marks,
+        # it must have no marks of attributes that the migration removed. The dict has the names in the file (`old`).
         removed = {old for old, new in self.new_names.items() if new in fields and new not in migrated}
         for name, marks in held_back.items():
             is_by_name = type(marks) is dict
-            migrated[name] = {k: mark for k, mark in marks.items() if k not in removed} if is_by_name else marks
+            migrated[name] = {old: mark for old, mark in marks.items() if old not in removed} if is_by_name else marks
         return self.make_from_pairs(migrated.items())
 
 
-def renames_in(manifest: Manifest, renames: Renames) -> Renames:
+def complete_renames(manifest: Manifest, renames: Renames) -> Renames:
     """Returns the renames, with an additional entry for each old name in `__main__`.
 
-    In the program that wrote the file, such a class or function was in `__main__`. In the file, it is in
+    A class or function with such a name was defined by the program that wrote the file. In the file, its module is
     `manifest.main`, the name by which other programs import that program. So the added entry has this module name:
 
         {"__main__:Net": "net:Net"}    →    {"train:Net": "net:Net", "__main__:Net": "net:Net"}    (`train.py` wrote it)
@@ -339,6 +384,7 @@ def renames_in(manifest: Manifest, renames: Renames) -> Renames:
     if manifest.main is None:
         return renames
     pairs = [(old.partition(":"), new) for old, new in renames.items()]
+    # `CHILD` is the name that `__main__` has in processes of `multiprocessing`.
     of_program = {f"{manifest.main}:{name}": new for (module, _, name), new in pairs if module in (MAIN, CHILD)}
     return {**of_program, **renames}
 

@@ -4,8 +4,13 @@ Children stand before their parents in a manifest, so one pass builds everything
 classes, flatten and unflatten functions, hooks and default factories are called, and `__hash__` of keys. Nothing else
 that a file names is called. `load` and `orbax.restore` read bytes in different ways and share everything else: `Plan`.
 
-Some words of this file: a *tensor* is the name of an array in the file, an *atom* a value that a manifest writes in
-place, a *record* a node or leaf of a template that was packed.
+Words:
+
+- A *tensor* is the name of an array in the file. An *entry* of `arrays` describes the array: see `ArrayEntry`.
+- A *node* is a list of its kind and its operands. A *child* in it is the number of an earlier node, or an *atom*, a
+  value that a manifest writes in place.
+- A *type* of the manifest is one class with the attributes that some of its instances have: see `TypeEntry`.
+- A *record* is a node or leaf of a template that was packed.
 """
 
 import collections
@@ -40,17 +45,24 @@ from ._all_kinds_of_nodes import (
     MAX_PRINTED,
     TYPED,
     first_beyond_bounds,
-    first_unsafe_walk,
+    first_with_unsafe_object,
     key_sizes,
     keys_of,
     num_keys,
     steps,
     walked_children_in_comparison,
 )
-from ._changed_classes import Renames, changed_kind_error, maker_for, new_name, renames_in, require_sound_renames
+from ._changed_classes import (
+    Renames,
+    changed_kind_error,
+    complete_renames,
+    maker_for,
+    name_after_renames,
+    require_sound_renames,
+)
 from ._encoding import find_left_out_values, names_in
 from ._kinds_of_values import name_of_method
-from ._left_out_values import Key, left_out_of
+from ._left_out_values import Key, left_out_atoms
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
 from ._paths import first_parents, part_at, path_from
 from ._template import Comparison, LoadReport, compare, rebuild, require_no_differences
@@ -61,7 +73,7 @@ _MAX_PATHS = 3
 # none.
 _MAX_TIE_CALLS, _MAX_DIFFERENCES = 8, 1000
 _IN_CODE = re.compile(r"(\.\w+|\[\d+\]|\['\w+'\])+", re.ASCII)
-"""A path that is also code, such as `.blocks[0].weight`."""
+"""A path that can follow a variable in code, such as `.blocks[0].weight`."""
 
 Resolved = Mapping[tuple[str, ...], Any]
 """(`"class"` or `"function"`, name) → the object with this name."""
@@ -80,7 +92,8 @@ def decode(
         manifest: a parsed manifest.
         array_of: index of an entry in `arrays` → its array; for PRNG keys, the raw data. It is called once for each
             entry, in the order of the nodes.
-        trust: names allowed in the file. Default: the names allowed in every file. Not used with `resolved`.
+        trust: names allowed in the file. Default: only the names that are allowed in every file. Not used with
+            `resolved`.
         renames: the option of `load`.
         resolved: the objects of all names, as `resolve` returns them. Default: they are looked up.
 
@@ -89,22 +102,27 @@ def decode(
         StructureMismatchError: if a name leads nowhere, a class has changed, or devices are missing.
         FormatError: if an object cannot be built from its node.
     """
-    renames = {} if renames is None else renames_in(manifest, renames)
+    renames = {} if renames is None else complete_renames(manifest, renames)
+    # What an atom or name stands for: its texts, such as ("int", "7") or ("class", "net:Net") → value or object.
     values = {**manifest.atoms, **(resolve(manifest, trust, renames) if resolved is None else resolved)}
-    makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
+    # For each type: a function that makes an instance, the names of the declared fields, and the class.
+    makers = [_checked_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
     fields = [entry.fields for entry in manifest.types]
     classes = [values["class", entry.name] for entry in manifest.types]
-    unsafe = first_unsafe_walk(manifest.nodes, classes)
+    unsafe = first_with_unsafe_object(manifest.nodes, classes)
     if unsafe is not None:
         raise FormatError(
             f"Node {unsafe} of the file, a `{manifest.nodes[unsafe][0]}`, has an object of Flax NNX, or a `Module`, "
             "where something would look at it while the file is loaded. No save would write that."
         )
+    # Bounds the time that Python takes to compare keys with the same hash.
     collisions = Collisions(most_collisions(num_keys(manifest.nodes)), key_sizes(manifest.nodes))
     parts = Parts(values, makers, fields, collisions)
+    # `table` has the object of each node so far, by the number of the node. `BUILDERS` read it through `parts`.
     table, entries = parts.table, manifest.arrays
     for node in manifest.nodes:
         kind = node[0]
+        # `finish` makes typed PRNG keys or a weakly typed array, if the entry says so.
         if kind == "array":
             table.append(finish(entries[node[1]], array_of(node[1])))
             continue
@@ -121,13 +139,14 @@ def decode(
     return parts.child(manifest.root)
 
 
-def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
-    """Returns a function that makes an instance from the values of its fields.
+def _checked_maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
+    """Returns a function that makes an instance from the values of its attributes, in the order of the entry.
 
     For a registered class or an enum, whose entry lists no fields, returns the class itself.
 
     Raises:
         StructureMismatchError: if the class does not fit the entry any more.
+        FormatError: if the entry has an attribute that no file may set.
     """
     if entry.kind in FIELD_KINDS:
         return maker_for(entry, cls, renames)
@@ -141,10 +160,10 @@ def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
 
 
 class Plan:
-    """The arrays that one call of `load` reads, and their places. `tree` makes the result from them.
+    """The arrays that one call of `load` reads, and their places. `build_tree` makes the result from them.
 
-    Names are looked up, and a template is compared, when the plan is made. So errors are raised before anything is
-    read. Cost: with a template, a walk over the file's nodes and the template.
+    Names are looked up, and a template is compared, when the plan is made. So these errors are raised before any array
+    is read. Cost: with a template, a walk over the file's nodes and the template.
 
     Args:
         manifest: the file's manifest.
@@ -153,8 +172,17 @@ class Plan:
         like, select, sharding, strict, renames: options of `load`.
 
     Attributes:
-        wanted: entries of the arrays to read, in the order in which `tree` takes these.
+        wanted: entries of the arrays to read, in the order in which `build_tree` takes the arrays.
         place: entry → the sharding or device for its array. None for JAX's default.
+
+    Raises:
+        TypeError: if `select`, `sharding` or `renames` has a value of a wrong type.
+        ValueError: if `renames` has a key that can be no name in a file.
+        UntrustedTypeError: if some names are not trusted.
+        StructureMismatchError: if nothing is at the selected path, a name leads nowhere, or a class has changed. With a
+            template, also if it differs (`strict`), or if it or the file has a `Dag` (not `strict`). Also if no
+            template has the values that were left out of the file.
+        FormatError: if the file is malformed, or has keys that would take too long to compare with a template.
     """
 
     def __init__(
@@ -171,20 +199,24 @@ class Plan:
     ) -> None:
         require_select(select)
         self._manifest = part_at(manifest, select) if isinstance(select, str) else manifest
+        # `resolve` checks the user's `renames`, so it gets them as they are.
         self._resolved = resolve(self._manifest, trust, renames)
-        self._renames = renames_in(self._manifest, renames or {})
+        self._renames = complete_renames(self._manifest, renames or {})
         self._comparison: Comparison | None = None
-        # The template that is filled with the arrays that fit. With `strict`, a template is compared but not filled.
-        self._filled_template = like if not strict else None
+        # With `strict`, the template is only compared, and the result is the file's tree. Without `strict`, a copy of
+        # the template is filled with the arrays of the file that fit.
+        self._template_to_fill = like if not strict else None
         self._template = like
         self.place: Place = place_of(sharding)
         entries = self._manifest.arrays
-        left_out = left_out_of(self._manifest)
+        # Values that were left out of the file are taken from the template.
+        left_out = left_out_atoms(self._manifest)
         if left_out:
-            self._resolved = {**self._resolved, **self._template_values(left_out, like, label)}
+            self._resolved = {**self._resolved, **self._find_template_values(left_out, like, label)}
         if like is not None:
             classes = [self._resolved["class", entry.name] for entry in self._manifest.types]
-            # The comparison hashes and prints more than loading does, so there are bounds for that as well.
+            # The comparison also hashes the models of `Dag`s and prints keys, so nodes are checked again, with bounds
+            # for that. `number` is that of the first node beyond the bounds.
             number = first_beyond_bounds(self._manifest.nodes, walked_children_in_comparison(classes))
             number = first_beyond_bounds(self._manifest.nodes, keys_of, MAX_PRINTED) if number is None else number
             if number is not None:
@@ -194,40 +226,46 @@ class Plan:
             entry_of = IdentityDict((structs[entry.tensor], entry) for entry in entries)
             self._comparison = compare(self._decode_with(structs), like, entry_of)
             if strict:
-                require_no_differences(self._comparison.differences, label, self._template_fix)
+                require_no_differences(self._comparison.differences, label, self._lines_of_fix)
             else:
                 self._require_no_dags(classes, self._comparison.template, label)
-            # Without `sharding=`, an array goes where the template's array is, if that was placed on purpose (is
-            # committed, or is a `ShapeDtypeStruct`). If it fits at several paths, the first decides.
+            # Without `sharding=`, an array goes where the template's array is, if the user chose that place. They did
+            # if JAX calls the array committed, or if it is a `ShapeDtypeStruct`. Any other array goes to JAX's default.
+            # If an array fits at several paths, the first decides.
             if sharding is None:
                 # Tensor → place.
                 places: dict[str, Placement] = {}
-                for record, struct in self._comparison.fitting.items():
-                    if struct in entry_of:
-                        leaf = self._comparison.template.objects[record]
+                for template_record, file_leaf in self._comparison.fitting_leaves.items():
+                    # Other leaves of the file are no arrays.
+                    if file_leaf in entry_of:
+                        leaf = self._comparison.template.objects[template_record]
                         has_place = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
-                        places.setdefault(entry_of[struct].tensor, leaf.sharding if has_place else None)
+                        places.setdefault(entry_of[file_leaf].tensor, leaf.sharding if has_place else None)
                 self.place = lambda entry: places.get(entry.tensor)
+        # A path as `select` has taken its part of the manifest above. A function chooses by the names of arrays.
         self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
 
-    def _template_values(self, left_out: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
-        """Finds in a template the values that were left out of the file. Returns atom → value.
+    def _find_template_values(self, left_out: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
+        """Finds in a template the values that were left out of the file. Returns a dict: atom → value.
 
         Args:
-            left_out: the atoms that take the places of these values in the file.
+            left_out: the atoms that take the places of these values in the file, such as ("left_out", "0").
             like: the template. None if there is none.
             label: name of the file in errors.
 
         Raises:
-            StructureMismatchError: if there is no template, or it lacks some of them.
+            StructureMismatchError: if there is no template, or it has nothing at the path of some atom. The error lists
+                at most 20 paths.
         """
-        values = {} if like is None else find_left_out_values(like, self._manifest, self._new_step)
+        values = {} if like is None else find_left_out_values(like, self._manifest, self._step_after_renames)
         absent = [atom for atom in left_out if atom not in values]
         if absent:
+            # Atoms and names are both pairs of texts, so one function finds the paths of either.
             paths_by_atom = paths_of_names(self._manifest, absent)
             paths = [path for atom in absent for path in paths_by_atom.get(cast("Name", atom), ())]
             listed = ", ".join([f"`{printable(path)}`" for path in paths[:20]])
             option = f", renames={{{renames_as_code(self._renames, {})}}}" if self._renames else ""
+            # The middle of the sentence below, without a template and with one.
             fact = (
                 "what was left out comes" if like is None else "the template has nothing there: what was left out comes"
             )
@@ -238,25 +276,27 @@ class Plan:
             )
         return values
 
-    def _new_step(self, node: Node, step: str) -> str | None:
+    def _step_after_renames(self, node: Node, step: str) -> str | None:
         """Returns the step of a child after `renames`. None if the user drops the attribute.
 
         Args:
             node: the node in the file.
-            step: the step of the child in the file, such as `.weight`. Only steps of instances can change.
+            step: the step of the child in the file, such as `.weight`. It can change only if it is an attribute of an
+                instance.
         """
         if node[0] not in ("object", "wrapper"):
             return step
         entry = self._manifest.types[node[1]]
         cls = self._resolved["class", entry.name]
-        new = new_name(entry, cls, self._renames, step[1:])
+        # ".weight" → "weight". An attribute that is not renamed keeps its step, which may also be "[0]".
+        new = name_after_renames(entry, cls, self._renames, step[1:])
         return step if new == step[1:] else None if new is None else f".{new}"
 
     def _require_no_dags(self, classes: Sequence[Any], template: FlatDag, label: str) -> None:
-        """Raises `StructureMismatchError` if the file or the template has a `Dag`, and `strict=False` was passed.
+        """Raises `StructureMismatchError` if the file or the template has a `Dag`. Called for `strict=False`.
 
-        Such a template cannot be filled with the parts of a file that fit. A `Dag` shares objects with the tree around
-        it, and leaves that were replaced in that tree would remain in the `Dag`.
+        A template with a `Dag` cannot be filled with the parts of a file that fit. A `Dag` shares objects with the tree
+        around it, and leaves that were replaced in that tree would remain in the `Dag`.
 
         Args:
             classes: the class of each type of the manifest.
@@ -264,6 +304,7 @@ class Plan:
             label: name of the file in errors.
         """
         entries = zip(self._manifest.types, classes, strict=True)
+        # The names that the file has for the class `Dag`.
         names: set[Name] = {("class", entry.name) for entry, cls in entries if cls is Dag}
         # Paths in the file, then paths in the template.
         paths_by_name = paths_of_names(self._manifest) if names else {}
@@ -279,23 +320,25 @@ class Plan:
                 paths,
             )
 
-    def _template_fix(self) -> list[str]:
-        """Returns the last lines of the error for a template that differs from the file: three ways to go on.
+    def _lines_of_fix(self) -> list[str]:
+        """Returns the last lines of the error for a template that differs from the file: up to three ways to go on.
 
-        They are calls that tie and untie objects of the template, where these are the only differences; a call that
-        loads the file without the template; and one that loads the arrays that fit (`strict=False`).
+        The first are calls that tie and untie objects of the template, at paths without other differences. The second
+        is a call that loads the file without the template. The third loads the arrays that fit (`strict=False`).
         """
         assert self._comparison is not None
-        # Paths with a difference that is not about ties, even if they also have one that is. Tying does not help there.
+        # Paths with a difference that is not about a tie. A path can also have both sorts: two differences, one of them
+        # about a tie. Tying does not help there.
         counts = collections.Counter(difference.path for difference in self._comparison.differences)
-        counts.subtract(tie.path for tie in self._comparison.ties)
+        counts.subtract(tie.path for tie in self._comparison.tie_differences)
         other_paths = [path for path, count in counts.items() if count > 0]
-        # Ties with the same first path go into one call: (first path, whether to tie or to untie) → paths in the call.
-        # `tie` gets all paths of the object, and `untie` those that get an object of their own.
+        # Ties with the same first path go into one call: (first path, True for `tie`, False for `untie`) → paths in the
+        # call. `tie` gets all paths of the object, and `untie` those that get an object of their own.
         calls: dict[tuple[str, bool], list[str]] = {}
-        ties = self._comparison.ties[:_MAX_DIFFERENCES] if len(other_paths) <= _MAX_DIFFERENCES else ()
+        ties = self._comparison.tie_differences[:_MAX_DIFFERENCES] if len(other_paths) <= _MAX_DIFFERENCES else ()
         for first, path, is_tied_in_file in ties:
-            # Both paths can be written as code, and nothing at or below them has to be changed beside the tie.
+            # A call is offered only if both paths can be written as code, and no other difference is at or below them.
+            # `startswith` may also find a neighbour, such as `.ab` for `.a`. Then the call is not offered either.
             if all(map(_IN_CODE.fullmatch, (first, path))) and not any(
                 other_path.startswith((first, path)) for other_path in other_paths
             ):
@@ -314,34 +357,41 @@ class Plan:
         options = options_beside(names, main, self._renames, Trust((), names_in(self._template)))
         return [*lines, f"    model, report = sharedtree.load(path, like=template, strict=False{options})"]
 
-    def tree(self, arrays: Sequence[Any]) -> Any:
-        """Returns the tree. With `strict=False` and a template, returns a pair of the filled template and a report.
+    def build_tree(self, arrays: Sequence[Any]) -> Any:
+        """Builds the tree. With `strict=False` and a template, returns a pair of the filled template and a report.
+
+        An array that is not wanted is a `ShapeDtypeStruct` in the tree.
 
         Args:
             arrays: one array for each entry of `wanted`. They are not copied.
+
+        Raises:
+            ValueError: if `arrays` is shorter or longer than `wanted`.
+            StructureMismatchError, FormatError: as `decode` does.
 
         Cost: one walk over the nodes.
         """
         arrays_read: dict[str, Any] = dict(zip([entry.tensor for entry in self.wanted], arrays, strict=True))
         unread = [entry for entry in self._manifest.arrays if entry.tensor not in arrays_read]
         tree = self._decode_with(arrays_read | {entry.tensor: struct_of(entry) for entry in unread})
-        if self._filled_template is None:
+        if self._template_to_fill is None:
             return tree
-        return _fill_template(self._filled_template, tree, arrays_read, self._comparison)
+        return _fill_template(self._template_to_fill, tree, arrays_read, self._comparison)
 
     def _decode_with(self, array_objects: Mapping[str, Any]) -> Any:
-        """Builds the tree with other objects in the places of its arrays.
+        """Builds the tree from finished arrays, or from a `ShapeDtypeStruct` for each.
 
         Args:
-            array_objects: tensor → the array, or a `ShapeDtypeStruct` for it.
+            array_objects: tensor → the array or `ShapeDtypeStruct`. It is weakly typed, or PRNG keys, if its entry says
+                so.
         """
-        arrays, manifest = self._manifest.arrays, self._manifest
-        # `decode` would make weakly typed arrays and PRNG keys of raw data. These objects are such arrays already, so
-        # their entries get neither mark.
-        if any(entry.weak or entry.key is not None for entry in arrays):
-            manifest = manifest._replace(arrays=tuple(entry._replace(weak=False, key=None) for entry in arrays))
+        entries, manifest = self._manifest.arrays, self._manifest
+        # `decode` would finish each array: it makes an array weakly typed or PRNG keys if the entry says so. The
+        # objects are finished already, so they get entries that say neither.
+        if any(entry.weak or entry.key is not None for entry in entries):
+            manifest = manifest._replace(arrays=tuple(entry._replace(weak=False, key=None) for entry in entries))
         return decode(
-            manifest, lambda i: array_objects[arrays[i].tensor], renames=self._renames, resolved=self._resolved
+            manifest, lambda i: array_objects[entries[i].tensor], renames=self._renames, resolved=self._resolved
         )
 
 
@@ -352,13 +402,15 @@ def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comp
         like: the template.
         tree: the file's tree. Arrays that were not read are `ShapeDtypeStruct`s.
         arrays_read: tensor → array.
-        first_comparison: comparison of the template with the file before arrays were read. The report has its
-            differences, because only this comparison knew whether arrays that are not read are JAX's or NumPy's.
+        first_comparison: the comparison that the plan made before any array was read. The report has its differences.
+            It knew from the entries whether an array is JAX's or NumPy's, also for arrays that are not read.
     """
-    # The leaves that fit are found anew, now as arrays.
+    # The first comparison found `ShapeDtypeStruct`s that fit. A second one finds the arrays. Arrays that were not read
+    # are structs even now, and the template keeps its own.
     comparison = compare(tree, like, IdentityDict())
     template = comparison.template
-    fitting = {n: leaf for n, leaf in comparison.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
+    fitting = {n: leaf for n, leaf in comparison.fitting_leaves.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
+    # Arrays of the file that have a place in the result.
     used = IdentitySet()
 
     def leaf_of(number: int) -> Any:
@@ -374,7 +426,7 @@ def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comp
     loaded = [template.text(number) for number in template.leaf_numbers if number in fitting]
     kept = [template.text(number) for number in template.leaf_numbers if number not in fitting]
     unused = [tensor for tensor, array in arrays_read.items() if array not in used]
-    differences = (*first_comparison.differences, *first_comparison.values)
+    differences = (*first_comparison.differences, *first_comparison.tolerated)
     return result, LoadReport(tuple(loaded), tuple(kept), differences, tuple(unused))
 
 
@@ -382,28 +434,47 @@ def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comp
 
 
 def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | None = None) -> Resolved:
-    """Returns the objects of all names in a manifest. Arguments and errors are those of `decode`."""
+    """Looks up the names in a manifest. Returns a dict: (use, name), such as ("class", "net:Net") → class or function.
+
+    Args:
+        manifest: a parsed manifest.
+        trust: names allowed in the file. Default: only the names that are allowed in every file.
+        renames: the option of `load`.
+
+    Raises:
+        UntrustedTypeError: if some names are not trusted. All of them are listed.
+        StructureMismatchError: if some names lead nowhere. All of them are listed.
+        TypeError, ValueError: if `renames` is unsound: see `require_sound_renames`.
+    """
     renames = {} if renames is None else renames
     require_sound_renames(renames)
-    renames = renames_in(manifest, renames)
+    renames = complete_renames(manifest, renames)
     return resolve_all(_names(manifest), lambda: paths_of_names(manifest), trust or Trust(), renames, manifest.main)
 
 
 def audit(manifest: Manifest, trust: Trust | None = None) -> tuple[Request, ...]:
-    """Returns one request for each name that a file uses, without building anything."""
+    """Judges each name that a file uses, without building anything. A `Request` says if the name is allowed and found.
+
+    Args:
+        manifest: a parsed manifest.
+        trust: names allowed in the file. Default: only the names that are allowed in every file.
+    """
     return judge_all(_names(manifest), paths_of_names(manifest), trust or Trust(), manifest.main)
 
 
 def _names(manifest: Manifest) -> tuple[Name, ...]:
+    """Returns the names of a manifest. `Name` says that the first text is one of the uses."""
     return cast("tuple[Name, ...]", manifest.names)
 
 
 def paths_of_names(manifest: Manifest, more_atoms: Sequence[Key] = ()) -> Paths:
     """Returns a dict: (use, name) → the first three paths at which the name is used.
 
+    A name is found in three places: as the class of a node, as the function of a bound method, and as an atom.
+
     Args:
         manifest: the manifest. Its names are `(use, name)`, such as `("class", "equinox.nn:Linear")`.
-        more_atoms: other atoms of two texts whose paths are wanted too.
+        more_atoms: other atoms of two texts, such as `("left_out", "0")`. The dict has their paths, too.
     """
     parents = first_parents(manifest)
     atoms = {*manifest.names, *more_atoms}
@@ -411,7 +482,10 @@ def paths_of_names(manifest: Manifest, more_atoms: Sequence[Key] = ()) -> Paths:
     paths: dict[Any, tuple[str, ...]] = {}
 
     def add_path(use: str, name: str, number: int, step: str) -> None:
-        """Adds the path of node `number`, followed by a step, to the paths of a name, unless it has three already."""
+        """Adds a path to those of a name, unless the name has three already.
+
+        The path is that of the node `number`, followed by `step`.
+        """
         listed = paths.get((use, name), ())
         if len(listed) < _MAX_PATHS:
             paths[use, name] = (*listed, path_from(parents, number) + step)
@@ -419,6 +493,7 @@ def paths_of_names(manifest: Manifest, more_atoms: Sequence[Key] = ()) -> Paths:
     # The whole tree may be one atom. -1 is no node, so its path is empty.
     if type(manifest.root) is list:
         add_path(manifest.root[0], manifest.root[-1], -1, "")
+    # `parents` has the nodes below the root, and the root.
     for number in sorted(parents):
         node = manifest.nodes[number]
         if node[0] in TYPED:

@@ -5,10 +5,12 @@ nothing else of it:
 
     encode(state, ["tx"])        ["object", <TrainState>, [step, params, opt_state, ["left_out", "0"]]]
 
-Nothing is lost in silence. Such a file can only be loaded with a template. A value that is left out must not be or hold
-an object that is also saved: after loading, the template's object and the file's would be two.
+The number counts the left-out values of the file from 0 on, in hexadecimal. Nothing is lost in silence: the file can
+only be loaded with a template. A value that is left out must not be or hold an object that is also saved: after
+loading, the template's object and the file's would be two.
 
-In a manifest, a child is the number of a node, or an atom, a value in place. So `type(child) is int` asks for nodes.
+In a manifest, a child is the number of a node, or an atom, a value in place. So `type(child) is int` asks whether it is
+a node. A node is *incomplete* if a value was left out of it or of a node below it.
 """
 
 import functools
@@ -54,21 +56,26 @@ class LeaveOut:
             )
         # An ordered set of the entries that have matched nothing so far.
         self._unused = dict.fromkeys(entries)
+        # Names of attributes are looked up by the step: ".tx" → "tx".
         self._names = {f".{entry}": entry for entry in entries if not _is_path(entry)}
         self._paths = tuple([entry for entry in entries if _is_path(entry)])
         self.objects: list[Any] = []
         self.paths: list[str] = []
 
     def __bool__(self) -> bool:
+        """Returns True if the option has any entry."""
         return bool(self._names or self._paths)
 
-    def atom_for(self, obj: Any, step: str, path: Callable[[], str]) -> list[str] | None:
-        """Leaves an object out if an entry matches it. Returns the atom to write in its place, or None if none matches.
+    def leave_out_if_matched(self, obj: Any, step: str, path: Callable[[], str]) -> list[str] | None:
+        """Leaves an object out if an entry matches it: notes the object, its path, and that the entry is used.
 
         Args:
             obj: the object.
             step: the last step of its path.
-            path: returns the whole path. Making it takes a step for each level, so it is called only if needed.
+            path: returns the whole path, in a time that grows with its length. Called only if needed.
+
+        Returns:
+            The atom to write in the place of the object, such as `["left_out", "0"]`. None if no entry matches.
         """
         entry = self._names.get(step)
         # Paths are compared by their ends first, because the whole path of an object is costly.
@@ -80,24 +87,26 @@ class LeaveOut:
         self._unused.pop(entry, None)
         self.objects.append(obj)
         self.paths.append(path())
+        # "x" writes the number in hexadecimal.
         return [LEFT_OUT, format(len(self.objects) - 1, "x")]
 
     def find_problems(self, manifest: Manifest, numbers: IdentityDict[int]) -> list[Problem]:
-        """Returns problems with values that must not be left out.
+        """Returns the problems with values that were left out, but must not be.
 
-        Either the object that holds such a value cannot be built without it, or the value is or holds an object that is
-        also saved.
+        There are two kinds. An object cannot be built without the value that was left out of it. Or the value is, or
+        holds, an object that is also saved: after loading, the template's object and the file's would be two.
 
         Args:
             manifest: everything that was written.
             numbers: object that was written → number of its node.
         """
         problems = list[Problem]()
-        incomplete = first_incomplete(manifest.nodes)
+        incomplete = first_wrongly_incomplete(manifest.nodes)
         if incomplete is not None:
             reason = f"a `{manifest.nodes[incomplete][0]}`, which cannot do without what is left out of it"
             problems.append(Problem(path_to(manifest, incomplete), reason, "Leave out all of it, or nothing."))
-        # An object that was left out at several paths is looked at once. `search` yields it and everything in it.
+        # An object that was left out at several paths is looked at once. `search` yields it and everything in it, the
+        # nearest first. Its argument is the list of what the search has reached: at first the object, without a holder.
         for obj, path in IdentityDict(zip(self.objects, self.paths, strict=True)).items():
             saved = [numbers[part] for part in search([Reached(obj, -1, "")]) if part in numbers]
             shared = next((n for n in saved if carries_identity(manifest, manifest.nodes[n])), None)
@@ -120,6 +129,7 @@ class LeaveOut:
 
 
 def _is_name_or_path(entry: Any) -> bool:
+    # The name of an attribute, such as `tx`, or a path, such as `.heads[0]`.
     return isinstance(entry, str) and (entry.isidentifier() or _is_path(entry))
 
 
@@ -131,22 +141,27 @@ def _is_left_out(child: Child) -> bool:
     return type(child) is list and child[0] == LEFT_OUT
 
 
-def left_out_of(manifest: Manifest) -> list[Key]:
-    """Returns the atoms of values that were left out of a file, or of a part of it."""
+def left_out_atoms(manifest: Manifest) -> list[Key]:
+    """Returns the atoms that take the places of left-out values, in the order of the nodes.
+
+    Args:
+        manifest: a whole manifest, or the manifest of a part of the tree. A part keeps the atoms of the whole, so only
+            atoms of its nodes are returned.
+    """
     if not any(atom[0] == LEFT_OUT for atom in manifest.atoms):
         return []
     all_children = itertools.chain((manifest.root,), *map(children_of, manifest.nodes))
     return [tuple(child) for child in all_children if _is_left_out(child)]  # pyright: ignore[reportArgumentType]
 
 
-def first_incomplete(nodes: Sequence[Node]) -> int | None:
-    """Returns the number of the first node from which a value was left out that must not be.
+def first_wrongly_incomplete(nodes: Sequence[Node]) -> int | None:
+    """Returns the number of the first node that cannot do without a value that was left out.
 
-    Only fields and items of `HOLDERS` may be left out. Nothing may be left out at or below a child that Python or JAX
-    hashes or walks, such as a key.
+    A value may be left out only if it is a field or an item of a node of one of the kinds `HOLDERS`. Nothing may be
+    left out at or below a child that Python or JAX hashes or walks, such as a key.
 
     Returns:
-        None if there is no such node.
+        None if there is no such node. Nodes may still be incomplete, in a way that is allowed.
     """
     # For each node, whether a value was left out of it or of a node below it.
     is_incomplete: list[bool] = []
@@ -155,16 +170,17 @@ def first_incomplete(nodes: Sequence[Node]) -> int | None:
         for operand, value in operands(node):
             children = value if operand.type == "children" else [value] if operand.type == "child" else []
             lacks_child = any(map(_is_left_out, children))
-            lacks_part = lacks_child or any(type(child) is int and is_incomplete[child] for child in children)
-            # Fields and items are the operands `children` that may be of any form.
-            may_lack = operand.type == "children" and operand.forms is None and node[0] in HOLDERS
-            if (lacks_part and operand.is_walked) or (lacks_child and not may_lack):
+            lacks_anything = lacks_child or any(type(child) is int and is_incomplete[child] for child in children)
+            # An operand is a list of children, one child, or something else. `forms` restricts what children may be,
+            # for example to texts. Fields and items are the lists of children without a restriction.
+            holds_fields_or_items = operand.type == "children" and operand.forms is None and node[0] in HOLDERS
+            if (lacks_anything and operand.is_walked) or (lacks_child and not holds_fields_or_items):
                 return i
-            is_incomplete[i] |= lacks_part
+            is_incomplete[i] |= lacks_anything
     return None
 
 
-def values_left_out(
+def find_in_template(
     manifest: Manifest,
     template: Manifest,
     open_node: Callable[[int], Iterator[tuple[Any, str]]],
@@ -175,12 +191,12 @@ def values_left_out(
     Args:
         manifest: the manifest of the file.
         template: the manifest that a file of the template would have.
-        open_node: number of a node of the template → pairs of an object that its object holds, and the step to it.
+        open_node: number of a node of the template → pairs of a child, as an object, and the step to it.
         new_step: (node, step in the file) → step in the template. None if the attribute is dropped.
 
     Returns:
-        Atom of the file → the value in the template. An atom is absent if the template has nothing at its path. It has
-        the value None if its attribute is dropped.
+        A dict: atom of the file → the value in the template. An atom is absent if the template has nothing at its path.
+        It has the value None if its attribute is dropped.
     """
     values: dict[Key, Any] = {}
     # For each node, whether a value was left out of it or of a node below it.
@@ -193,7 +209,8 @@ def values_left_out(
     if type(manifest.root) is not int or type(template.root) is not int:
         return values
 
-    # Many nodes of a file can be compared with one node of the template, which may be large. So both are cached.
+    # Many nodes of a file can correspond to one node of the template, which may be large. So its children are cached:
+    # step → child in the template's manifest, and step → child as an object.
     @functools.cache
     def children_at(template_node: int) -> dict[str, Child]:
         return {step: child for child, step in steps(template, template.nodes[template_node])}
@@ -203,7 +220,8 @@ def values_left_out(
         return {step: obj for obj, step in open_node(template_node)}
 
     # Number of a node in the file → number of the node at the same path of the template. Children stand before their
-    # parents, so going down the numbers gets to each node after its parents. Nodes with nothing left out are skipped.
+    # parents, so the loop from the last node to the first gets to each node after its parents. Complete nodes are
+    # skipped.
     template_nodes: dict[int, int] = {manifest.root: template.root}
     for number in range(manifest.root, -1, -1):
         if not is_incomplete[number] or number not in template_nodes:
@@ -212,8 +230,10 @@ def values_left_out(
         template_children = children_at(template_node)
         for child, step in steps(manifest, manifest.nodes[number]):
             step = new_step(manifest.nodes[number], step)
+            # The user drops the attribute, so nothing is needed from the template.
             if step is None:
                 values |= {tuple(child): None} if _is_left_out(child) else {}  # pyright: ignore
+            # A node here and a node there: they correspond.
             elif type(child) is int and type(template_children.get(step)) is int:
                 template_nodes.setdefault(child, template_children[step])  # pyright: ignore[reportArgumentType]
             elif _is_left_out(child) and step in objects_at(template_node):

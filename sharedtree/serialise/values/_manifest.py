@@ -3,8 +3,11 @@
 `docs/format_manifest.md` has the grammar. The operands of nodes are checked by the rows of the table of kinds.
 
 A node is a JSON list: its kind, then its operands. A child in an operand is the number of an earlier node, or an atom,
-a value that is written in place: `None`, a boolean, a string, or a list of texts such as `["int", "7"]`. A function
-that checks an atom, a name or an array also collects it.
+a value that is written in place: `None`, a boolean, a string, or a list of texts such as `["int", "7"]`. So
+`type(child) is int` asks whether a child is a node.
+
+The functions `_is_...` of the parser also collect what they accept: values of atoms, names, and which arrays are used.
+`malformed` returns the `FormatError` for a reason. `where` is the place in the manifest in words, such as "type 3".
 """
 
 import math
@@ -17,15 +20,16 @@ from ..arrays._dtypes import FLOAT0, dtype_named
 from ..arrays._placing import ArrayEntry
 from ..container._header import malformed, parse_manifest_json
 from ..trust._public_names import CHILD, MAIN, is_well_formed
-from ._all_kinds_of_nodes import KINDS, children_of, first_beyond_bounds, nan_among_keys
+from ._all_kinds_of_nodes import KINDS, children_of, first_beyond_bounds, first_with_nan_key
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
 from ._kinds_of_values import are_steps, name_of_method
-from ._left_out_values import first_incomplete
+from ._left_out_values import first_wrongly_incomplete
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 
 FORMAT = 1
 """Version of the format. It counts up when older readers cannot read some new file."""
 
+# All kinds that an entry of `types` may have: see `kind_of`.
 CLASS_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder", "registered", "enum"})
 
 
@@ -35,14 +39,14 @@ def parse_manifest(text: str) -> Manifest:
     Raises:
         FormatError: if it does not follow the grammar in every detail, or a newer version wrote it.
 
-    Cost: a few steps for each node. A text that is made for it can take up to 64 times its size in memory.
+    Cost: a few steps for each node. Memory: at most 64 times the size of the text, if it is made to be costly.
     """
     manifest = _Parser().parse(parse_manifest_json(text))
     number = first_beyond_bounds(manifest.nodes)
     if number is not None:
         kind = manifest.nodes[number][0]
         raise malformed(f"node {number}, a `{kind}`, is nested too deeply, or holds one thing too often")
-    number = nan_among_keys(manifest.nodes)
+    number = first_with_nan_key(manifest.nodes)
     if number is not None:
         raise malformed(f"node {number}, a `{manifest.nodes[number][0]}`, has a NaN as a key, or in one")
     if _has_stray_leaf(manifest):
@@ -51,15 +55,15 @@ def parse_manifest(text: str) -> Manifest:
 
 
 def _has_stray_leaf(manifest: Manifest) -> bool:
-    """Returns True if there is a `leaf` outside of all treedefs.
+    """Returns True if some path leads to a `leaf` without going through a `treedef`.
 
-    A `leaf` is a placeholder in the tree that describes a treedef. Nothing else may contain one. So no path from the
-    root, or from a node without a parent, may lead to a `leaf` without going through a `treedef`.
+    A `leaf` is a placeholder in the tree that describes a treedef. Nothing else may contain a `leaf`. Paths begin at
+    the root, and at all other nodes without a parent.
     """
     if all(node[0] != "leaf" for node in manifest.nodes):
         return False
-    # For each node, whether some path leads from it to a `leaf` without going through a treedef. A node below a treedef
-    # may also have a parent outside of it, so this is worked out for all nodes.
+    # For each node, whether some path leads from it to a `leaf` without going through a treedef. This is worked out for
+    # all nodes, because a node below a treedef may also have a parent elsewhere.
     holds_leaf: list[bool] = []
     has_parent = [False] * len(manifest.nodes)
     for node in manifest.nodes:
@@ -68,22 +72,24 @@ def _has_stray_leaf(manifest: Manifest) -> bool:
             has_parent[child] = True
         is_leaf, is_treedef = node[0] == "leaf", node[0] == "treedef"
         holds_leaf.append(is_leaf or (not is_treedef and any(holds_leaf[child] for child in child_nodes)))
+    # Nodes without a parent. The root may be an atom, and may have parents.
     tops = [i for i, is_child in enumerate(has_parent) if not is_child]
     return any(holds_leaf[i] for i in (*tops, manifest.root) if type(i) is int)
 
 
 class _Parser:
-    """Checks a manifest from first to last entry, and collects its atoms and names.
+    """Checks a manifest from first to last entry, and collects its atoms and names. Parses one manifest only.
 
     Attributes:
         atoms: texts of an atom → its value.
-        names: names of classes, functions and methods, each with its use. The values are None.
-        used_arrays: indices of arrays with a node.
-        checked_dtypes: names of valid dtypes.
-        owners: class name of each of `types`, by which the owners of methods are named.
+        names: an ordered set of pairs of use and name, such as ("class", "net:Net"). A dict whose values are None.
+        used_arrays: indices of the arrays that belong to a node so far.
+        checked_dtypes: names of dtypes that were found valid.
+        types, arrays: the entries of the manifest, parsed.
+        owners: name of the class of each of `types`. The name of a method is made of it.
         nodes: all nodes. The first `number` of them are checked.
         has_left_out: True if a value was left out of the file.
-        number: number of the node to check next.
+        number: number of the node that is being checked.
     """
 
     def __init__(self) -> None:
@@ -97,7 +103,8 @@ class _Parser:
         self.nodes: list[Node] = []
         self.has_left_out = False
         self.number = 0
-        # Type of an operand → check of its value. Checks also collect atoms, names and arrays.
+        # Type of an operand → function that returns True if a value is allowed. It also collects atoms, names and
+        # arrays.
         self._check: dict[str, Callable[[Any], bool]] = {
             "child": self._is_child,
             "children": lambda x: type(x) is list and all(map(self._is_child, x)),
@@ -111,7 +118,11 @@ class _Parser:
         }
 
     def parse(self, document: Any) -> Manifest:
-        """Returns the manifest in a JSON value, or raises `FormatError`."""
+        """Checks a manifest as JSON has it, and returns it as a `Manifest`.
+
+        Raises:
+            FormatError: if it does not follow the grammar, or a newer version wrote it.
+        """
         if type(document) is not dict or type(document.get("format")) is not int:
             raise malformed("it has no format version")
         if document["format"] > FORMAT:
@@ -132,13 +143,14 @@ class _Parser:
         if len({entry.tensor for entry in self.arrays}) != len(self.arrays):
             raise malformed("two arrays have one tensor")
         self.nodes, root = document["nodes"], document["root"]
-        # A child must stand before its parent, so only nodes before `number` may be children of a node.
+        # A child must stand before its parent, so only numbers below `self.number` are allowed as children.
         for node in self.nodes:
             self._check_node(node)
             self.number += 1
+        # Now all nodes are checked, and any of them may be the root.
         if not self._is_child(root) or (type(root) is list and root[0] == LEFT_OUT):
             raise malformed("`root` is neither a node nor a value")
-        if self.has_left_out and first_incomplete(self.nodes) is not None:
+        if self.has_left_out and first_wrongly_incomplete(self.nodes) is not None:
             raise malformed("it lacks values where none can be left out")
         if len(self.used_arrays) != len(self.arrays):
             raise malformed("an array belongs to no node")
@@ -150,8 +162,8 @@ class _Parser:
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def _check_node(self, node: Any) -> None:
-        """Raises `FormatError` if a node does not follow the row of its kind. Its children are checked already."""
-        # Arrays are frequent, and have nothing else to check.
+        """Raises `FormatError` if a node does not follow the row of its kind. Its children were checked before."""
+        # A short way for arrays, which are frequent. Their one operand is all that has to be checked.
         if type(node) is list and len(node) == 2 and node[0] == "array" and self._is_array(node[1]):
             return
         if type(node) is not list or not node or type(node[0]) is not str:
@@ -165,10 +177,11 @@ class _Parser:
         for i, operand in enumerate(operands, 1):
             if not self._check[operand.type](node[i]):
                 raise malformed(f"operand {i} of {where} is not what its place asks for ({operand.type})")
+            # `forms` restricts what the children may be, for example to texts.
             if operand.forms is not None:
                 self._require_forms(node[i], operand, f"operand {i} of {where}")
-        # In some kinds two operands must have the same length, such as keys and values. `first_of_pair` is the number
-        # of the first of them.
+        # In some kinds, two operands side by side must have the same length, such as keys and values. `first_of_pair`
+        # is the position of the first one. "One" and "the other" in the error are these operands.
         first = kind.first_of_pair
         if first is not None and len(node[first]) != len(node[first + 1]):
             raise malformed(f"{where} has {len(node[first])} of one and {len(node[first + 1])} of the other")
@@ -178,7 +191,13 @@ class _Parser:
             self._check_instance(node)
 
     def _require_forms(self, value: Any, operand: Operand, where: str) -> None:
-        """Raises `FormatError` if an operand has a child of a form that its row does not allow: see `_form`."""
+        """Raises `FormatError` if an operand has a child of a form that its row does not allow: see `_form`.
+
+        Args:
+            value: the value of the operand in the node.
+            operand: the operand as the row declares it.
+            where: place of the operand, in words.
+        """
         forms = operand.forms or ()
         children = value if operand.type == "children" else [value]
         wrong = next((form for form in map(self._form, children) if form not in forms), None)
@@ -187,7 +206,11 @@ class _Parser:
             raise malformed(f"{where} is or holds a `{wrong}` in the place of {allowed}")
 
     def _form(self, child: Child) -> str:
-        """Returns the form of a child: the kind of a node, the tag of an atom, or `null`, `text` or `flag`."""
+        """Returns the form of a child: the kind of a node, the tag of an atom, or `null`, `text` or `flag`.
+
+        For example "dict", "int", "null" for None, "text" for a string, and "flag" for a boolean. The atom of a string
+        with surrogates has the tag `str`, and is a text as well.
+        """
         if type(child) is int:
             return self.nodes[child][0]
         if type(child) is list:
@@ -195,8 +218,14 @@ class _Parser:
         return "null" if child is None else "text" if type(child) is str else "flag"
 
     def _check_instance(self, node: Node) -> None:
-        """Raises `FormatError` unless the type of an instance has the node's kind and as many fields as the node."""
+        """Checks the node of an instance against its type.
+
+        Raises:
+            FormatError: if type and node are of different kinds, if the node has not one value for each attribute of
+                the type, or if the type lacks the field that a `wrapper` names.
+        """
         kind, entry, where = node[0], self.types[node[1]], f"node {self.number}"
+        # The kind that the node should have. Instances with fields are nodes `object`, or `wrapper` for some modules.
         expected = entry.kind if entry.kind in ("registered", "enum") else "object"
         if kind != expected and not (kind == "wrapper" and entry.kind == "module"):
             raise malformed(f"{where} is a `{kind}`, but its class `{entry.name}` is a {entry.kind}")
@@ -207,26 +236,26 @@ class _Parser:
             raise malformed(f"{where}, a `wrapper`, wraps what is no field")
 
     def _collect_method(self, node: Node) -> None:
-        """Adds the name of the function that a method binds to `names`, which a reader must trust.
+        """Adds the name of the function that a bound method binds to `names`, so that it must be trusted to be loaded.
 
-        Node `method` is a bound method of Python, and `bound` is Equinox's bound method of a module.
+        A node `method` is a bound method of Python, and a node `bound` is Equinox's bound method of a module.
 
         Raises:
-            FormatError: if the name of the function does not follow from the file. Only the `__call__` of a `bound`
-                needs no name.
+            FormatError: if the object of the method has no class of a known name. Only for the `__call__` of a `bound`,
+                no name is needed.
         """
         name, owner = name_of_method(self.owners, self.nodes, node), node[1]
         if name is not None and len(node[2]) <= MAX_NAME and node[2].isidentifier():
             self.names["method", name] = None
             return
-        # The owner may itself be a `bound`, which is a callable object. Its `__call__` calls the function that it
-        # binds, and the name of this function was added when the owner's node was checked.
+        # The object may be a node `bound`, which can be called. Its `__call__` calls the function that it binds, and
+        # the name of this function was added when that node was checked.
         is_call = node[0] == "method" and node[2] == "__call__"
         if not (is_call and type(owner) is int and self.nodes[owner][0] == "bound"):
             raise malformed(f"node {self.number} is a method of what has no class of a known name")
 
     def _is_child(self, child: Any) -> bool:
-        """Returns True for the number of an earlier node, and for an atom, which is collected."""
+        """Returns True if a value is a child: the number of an earlier node, or an atom. Collects the atom."""
         cls = type(child)
         if cls is int:
             return 0 <= child < self.number
@@ -235,11 +264,15 @@ class _Parser:
         return child is None or cls is bool or cls is str
 
     def _is_atom(self, atom: list[Any]) -> bool:
-        """Returns True for an atom of the format, and collects its value or name."""
+        """Returns True if a list is an atom of the format. Collects its value, or the name that it has.
+
+        Raises:
+            FormatError: if the tag is unknown, or no save would write these texts.
+        """
         if not atom or not all(type(text) is str for text in atom):
             return False
         key = tuple(atom)
-        # Every value that was left out has a number of its own, so an atom must not occur twice.
+        # Every value that was left out has a number of its own, so the atom of a left-out value must not occur twice.
         if atom[0] == LEFT_OUT:
             if key in self.atoms:
                 return False
@@ -255,8 +288,8 @@ class _Parser:
         return True
 
     def _is_array(self, index: Any) -> bool:
-        """Returns True for the index of an array that no earlier node has, and notes that it has a node now."""
-        # Each array belongs to one node. Its ties are references to that node.
+        """Returns True for the index of an array that belongs to no earlier node. Notes that it has one now."""
+        # Each array belongs to one node. Ties of the array are several references to that node.
         if type(index) is not int or not 0 <= index < len(self.arrays) or index in self.used_arrays:
             return False
         self.used_arrays.add(index)
@@ -265,7 +298,15 @@ class _Parser:
     # --- entries ------------------------------------------------------------------------------------------------------
 
     def _parse_type(self, entry: Any, where: str) -> TypeEntry:
-        """Checks and returns one entry of `types`, and collects the name of its class. `where` names it in errors."""
+        """Checks one entry of `types`, and returns it as a `TypeEntry`. Collects the name of its class.
+
+        Args:
+            entry: the entry as JSON has it.
+            where: its place, such as "type 3".
+
+        Raises:
+            FormatError: if the entry does not follow the grammar.
+        """
         kind = entry.get("kind") if type(entry) is dict else None
         if type(kind) is not str or kind not in CLASS_KINDS:
             raise malformed(f"{where} has no known kind")
@@ -273,6 +314,7 @@ class _Parser:
             _require_keys(entry, where, {"name", "kind"})
         else:
             _require_keys(entry, where, {"name", "kind", "fields"}, {"missing", "extra", "version"})
+        # All names of attributes, which must be different across the three lists.
         lists = [entry.get(key, []) for key in ("fields", "missing", "extra")]
         names = [name for listed in lists if type(listed) is list for name in listed]
         if not all(type(listed) is list for listed in lists) or not all(type(name) is str for name in names):
@@ -288,26 +330,36 @@ class _Parser:
         return TypeEntry(name, kind, *map(tuple, lists), version=version)
 
     def _parse_array(self, entry: Any, where: str) -> ArrayEntry:
-        """Checks and returns one entry of `arrays`. `where` names it in errors."""
+        """Checks one entry of `arrays`, and returns it as an `ArrayEntry`.
+
+        Args:
+            entry: the entry as JSON has it.
+            where: its place, such as "array 3".
+
+        Raises:
+            FormatError: if the entry does not follow the grammar.
+        """
         _require_keys(entry, where, _ARRAY_KEYS, {"weak", "key"})
         tensor, dtype, shape, kind = entry["tensor"], entry["dtype"], entry["shape"], entry["kind"]
         if type(tensor) is not str or type(dtype) is not str or kind not in ("jax", "numpy"):
             raise malformed(f"{where} lacks its tensor, its dtype or its kind")
         if not _are_sizes(shape) or math.prod(shape) >= 2**63:
             raise malformed(f"{where} has an impossible shape")
-        # Raises if there is no such dtype.
+        # `dtype_named` raises if there is no such dtype.
         if dtype not in self.checked_dtypes:
             dtype_named(dtype)
             self.checked_dtypes.add(dtype)
         result = ArrayEntry(tensor, dtype, tuple(shape), kind, entry.get("weak", False), entry.get("key"))
-        # Most entries have neither optional key, and need no more checks.
+        # Most entries have none of the optional keys, `weak` and `key`, and need no more checks.
         if len(entry) == len(_ARRAY_KEYS) and dtype != FLOAT0:
             return result
+        # `weak` is left out, or true. A key is a text, and is never weakly typed.
         if entry.get("weak", True) is not True or ("key" in entry and (type(result.key) is not str or result.weak)):
             raise malformed(f"{where} has an impossible weak type or key")
         if result.kind == "numpy" and (result.weak or result.key is not None):
             raise malformed(f"{where} is NumPy's, but has what only JAX's have")
-        # The file has no bytes for such an array, however large its shape. JAX would take a byte for each element.
+        # A file has no bytes for an array of float0, however large its shape. JAX would allocate a byte for each
+        # element.
         if result.dtype == FLOAT0 and result.kind != "numpy":
             raise malformed(f"{where} is JAX's and has the dtype float0, which only NumPy's have")
         if result.key is not None and (result.dtype != "uint32" or not result.shape):
@@ -316,13 +368,14 @@ class _Parser:
 
 
 def _is_program(main: Any, names: tuple[tuple[str, str], ...]) -> bool:
-    """Returns True if `main` may be the name of the module that was the program by which the file was written.
+    """Returns True if `main` can be the module name of the program that wrote the file.
 
-    Some name of the file must be in this module. No name may be in `__main__`, which would be a second name of it.
+    Some name of the file must be in this module. No name may be in `__main__` (or `__mp_main__`), because that is a
+    second name of the same module.
 
     Args:
         main: the value in the file.
-        names: all names in the file, with their uses.
+        names: all names in the file, each with its use.
     """
     modules = {name.partition(":")[0] for _, name in names}
     return type(main) is str and main in modules and modules.isdisjoint({MAIN, CHILD})
@@ -338,7 +391,7 @@ def _require_keys(entry: Any, where: str, needed: Set[str], optional: Set[str] =
 
 
 def _are_sizes(sizes: Any) -> bool:
-    """Returns True for a list of sizes, such as the shape of an array."""
+    """Returns True if a value is a list of sizes, such as the shape of an array: at most 64 whole numbers from 0 on."""
     # NumPy has at most 64 dimensions, and sizes of 63 bits.
     if type(sizes) is not list or len(sizes) > 64:
         return False
@@ -346,7 +399,7 @@ def _are_sizes(sizes: Any) -> bool:
 
 
 def _is_base64(text: Any) -> bool:
-    """Returns True for a text that encodes bytes in base64 as a writer would."""
+    """Returns True if a value is a text in base64 that a save could have written."""
     try:
         return type(text) is str and read_base64(text) is not None
     except ValueError:

@@ -6,6 +6,10 @@ A node is a JSON list: its kind, then its operands. One row, a `Kind`, describes
 
 By this row the encoder takes slices apart, the parser checks their operands, the decoder builds them, paths lead to
 `.start`, the outline prints them, and nesting is bounded. `_all_kinds_of_nodes.py` has the table of all rows.
+
+Words: an *atom* is a value that is written in place: `None`, a boolean, a string, or a list of texts whose first is the
+*tag*, such as `["int", "7"]`. A *step* is the part of a path that leads to a child, such as `.start` or `[0]`. Two keys
+*collide* if they are in one dict or set and have the same hash.
 """
 
 import dataclasses
@@ -34,10 +38,10 @@ MAX_COLLIDING = 100
 """Most keys of one dict, or members of one set, with the same hash."""
 
 MAX_COLLISIONS = 50_000
-"""Most pairs of keys with the same hash in a whole file, beyond the number of its keys and members.
+"""Most pairs of colliding keys in a whole file, beyond the number of its keys and members.
 
-Both keys of a pair are in one dict or set. Python may compare each such pair, so a pair counts as often as the largest
-key of its dict or set has parts.
+Python may compare the keys of each pair, part by part. So a pair counts as many times as the largest key of its dict or
+set has parts.
 """
 
 
@@ -48,8 +52,8 @@ class TypeEntry(NamedTuple):
         name: `module:qualname` of the class.
         kind: how its instances are rebuilt, such as `module`, `dataclass` or `enum`.
         fields: declared fields, in the order of the values in nodes.
-        missing: declared fields without a value in these instances.
-        extra: attributes without a declared field. Their values follow the values of the fields.
+        missing: declared fields without a value in these instances. They are not among `fields`.
+        extra: undeclared attributes. In a node, their values follow the values of `fields`.
         version: `__sharedtree_version__` of the class when the file was written.
     """
 
@@ -67,12 +71,13 @@ class Manifest(NamedTuple):
     Attributes:
         library: the library that wrote it, with its version.
         types: the classes of instances.
-        arrays: dtype, shape and place of each array.
+        arrays: an entry for each array, with its tensor, dtype and shape.
         nodes: the nodes. Children stand before their parents.
-        root: the whole tree.
-        atoms: texts of an atom → its value, for atoms that name no class or function.
-        names: a pair (`class`, `function` or `method`, name) for each name that the file uses.
-        main: module of the program by which the file was written. None if no name is in this module.
+        root: the child that is the whole tree: the number of a node, or an atom.
+        atoms: texts of an atom → its value, such as ("int", "7") → 7. Atoms that name a class or function are not here.
+        names: a pair for each name that the file uses, such as ("class", "net:Net"). The first text is `class`,
+            `function` or `method`.
+        main: module name of the program that wrote the file. None if the file names nothing in this module.
     """
 
     library: str
@@ -89,13 +94,13 @@ class Operand(NamedTuple):
     """One operand of a kind of node, as its row declares it.
 
     Attributes:
-        type: `child` is an atom or the index of an earlier node, `children` a list of those, `steps` a list of texts
-            that lead to children, `type` an index into `types`, `array` an index into `arrays`. The rest are plain
-            JSON: `text`, `base64`, `sizes`, `flag`.
-        step: the step of a path to a child. Empty for `children`, whose step is the position in the list.
+        type: `child` is an atom or the number of an earlier node, and `children` a list of such values. `steps` is a
+            list of texts, the steps to children. `type` is an index into `types`, and `array` an index into `arrays`.
+            Others are plain JSON: `text` and `base64` are strings, `sizes` whole numbers in a list, `flag` a boolean.
+        step: the step of a path to a `child`. Empty for `children`: their steps are positions in the list.
         forms: the forms that children may have: `null`, `text`, the tag of an atom, or the kind of a node. None if all
             are allowed. Some constructors print a wrong argument in their error, and printing a DAG with 2^60 paths
-            never ends, so wrong forms are refused before the constructor is called.
+            never ends. So wrong forms are refused before the constructor is called.
         is_walked: True if Python, JAX or an unflatten function hashes the children or walks them as trees.
     """
 
@@ -106,12 +111,12 @@ class Operand(NamedTuple):
 
 
 def child(step: str, *forms: str, is_walked: bool = False) -> Operand:
-    """Declares an operand that is one child, reached by a step."""
+    """Declares an operand that is one child, reached by a step. Without `forms`, the child may have any form."""
     return Operand("child", step, frozenset(forms) or None, is_walked)
 
 
 def children(*forms: str, is_walked: bool = False) -> Operand:
-    """Declares an operand that is a list of children."""
+    """Declares an operand that is a list of children. Without `forms`, the children may have any form."""
     return Operand("children", "", frozenset(forms) or None, is_walked)
 
 
@@ -123,16 +128,16 @@ class Decomposition(NamedTuple):
 
     Attributes:
         children: the objects in it. Traced ones come first and in JAX's order, so the first path to a shared object is
-            also the first in `jax.tree_util`.
+            also the first one in `jax.tree_util`.
         steps: the step of a path to each child.
-        build: makes the node from the children as they are written.
-        hashed: keys of a mapping or members of a set. Their hash collisions are counted.
+        build: makes the node from the list of the same children as numbers of nodes and atoms.
+        keys: keys of a mapping or members of a set, also if they are among `children`. Their collisions are counted.
     """
 
     children: Sequence[Any]
     steps: Sequence[str]
     build: Callable[[list[Any]], Node]
-    hashed: Sequence[Any] = ()
+    keys: Sequence[Any] = ()
 
 
 class Kind(NamedTuple):
@@ -142,18 +147,19 @@ class Kind(NamedTuple):
         name: the first entry of its nodes.
         operands: the other entries.
         types: classes of which every instance becomes a node of this kind. Empty if the encoder decides otherwise.
-        take: takes an instance apart. Default: gets the attributes that the steps of the operands name, or iterates.
-        build: makes the object once its children are built. It may raise anything, as constructors do for wrong
-            arguments. Default: calls the first of `types` with the values of the operands.
-        steps: yields the children of a node with their steps. Default: as the operands declare.
-        text: describes a node in a few words. Default: the name of the kind.
-        inline: prints a node on one line, or returns None if it does not fit or could contain a tie. Two texts are the
-            brackets around the children.
-        keyed: number of the operand with the members of a set, or with the keys of a mapping or keywords of a partial.
-            Their values are the next operand. Operands are counted from 1, so `node[keyed]` has the keys.
-        paired: number of an operand, without keys, that must have as many entries as the next one.
+        take: takes an instance apart. Default: gets the attributes that the steps of the operands name, and iterates
+            over the instance for an operand `children`.
+        build: makes the object of a node, once the objects of its children are made. It may raise anything, as
+            constructors do for wrong arguments. Default: calls the first of `types` with the values of the operands.
+        steps: yields the children of a node with their steps. Default: they follow from the operands.
+        text: returns a description of a node in a few words. Default: the name of the kind.
+        inline: returns a node as text on one line, or None if it does not fit or could contain a tie. Two texts are the
+            brackets around the children. None: nodes of this kind are never shown on one line.
+        keyed: position in a node of the operand with the members of a set, the keys of a mapping, or the names of a
+            partial's keywords: `node[keyed]`. For all but sets, the next operand has the values.
+        paired: position in a node of an operand without keys that must have as many entries as the next one.
         is_deep: True if nesting needs no bound, because Python frees such objects without recursion.
-        has_identity: True if two occurrences of a node are a tie.
+        has_identity: True if the object of a node has identity, so that two occurrences of the node are a tie.
     """
 
     name: str
@@ -171,21 +177,21 @@ class Kind(NamedTuple):
 
     @property
     def first_of_pair(self) -> int | None:
-        """Number of the operand that must be as long as the next one. None if there is no such pair."""
-        # A set is keyed too, but its members are the last operand, and no values follow.
+        """Position in a node of the operand that must be as long as the next one. None if there is no such pair."""
+        # `keyed` of a set is its last operand, and no values follow.
         return self.paired or (self.keyed if self.keyed != len(self.operands) else None)
 
 
 @dataclasses.dataclass(slots=True)
 class Parts:
-    """Input of a row's `build`: values of atoms, functions that make instances, and the objects of earlier nodes.
+    """Everything that a row's `build` needs beside the node: atoms, makers of instances, and objects of earlier nodes.
 
     Attributes:
         values: texts of an atom → its value.
         makers: for each type of the manifest, a function from the values of its fields to an instance. For registered
             classes and enums, the class itself.
         fields: for each type of the manifest, the names of its fields.
-        collisions: counter of hash collisions among the keys of all nodes so far.
+        collisions: counter of colliding keys in all nodes so far.
         table: the objects of the nodes so far, by number.
     """
 
@@ -196,24 +202,29 @@ class Parts:
     table: list[Any] = dataclasses.field(default_factory=list[Any])
 
     def limit_collisions(self, keys: Sequence[Any]) -> None:
-        """Counts hash collisions among the keys or members of the node that is being built.
+        """Counts collisions among the keys or members of the node that is being built.
 
-        Call it before the keys are put into a dict or set, which could take very long.
+        It must be called before the keys are put into a dict or set, because that could take very long.
 
         Raises:
             ValueError: if too many keys of the node, or of all nodes so far, have the same hash.
         """
+        # The number of the node is that of all nodes before it.
         self.collisions.add(keys, len(self.table))
 
     def child(self, child: Any) -> Any:
-        """Returns the object that a child stands for: of an earlier node, of an atom, or a JSON value itself."""
+        """Returns the object that a child stands for.
+
+        It is the object of an earlier node, the value of an atom that is a list, or the child itself: a string, a
+        boolean or None.
+        """
         cls = type(child)
         if cls is int:
             return self.table[child]
         return self.values[tuple(child)] if cls is list else child
 
     def children(self, children: list[Any]) -> list[Any]:
-        """Returns the objects that several children stand for."""
+        """Returns the objects that several children stand for: see `child`."""
         table, values = self.table, self.values
         return [table[c] if type(c) is int else values[tuple(c)] if type(c) is list else c for c in children]
 
@@ -230,14 +241,15 @@ def step_of(name: str) -> str:
 
 
 class Collisions:
-    """Counts the keys of dicts and the members of sets, and the pairs of them with the same hash.
+    """Counts the keys of dicts and the members of sets, and the pairs of colliding ones.
 
     Python compares a new key with every earlier key of the same hash. Hashes of numbers can be predicted, so a file
     could be made of colliding keys that take quadratic time.
 
     Args:
-        max_pairs: number of pairs beyond which counting raises. With None it does not, and `are_too_many` tells later.
-        key_sizes: number of a node → number of parts of its largest key. Absent for keys of one part.
+        max_pairs: number of pairs beyond which `add` raises. With None, all pairs are counted, and `are_too_many` tells
+            at the end.
+        key_sizes: number of a node → number of parts of its largest key. Nodes whose keys have one part may be absent.
     """
 
     def __init__(self, max_pairs: int | None = None, key_sizes: Mapping[int, int] | None = None) -> None:
@@ -249,7 +261,7 @@ class Collisions:
 
         Args:
             keys: the keys or members. Each is hashed once.
-            number: number of the node, by which the size of its largest key is known.
+            number: number of the node, for a look-up in `key_sizes`. Default: the keys count as keys of one part.
 
         Raises:
             ValueError: if more than `MAX_COLLIDING` of the keys have the same hash, or there are more than `max_pairs`
@@ -261,25 +273,38 @@ class Collisions:
         if self._max_pairs is not None and self._num_pairs > self._max_pairs:
             raise ValueError("in all of the file, too many keys have one hash")
 
-    def add_size(self, keys: Sequence[Any], size: int) -> None:
-        """Corrects the count of keys that were added with size 1, now that the size of the largest is known."""
+    def correct_size(self, keys: Sequence[Any], size: int) -> None:
+        """Corrects the count of keys that `add` counted as keys of one part, now that their size is known.
+
+        Args:
+            keys: the same keys or members.
+            size: number of parts of the largest of them.
+
+        Raises:
+            ValueError: if more than `MAX_COLLIDING` of the keys have the same hash.
+        """
         self._count(list(map(hash, keys)), size - 1)
 
     def _count(self, hashes: list[int], size: int) -> None:
-        """Adds the pairs of equal hashes, each `size` times. Raises `ValueError` if one hash occurs too often."""
+        """Adds the pairs of equal hashes, each `size` times.
+
+        Raises:
+            ValueError: if more than `MAX_COLLIDING` of the hashes are the same.
+        """
         # Most dicts have no collision at all, which this cheap test shows.
         if len(set(hashes)) == len(hashes):
             return
+        # How often each hash occurs. A hash that occurs n times makes n * (n - 1) / 2 pairs.
         counts = Counter(hashes).values()
         if max(counts) > MAX_COLLIDING:
             raise ValueError(f"more than {MAX_COLLIDING} keys have one hash")
         self._num_pairs += size * sum([count * (count - 1) // 2 for count in counts])
 
     def are_too_many(self) -> bool:
-        """Returns True if every reader would refuse a file with this number of pairs."""
+        """Returns True if there are so many pairs that no file with them could be loaded."""
         return self._num_pairs > most_collisions(self._num_keys)
 
 
 def most_collisions(num_keys: int) -> int:
-    """Returns the most pairs with the same hash that a file with `num_keys` keys and members may have."""
+    """Returns the most pairs of colliding keys that a file with `num_keys` keys and members may have."""
     return MAX_COLLISIONS + num_keys

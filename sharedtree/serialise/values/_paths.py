@@ -3,9 +3,10 @@
 The lines show a shared object once, and refer to its first path where it occurs again. Small values without objects,
 such as shapes, are one line. No name is looked up.
 
-In a manifest, a child is the number of a node, or an atom, a value in place. So `type(child) is int` asks for nodes.
-`steps` yields the children of a node, each with its step in a path, such as `.weight`, `[0]`, or `<key>` for the keys
-of a mapping.
+In a manifest, a child is the number of a node, or an atom, a value in place. So `type(child) is int` asks whether it is
+a node. Children stand before their parents, so the loops from the root's number down to 0 get to each node after all of
+its parents. `steps` yields the children of a node, each with its step in a path, such as `.weight`, `[0]`, or `<key>`
+for the keys of a mapping.
 """
 
 import math
@@ -21,12 +22,13 @@ from ._atoms import atom_text, is_name
 from ._kinds_of_values import name_of_method
 from ._nodes import MAX_STEP, Child, Manifest, Node
 
+# Most levels that are shown by indentation.
 _MAX_INDENT = 40
-# Widest column. One long name would make every line as long.
+# Most characters to which a column is padded. Otherwise one long name would make every line as long.
 _MAX_WIDTH = 100
 
 # Steps that are not shown if their value is None.
-_OPTIONAL = frozenset({
+_STEPS_HIDDEN_IF_NONE = frozenset({
     ".<attributes>", ".default_factory", ".maxlen", ".sharding", ".memory_kind", ".unreduced", ".reduced", "<aux>",
 })  # fmt: skip
 
@@ -35,12 +37,13 @@ class Line(NamedTuple):
     """One line of a tree: an object, or a further occurrence of an object that an earlier line shows.
 
     Attributes:
-        depth: number of nodes above it.
-        step: last step of its path, such as `.weight` or `[0]`.
-        path: path from the root.
-        text: description of the object.
+        depth: number of nodes above the object. 0 for the root.
+        step: last step of its path, such as `.weight` or `[0]`. Empty for the root.
+        path: path from the root. A long path ends in `...`.
+        text: description of the object. Empty for a further occurrence.
         nbytes: size of an array in bytes. None for other objects.
-        tied_to: first path of the object, if this is a further occurrence. Empty for the root. None for the first.
+        tied_to: None, or, if this is a further occurrence, the first path of the object. It is empty if the object is
+            the root.
     """
 
     depth: int
@@ -61,7 +64,7 @@ class Line(NamedTuple):
 
 
 class Lines:
-    """Iterable of the lines of a tree. They are made during each iteration, as a small file can have very many."""
+    """Iterable of the lines of a tree. Each iteration makes them anew: a small file can have very many."""
 
     __slots__ = ("_manifest",)
 
@@ -78,7 +81,7 @@ class Lines:
 def outline(manifest: Manifest) -> Iterator[Line]:
     """Yields the lines of a tree, from the root down.
 
-    Cost: a step for each node and each reference to one. Memory grows with the nodes, not with the references.
+    Cost: a step for each node and each reference to a node. Memory grows with the nodes, not with the references.
     """
     # Number of a node that was shown → its path.
     first_paths: dict[int, str] = {}
@@ -87,12 +90,13 @@ def outline(manifest: Manifest) -> Iterator[Line]:
     stack: list[tuple[Iterator[tuple[Child, str]], int, str]] = [(iter([(manifest.root, "")]), 0, "")]
     while stack:
         children, depth, parent_path = stack[-1]
+        # The default marks the end: a child's step is never None.
         child, step = next(children, (None, None))
         if step is None:
             stack.pop()
             continue
         # Keys of mappings are shown as parts of the paths to their values.
-        if step == "<key>" or (child is None and step in _OPTIONAL):
+        if step == "<key>" or (child is None and step in _STEPS_HIDDEN_IF_NONE):
             continue
         path = _join(parent_path, step)
         if type(child) is not int:
@@ -109,15 +113,15 @@ def outline(manifest: Manifest) -> Iterator[Line]:
             stack.append((steps(manifest, node), depth + 1, path))
         elif carries_identity(manifest, node):
             yield Line(depth, step, path, "", tied_to=first_paths[child])
-        # A value without identity that was shown before, such as a tuple, is no tie. But its parts are not shown again,
-        # as showing them at each path could take exponential time.
+        # A value without identity that was shown before, such as a tuple, is no tie. But its parts are not shown again:
+        # at each path, that could take exponential time.
         else:
             first_path = first_paths[child] or "(the tree itself)"
             yield Line(depth, step, path, f"{node_text(manifest, node)}, as at {first_path}")
 
 
 def carries_identity(manifest: Manifest, node: Node) -> bool:
-    """Returns True if two occurrences of a node are a tie."""
+    """Returns True if the object of a node has identity, so that two occurrences of the node are a tie."""
     # Namedtuples are written as objects, and are values like other tuples.
     is_tuple = node[0] == "object" and manifest.types[node[1]].kind == "namedtuple"
     return KINDS[node[0]].has_identity and not is_tuple
@@ -129,20 +133,23 @@ def array_nbytes(entry: ArrayEntry) -> int:
 
 
 def _join(path: str, step: str) -> str:
-    """Returns the path to a child. A long path ends in `...` instead, and no more steps are added."""
+    """Returns the path to a child. If the path to its parent is long, appends `...` instead of the step, only once."""
     # The paths of a deep tree would together take memory quadratic in its depth.
     return path + step if len(path) < MAX_STEP else path if path.endswith("...") else f"{path}..."
 
 
 def indent(depth: int) -> str:
-    """Returns the indentation of a line. Beyond 40 levels the depth is a number, as the text would grow without end."""
+    """Returns the indentation of a line. Beyond 40 levels, it is no wider, and ends in the depth: `(57) `."""
     return "  " * depth if depth <= _MAX_INDENT else f"{'  ' * _MAX_INDENT}({depth}) "
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns rows as lines with aligned columns.
 
-    A column is at most 100 characters wide. A wider cell moves the rest of its line to the right.
+    A column is at most 100 characters wide. A wider cell is not cut: it moves the rest of its line to the right.
+
+    Args:
+        rows: rows of cells. All have the same length.
     """
     widths = [min(max(map(len, column)), _MAX_WIDTH) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -150,19 +157,25 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 # --- the path to a node -----------------------------------------------------------------------------------------------
 
+# Characters after which the beginning of a path is replaced by `...`.
 _MAX_TEXT = 200
 
 
 def first_parents(manifest: Manifest) -> dict[int, tuple[int, str]]:
-    """Returns a dict: number of a node → its first parent, and the step from the parent to the node.
+    """Returns a dict: number of a node → the number of one of its parents, and the step from there to the node.
 
-    It has the root and all nodes below. The root's parent is -1.
+    Of several parents, it is the one with the highest number, and of several steps in it the first. So the parents of a
+    shared node lead to one of its paths, but not always to the first one. The dict has the root and all nodes below it.
+    The root has the parent -1 and an empty step.
+
+    Returns:
+        An empty dict if the root is an atom.
     """
     if type(manifest.root) is not int:
         return {}
     parents: dict[int, tuple[int, str]] = {manifest.root: (-1, "")}
-    # Children stand before their parents, so in this order each node is reached before its children.
     for number in range(manifest.root, -1, -1):
+        # Other nodes are not below the root.
         if number in parents:
             for child, step in steps(manifest, manifest.nodes[number]):
                 if type(child) is int:
@@ -171,14 +184,14 @@ def first_parents(manifest: Manifest) -> dict[int, tuple[int, str]]:
 
 
 def path_to(manifest: Manifest, number: int) -> str:
-    """Returns a path to a node. Of a long path, returns `...` and the end."""
+    """Returns one path to a node. Of a path with more than about 200 characters, returns `...` and the end."""
     return path_from(first_parents(manifest), number)
 
 
 def path_from(parents: dict[int, tuple[int, str]], number: int) -> str:
-    """Returns the path to a node. Of a long path, returns `...` and the end.
+    """Returns one path to a node. Of a path with more than about 200 characters, returns `...` and the end.
 
-    The path of a number that is not in `parents` is empty.
+    The path is empty for the root, and for a number that is not in `parents`.
 
     Args:
         parents: the result of `first_parents`.
@@ -199,29 +212,31 @@ _MAX_LISTED = 20
 
 
 def part_at(manifest: Manifest, path: str) -> Manifest:
-    """Returns the manifest of the subtree at a path.
+    """Returns the manifest of the subtree at a path. An empty path selects the whole tree.
 
     Args:
         manifest: the whole manifest.
-        path: a path as `jax.tree_util.keystr` prints it. The first dot may be left out.
+        path: a path as `jax.tree_util.keystr` prints it, such as `.layers[0]`. The first dot may be left out.
 
     Raises:
-        StructureMismatchError: if the path leads nowhere, or to several children: keys of a dictionary may look the
-            same in print.
+        StructureMismatchError: if the path leads nowhere, or if a step of it leads to several children. Two keys of a
+            dictionary can have the same text.
 
     Cost: a step for each node of the part, and for each child of the nodes on the path.
     """
     full_path = path if not path or path[0] in ".[" else f".{path}"
-    # The node or atom at `full_path[:position]`. Each turn of the loop takes one step further.
+    # `child` is the node or atom at `full_path[:position]`, at first the root. Each turn of the loop goes one step
+    # further.
     child, position = manifest.root, 0
     while position < len(full_path):
         child_steps = _child_steps(manifest, child)
         matches: list[_StepMatch] = []
         for candidate, step in child_steps:
-            # The path may have a step as it is, or as errors print it, without characters that control a terminal. The
-            # step must end where the path ends or its next step begins.
+            # A user may have copied the step from the tree or from an error. `printable` replaces characters that
+            # control a terminal, so both forms of the step are tried.
             for text in {step, printable(step)}:
                 end = position + len(text)
+                # After the step, the path must end or go on with another step: `.a` is no step of the path `.ab`.
                 if full_path.startswith(text, position) and (len(full_path) == end or full_path[end] in ".["):
                     matches.append(_StepMatch(candidate, end))
         if len(matches) != 1:
@@ -236,11 +251,11 @@ def part_at(manifest: Manifest, path: str) -> Manifest:
 
 
 class _StepMatch(NamedTuple):
-    """A child that a path may lead to next, because the path continues with its step.
+    """A child whose step is the next one in a path.
 
     Attributes:
-        child: the child.
-        end: position in the path after the step.
+        child: the child: the number of a node, or an atom.
+        end: position in the path after this step.
     """
 
     child: Child
@@ -252,8 +267,8 @@ def _no_child_message(path: str, prefix: str, child_steps: list[tuple[Child, str
 
     Args:
         path: the whole path.
-        prefix: the beginning of it that leads to a node or an atom.
-        child_steps: the children there, which have other steps.
+        prefix: the longest beginning of the path that leads to a node or an atom.
+        child_steps: the children of this node with their steps. No step continues the path.
     """
     place = f"Below `{printable(prefix)}`" if prefix else "At its root"
     listed = _list_texts([step for _, step in child_steps])
@@ -264,7 +279,13 @@ def _no_child_message(path: str, prefix: str, child_steps: list[tuple[Child, str
 
 
 def _ambiguous_path_message(manifest: Manifest, path: str, matches: list[_StepMatch]) -> str:
-    """Returns the error's text for a path with a step that leads to several children."""
+    """Returns the error's text for a path with a step that leads to several children.
+
+    Args:
+        manifest: the whole manifest.
+        path: the whole path.
+        matches: the children.
+    """
     children = [match.child for match in matches]
     texts = [node_text(manifest, manifest.nodes[c]) if type(c) is int else atom_text(c) for c in children]
     return (
@@ -275,12 +296,13 @@ def _ambiguous_path_message(manifest: Manifest, path: str, matches: list[_StepMa
 
 
 def _child_steps(manifest: Manifest, child: Child) -> list[tuple[Child, str]]:
-    """Returns the children of a child with their steps, without keys of mappings. Empty for an atom."""
+    """Returns the children of a node with their steps, without keys of mappings. Returns an empty list for an atom."""
     pairs = steps(manifest, manifest.nodes[child]) if type(child) is int else ()
     return [(grandchild, step) for grandchild, step in pairs if step != "<key>"]
 
 
 def _list_texts(texts: list[str]) -> str:
+    """Returns the first 20 texts in backticks, separated by commas."""
     shown = ", ".join(f"`{printable(text)}`" for text in texts[:_MAX_LISTED])
     return f"{shown}, ..." if len(texts) > _MAX_LISTED else shown
 
@@ -289,8 +311,12 @@ def _extract(manifest: Manifest, root: Child) -> Manifest:
     """Returns the manifest of a subtree, with only its nodes, types, arrays and names.
 
     Nodes, types and arrays get new numbers. The table of atoms stays as it is.
+
+    Args:
+        manifest: the whole manifest.
+        root: the root of the subtree.
     """
-    # Children stand before their parents, so in this order each needed node is known before its children.
+    # The nodes of the subtree.
     needed = {root} if type(root) is int else set[int]()
     for number in range(root if type(root) is int else -1, -1, -1):
         if number in needed:
@@ -302,6 +328,7 @@ def _extract(manifest: Manifest, root: Child) -> Manifest:
     arrays: dict[int, int] = {}
 
     def renumber(child: Child) -> Child:
+        """Returns a child with the new number of a node. Atoms stay as they are."""
         return numbers[child] if type(child) is int else child
 
     # Type of an operand → function that rewrites its value.
@@ -319,8 +346,8 @@ def _extract(manifest: Manifest, root: Child) -> Manifest:
         for operand, value in operands(node):
             new_node.append(rewrite[operand.type](value) if operand.type in rewrite else value)
         nodes.append(new_node)
-    # Names of classes, of functions, and of methods. A node that is no method adds ("method", "None"), which is no name
-    # of the manifest and does no harm.
+    # Names of classes of instances, names in atoms, and names of methods. For a node that is no method,
+    # `name_of_method` returns None. The text "None" has no colon, so it is no name of the manifest and does no harm.
     children = [root, *(child for node in old_nodes for child in children_of(node))]
     used_names = {("class", manifest.types[index].name) for index in types}
     used_names |= {(child[0], child[1]) for child in children if type(child) is list and is_name(child)}

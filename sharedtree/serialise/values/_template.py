@@ -1,11 +1,17 @@
 """Compares a file with a template: names, classes, shapes, dtypes, static values and ties. Reports all differences.
 
-Both trees are packed: each becomes a list of records, one for each node, leaf and static value, and a record is named
-by its number. `Node`, `LEAF` and `Static` tell which of these a record is (its `op`). The records are visited in pairs
-from the roots, by equal steps. A pair is visited once, so the cost grows with the nodes of the two and not with their
-paths.
+Both trees are packed: each becomes a list of records, and a record is referred to by its number in the list. The
+records are visited in pairs from the roots, by equal steps. A pair is visited once, so the cost grows with the nodes of
+the two trees and not with their paths. `core/_comparison.py` has the algorithm.
 
-The comparison itself is `core/_comparison.py`, where the file is on the left and the template on the right.
+Words:
+
+- A *record* is one node, leaf or static value. Its *op* tells which: a `Node`, `LEAF`, or a `Static`, which wraps a
+  static value so that it is compared by its parts.
+- A *plain container* is a list, a dict and the like (`is_plain` of a node's type). All other nodes are called modules.
+- The *left* side is the file, and the *right* side is the template.
+- A *tie* is one object at two paths. It is *one-sided* if the other side has two objects there.
+- `MISSING` stands for a child or field that one side lacks.
 """
 
 import collections
@@ -73,7 +79,7 @@ class LoadReport(NamedTuple):
     Attributes:
         loaded: paths whose arrays came from the file.
         kept: paths whose arrays are the template's, since the file has none that fits.
-        differences: all differences of the two, including static values outside of modules.
+        differences: all differences between file and template, including static values outside of modules.
         unused: names of arrays in the file that have no place in the template: it lacks the path, has another shape or
             dtype there, or has one object where the file has two.
     """
@@ -96,21 +102,21 @@ class Comparison(NamedTuple):
 
     Attributes:
         template: the template, packed.
-        fitting: record of the template → the leaf of the file at the same path, if it fits.
+        fitting_leaves: number of a template's record → the leaf of the file at the same path. Only leaves that fit.
         differences: differences that make the template unfit.
-        values: other differences: static values outside of modules, and ties of values without leaves.
-        ties: one entry for each of `differences` that is about a tie.
+        tolerated: differences that do not: static values outside of modules, and ties of mutable static values.
+        tie_differences: one entry for each of `differences` that is about a tie.
     """
 
     template: FlatDag
-    fitting: dict[int, Any]
+    fitting_leaves: dict[int, Any]
     differences: list[Difference]
-    values: list[Difference]
-    ties: list["TieDifference"]
+    tolerated: list[Difference]
+    tie_differences: list["TieDifference"]
 
 
 class TieDifference(NamedTuple):
-    """Two paths that lead to one object in the file and to two in the template, or the reverse.
+    """Two paths that lead to one object in the file and to two objects in the template, or the reverse.
 
     Attributes:
         first: the path that comes first in the tree.
@@ -127,22 +133,28 @@ def compare(file_tree: Any, template: Any, entries: IdentityDict[ArrayEntry]) ->
     """Compares the tree of a file with a template.
 
     Two arrays must have the same shape, dtype and weak type, and both must be JAX's or both NumPy's. In the template, a
-    `ShapeDtypeStruct` stands for both kinds of array. A traced Python number and an array without axes can stand for
-    each other if the dtype is of the number's kind. Static values in modules must be equal where they are plain.
-    Elsewhere, and for other static values, only the types must be equal.
+    `ShapeDtypeStruct` stands for both kinds of array. An array of the file without axes also fits a traced Python
+    number of the template, if its dtype is of the number's kind (`float32` and a `float`).
+
+    A static value in a module must equal the one in the template if both have plain parts: see `_has_plain_parts`.
+    Outside of modules, and for static values with other parts, only the classes must be the same.
 
     Args:
         file_tree: the tree, with arrays or a `jax.ShapeDtypeStruct` for each.
         template: any tree.
         entries: `ShapeDtypeStruct` in `file_tree` → the entry of the array that it describes.
 
-    Cost: a few look-ups for each node of the two, and for each child of one.
+    Cost: a few look-ups for each node of both trees, and for each child of a node.
     """
     # A file may have a tuple at very many paths. With `values`, it becomes one record and not one for each path.
     comparer = _Comparer(_Side(_pack(file_tree, values=True)), _Side(_pack(template)), entries)
-    roots = Pair(comparer.file.tree.root, comparer.template.tree.root, 0, (False, False))
+    flags = _Flags(in_module=False, is_tie_reported=False)
+    # Path 0 is the empty one.
+    roots = Pair(comparer.file.tree.root, comparer.template.tree.root, 0, flags)
     differences = list(differences_from(roots, comparer.compare_pair))
-    return Comparison(comparer.template.tree, comparer.fitting, differences, comparer.values, comparer.ties)
+    return Comparison(
+        comparer.template.tree, comparer.fitting_leaves, differences, comparer.tolerated, comparer.tie_differences
+    )
 
 
 class _Side:
@@ -150,26 +162,35 @@ class _Side:
 
     def __init__(self, tree: FlatDag) -> None:
         self.tree = tree
-        self._parts: dict[int, dict[str, int]] = {}
-        self._statics: dict[int, dict[str, Any]] = {}
-        self._plain: IdentityDict[Static | None] = IdentityDict()
+        self._children: dict[int, dict[str, int]] = {}
+        self._static_fields: dict[int, dict[str, Any]] = {}
+        self._comparable_statics: IdentityDict[Static | None] = IdentityDict()
 
-    def parts(self, number: int) -> dict[str, int]:
-        """Returns the children of a node: step → number of the record."""
-        if number not in self._parts:
-            self._parts[number] = self._parts_of(number)
-        return self._parts[number]
+    def children(self, number: int) -> dict[str, int]:
+        """Returns the children of a node: step in a path, such as `.weight` → number of the child's record.
 
-    def statics(self, number: int) -> dict[str, Any]:
-        """Returns the static fields of a module: name → value. Empty for plain containers."""
-        if number not in self._statics:
-            self._statics[number] = self._statics_of(number)
-        return self._statics[number]
+        Raises:
+            StructureMismatchError: if a step cannot be printed.
+        """
+        if number not in self._children:
+            self._children[number] = self._find_children(number)
+        return self._children[number]
 
-    def _parts_of(self, number: int) -> dict[str, int]:
-        """Makes the dict that `parts` returns. Raises if a key cannot be printed."""
+    def static_fields(self, number: int) -> dict[str, Any]:
+        """Returns the static fields of a module: name → value. Returns an empty dict for plain containers."""
+        if number not in self._static_fields:
+            self._static_fields[number] = self._find_static_fields(number)
+        return self._static_fields[number]
+
+    def _find_children(self, number: int) -> dict[str, int]:
+        """Finds the children of a node: step in a path → number of the child's record. `children` caches them.
+
+        Raises:
+            StructureMismatchError: if a step cannot be printed.
+        """
         op, children = self.tree.records[number]
         assert type(op) is Node
+        # Children of both sides are paired by the printed steps. Without such a step, no child can be found.
         try:
             return {jtu.keystr((key,)): child for key, child in zip(op.keys, children, strict=True)}
         except Exception as error:  # noqa: BLE001 -- a number of more digits than Python prints, or a class of a user's
@@ -178,109 +199,141 @@ class _Side:
                 "can have the like at the same path. Load the file as it is:\n    model = sharedtree.load(path)"
             ) from None
 
-    def _statics_of(self, number: int) -> dict[str, Any]:
-        """Makes the dict that `statics` returns."""
+    def _find_static_fields(self, number: int) -> dict[str, Any]:
+        """Finds the static fields of a module: name → value. `static_fields` caches them.
+
+        Returns:
+            An empty dict for plain containers and for classes without fields.
+        """
         node = self.tree.node(number)
         assert node is not None
         if node.type.is_plain:
             return {}
+        # `peek` returns the stored object itself, without a copy.
         if kind_of(node.type.cls) == "attributes":
             return rules_of(node.type.cls).static_attributes(node.aux.peek())
         # For classes with fields, auxiliary data is a pair whose second entry has the static fields with their names.
         return dict(node.aux.peek()[1]) if node.type.fields else {}
 
-    def plain(self, value: Any) -> Static | None:
-        """Wraps a static value, to be compared by its parts. Returns None if a loaded copy could not be equal to it."""
-        if value not in self._plain:
-            self._plain[value] = Static(value) if _is_plain(value) else None
-        return self._plain[value]
+    def comparable_static(self, value: Any) -> Static | None:
+        """Returns a static value, wrapped so that `==` compares its parts.
+
+        Returns:
+            None if a loaded copy could not be equal to the value: see `_has_plain_parts`.
+        """
+        if value not in self._comparable_statics:
+            self._comparable_statics[value] = Static(value) if _has_plain_parts(value) else None
+        return self._comparable_statics[value]
 
     def text(self, number: int) -> str:
-        """Describes a record in a few words."""
+        """Returns a description of a record in a few words, such as "a `Linear`" or "a traced leaf"."""
         return op_text(self.tree.records[number][0])
+
+
+class _Flags(NamedTuple):
+    """Data that a pair hands down to the pairs of its children (`Pair.inherited`).
+
+    Attributes:
+        in_module: True if the two records are below a module.
+        is_tie_reported: True if a one-sided tie was reported of objects above the two records.
+    """
+
+    in_module: bool
+    is_tie_reported: bool
 
 
 class _Comparer:
     """The comparison of a file with a template, pair by pair of records.
 
-    A `Pair` has a record of the file, one of the template, the number of a path, and two flags for all pairs below:
-    whether they are in a module, and whether a difference of ties above them was reported.
+    A `Pair` has the number of a file's record (`left`), the number of a template's record (`right`), their path as a
+    number that `Paths` gave it (`at`), and `_Flags` (`inherited`).
 
     Attributes:
         file, template: the two sides.
-        fitting, values, ties: see `Comparison`.
+        fitting_leaves, tolerated, tie_differences: see `Comparison`. `compare_pair` adds to them.
     """
 
     def __init__(self, file: _Side, template: _Side, entries: IdentityDict[ArrayEntry]) -> None:
         self.file, self.template, self._entries = file, template, entries
-        self.fitting: dict[int, Any] = {}
-        self.values: list[Difference] = []
-        self.ties: list[TieDifference] = []
-        self._paths, self._ties = Paths(), Ties()
+        self.fitting_leaves: dict[int, Any] = {}
+        self.tolerated: list[Difference] = []
+        self.tie_differences: list[TieDifference] = []
+        self._paths, self._tie_finder = Paths(), Ties()
+        # Static values that differ make the template unfit in modules only. So two nodes that were compared outside of
+        # modules are compared again if they are also in a module, and there is one `Matching` for either case.
         counts = len(file.tree.records), len(template.tree.records)
-        # One for pairs outside of modules, where fewer static values count, and one for pairs in modules.
-        self._matching = Matching(*counts), Matching(*counts)
+        self._matching_outside, self._matching_in_modules = Matching(*counts), Matching(*counts)
+        # Pairs that were compared: numbers of both records, and whether they were in a module.
         self._visited: set[tuple[int, int, bool]] = set()
 
     def compare_pair(self, pair: Pair) -> Iterator[Difference | Pair]:
         """Yields the differences at a pair of records, and the pairs of their children.
 
-        `differences_from` calls this for the pair of roots, and then for each pair that it yields.
+        `differences_from` calls this for the pair of roots, and then for each pair that this generator yields. Also
+        adds to `fitting_leaves`, `tolerated` and `tie_differences`.
         """
-        left, right, path, (in_module, is_tie_reported) = pair
-        if (left, right, in_module) in self._visited:
+        file_number, template_number, path, (in_module, is_tie_reported) = pair
+        if (file_number, template_number, in_module) in self._visited:
             return
-        self._visited.add((left, right, in_module))
-        file_op, template_op = self.file.tree.records[left][0], self.template.tree.records[right][0]
-        file_object, template_object = self.file.tree.objects[left], self.template.tree.objects[right]
+        self._visited.add((file_number, template_number, in_module))
+        file_op, template_op = self.file.tree.records[file_number][0], self.template.tree.records[template_number][0]
+        file_object, template_object = self.file.tree.objects[file_number], self.template.tree.objects[template_number]
 
-        # Ties: an object that was seen before must have been seen with the same object of the other side.
-        file_id, template_id = _identity(file_op, left, file_object), _identity(template_op, right, template_object)
-        # Negative numbers are those of mutable static values, which are compared only with each other.
-        is_comparable = file_id is not None and template_id is not None and (file_id < 0) == (template_id < 0)
+        # 1. Ties: an object that was seen before must have been seen beside the same object of the other side.
+        file_key = _tie_key(file_op, file_number, file_object)
+        template_key = _tie_key(template_op, template_number, template_object)
+        # Keys of mutable static values are negative. They are compared only with each other.
+        is_comparable = file_key is not None and template_key is not None and (file_key < 0) == (template_key < 0)
         if not is_tie_reported and is_comparable:
-            # Returns the tie of only one side that these two objects show, or None.
-            split = self._ties.add_pair(file_id, template_id, path)
-            if split is not None:
-                # Everything below a module that is tied on one side only is tied on that side only, too. It need not be
-                # listed.
+            # `add_pair` returns None, or the tie that these two objects reveal: one of them was seen before, but beside
+            # another object than now. It has the path at that time (`at`) and the side of the tie (`is_on_left`).
+            one_sided_tie = self._tie_finder.add_pair(file_key, template_key, path)
+            if one_sided_tie is not None:
+                # If only one side ties a module, then only that side ties the objects in it. They are not listed.
                 is_tie_reported = True
-                first_path = self._paths.text(split.at)
+                first_path = self._paths.text(one_sided_tie.at)
                 tied_in_file = f"one object with `{first_path}`", "another one"
                 tied_in_template = f"another object than `{first_path}`", "one object with it"
-                difference = self._difference(path, *(tied_in_file if split.is_on_left else tied_in_template))
-                # A tie of static values makes no template unfit.
+                difference = self._difference(path, *(tied_in_file if one_sided_tie.is_on_left else tied_in_template))
+                # A tie of static values, such as two `bytearray`s, makes no template unfit.
                 if type(file_op) is Static:
-                    self.values.append(difference)
+                    self.tolerated.append(difference)
                 else:
-                    self.ties.append(TieDifference(first_path, self._paths.text(path), split.is_on_left))
+                    self.tie_differences.append(
+                        TieDifference(first_path, self._paths.text(path), one_sided_tie.is_on_left)
+                    )
                     yield difference
 
+        # 2. Two records that are not two nodes of one class have no children to compare.
         if type(file_op) is not Node or type(template_op) is not Node or file_op.type.cls is not template_op.type.cls:
             yield from self._compare_leaves(pair, file_object, template_object)
             return
+        # 3. Static fields and children of two nodes of one class.
         in_module = in_module or not file_op.type.is_plain
-        # The children of two nodes are compared once. `unite` returns False if these two correspond already: they
-        # were compared, or each of them was compared with a third node.
-        if not self._matching[in_module].unite(left, right):
+        matching = self._matching_in_modules if in_module else self._matching_outside
+        # `unite` returns False if earlier comparisons make this one needless. If the nodes a and x, b and x, and b and
+        # y were compared, then a and y need no comparison.
+        if not matching.unite(file_number, template_number):
             return
-        file_parts, template_parts = self.file.parts(left), self.template.parts(right)
-        num_in_file = len(file_parts) + len(self.file.statics(left))
-        num_in_template = len(template_parts) + len(self.template.statics(right))
-        # The larger node may have been compared before, with another node of the other side. Then its children are not
-        # gone through again: only those of the smaller node are compared, and the rest is one difference.
-        common_only = self._matching[in_module].record_comparison(left, right, num_in_file, num_in_template)
-        if common_only:
-            file_text = f"{self.file.text(left)} with {num_in_file} parts"
-            template_text = f"{self.template.text(right)} with {num_in_template} parts"
+        file_children, template_children = self.file.children(file_number), self.template.children(template_number)
+        num_in_file = len(file_children) + len(self.file.static_fields(file_number))
+        num_in_template = len(template_children) + len(self.template.static_fields(template_number))
+        # True if the larger node was compared before, with another node of the other side. Then its children are not
+        # gone through again: only those of the smaller node are compared, and all others make one difference.
+        only_common = matching.record_comparison(file_number, template_number, num_in_file, num_in_template)
+        if only_common:
+            file_text = f"{self.file.text(file_number)} with {num_in_file} parts"
+            template_text = f"{self.template.text(template_number)} with {num_in_template} parts"
             yield self._difference(path, file_text, template_text)
         if not file_op.type.is_plain:
-            yield from self._compare_statics(pair, file_op, template_op, common_only=common_only)
-        inherited = in_module, is_tie_reported
-        for step, file_child, template_child in paired_children(file_parts, template_parts, common_only=common_only):
+            yield from self._compare_static_fields(pair, file_op, template_op, only_common=only_common)
+        flags = _Flags(in_module, is_tie_reported)
+        for step, file_child, template_child in paired_children(
+            file_children, template_children, common_only=only_common
+        ):
             child_path = self._paths.below(path, step)
             if file_child is not MISSING and template_child is not MISSING:
-                yield Pair(file_child, template_child, child_path, inherited)
+                yield Pair(file_child, template_child, child_path, flags)
                 continue
             # Only one side has a child at this step.
             sides = (self.file, file_child), (self.template, template_child)
@@ -288,9 +341,10 @@ class _Comparer:
             yield self._difference(child_path, *texts)
 
     def _compare_leaves(self, pair: Pair, file_object: Any, template_object: Any) -> Iterator[Difference]:
-        """Yields the difference of two records that are not two nodes of one class. Adds a leaf that fits to `fitting`.
+        """Yields at most one difference of two records that are not two nodes of one class.
 
-        They are leaves, static values, or nodes of different classes, also in any combination.
+        Each of the two may be a leaf, a static value or a node. If both are leaves and fit, adds the file's leaf to
+        `fitting_leaves`. A difference of static values outside of modules is not yielded, but added to `tolerated`.
         """
         file_op, template_op = self.file.tree.records[pair.left][0], self.template.tree.records[pair.right][0]
         if type(file_op) is Node or type(template_op) is Node:
@@ -298,19 +352,22 @@ class _Comparer:
             return
         are_leaves = file_op is LEAF and template_op is LEAF
         if are_leaves and _is_number_for_array(number=template_object, array=file_object):
-            self.fitting.setdefault(pair.right, file_object)
+            self.fitting_leaves.setdefault(pair.right, file_object)
             return
+        # Pairs of texts to compare, for example [("float32[3]", "float32[4]"), ("a JAX array", "a NumPy array"), ...].
         file_facts = _leaf_facts(file_object, self._entries.get(file_object))
         facts = list(zip(file_facts, _leaf_facts(template_object), strict=True))
-        # In a template, a `ShapeDtypeStruct` stands for both kinds of array, so this fact is not compared.
+        # In a template, a `ShapeDtypeStruct` stands for arrays of JAX and of NumPy. So the second fact, which tells
+        # these add_pair, is not compared.
         if isinstance(template_object, jax.ShapeDtypeStruct):
             del facts[1]
         differing = next((texts for texts in facts if texts[0] != texts[1]), None)
         if differing is not None:
             yield self._difference(pair.at, *differing)
-        # The last fact is the weak type. A file's array with another weak type is reported, but fits all the same.
+        # The last fact is the weak type. A file's array with another weak type is a difference, but fits all the same.
         if are_leaves and (differing is None or differing is facts[-1]):
-            self.fitting.setdefault(pair.right, file_object)
+            self.fitting_leaves.setdefault(pair.right, file_object)
+        # Two static values of one class that are not equal.
         elif (
             differing is None
             and type(file_op) is type(template_op) is Static
@@ -323,20 +380,20 @@ class _Comparer:
             if in_module:
                 yield difference
             else:
-                self.values.append(difference)
+                self.tolerated.append(difference)
 
-    def _compare_statics(
-        self, pair: Pair, file_op: Node, template_op: Node, *, common_only: bool
+    def _compare_static_fields(
+        self, pair: Pair, file_op: Node, template_op: Node, *, only_common: bool
     ) -> Iterator[Difference]:
         """Yields the differences in the static fields of two modules of one class.
 
-        For classes without fields, compares the auxiliary data.
+        If the class has no fields, yields the difference of their auxiliary data.
 
         Args:
-            pair: the records of the two.
+            pair: the numbers of the two modules' records.
             file_op: the file's node.
             template_op: the template's node.
-            common_only: True to compare only the fields that both have.
+            only_common: True to compare only the fields that both have.
         """
         file_aux, template_aux = file_op.aux.peek(), template_op.aux.peek()
         if file_op.type.cls is Dag and file_op.aux != template_op.aux:
@@ -348,42 +405,58 @@ class _Comparer:
                 texts = [f"the auxiliary data {text}" for text in _distinct_texts(file_aux, template_aux)]
                 yield self._difference(pair.at, *texts)
             return
-        # Instances of `sharedtree.Module` have kinds of attributes: parameter, state, and others.
+        # Instances of `sharedtree.Module` have a kind for each attribute, such as `PARAMETER`. `kinds_in` returns None
+        # for those of other classes. The kinds of an instance have `by_name` (name → kind) and `children` (the names of
+        # all attributes that are not static).
         kinds_of_sides = kinds_in(file_aux), kinds_in(template_aux)
         kinds = [side_kinds for side_kinds in kinds_of_sides if side_kinds is not None]
         if len(kinds) == 2 and kinds[0] is not kinds[1]:
             for name in min(kinds[0].children, kinds[1].children, key=len):
                 kind_names = [side_kinds.by_name.get(name, STATIC) for side_kinds in kinds]
-                # Static attributes have no text here. They are compared by their values below.
-                texts = [_KIND_NAMES.get(kind, "") for kind in kind_names]
+                # A static attribute has the empty text. It is compared by its value below.
+                texts = [_TEXTS_OF_KINDS.get(kind, "") for kind in kind_names]
                 if texts[0] != texts[1] and all(texts):
                     yield self._difference(self._paths.below(pair.at, f".{name}"), *texts)
-        file_statics, template_statics = self.file.statics(pair.left), self.template.statics(pair.right)
-        for name, *values in paired_children(file_statics, template_statics, common_only=common_only):
+        file_statics, template_statics = self.file.static_fields(pair.left), self.template.static_fields(pair.right)
+        for name, *values in paired_children(file_statics, template_statics, common_only=only_common):
+            # `is_one_missing`: one of the two is `MISSING`.
             if is_one_missing(*values):
                 texts = [NOTHING if value is MISSING else _static_text(value) for value in values]
-            elif self._are_plain(*values) and self.file.plain(values[0]) != self.template.plain(values[1]):
+            elif self._are_plain(*values) and self.file.comparable_static(values[0]) != self.template.comparable_static(
+                values[1]
+            ):
                 texts = _distinct_texts(*values)
             else:
                 continue
             yield self._difference(self._paths.below(pair.at, f".{name}"), *texts)
 
     def _are_plain(self, file_value: Any, template_value: Any) -> bool:
-        """Returns True if both static values consist of plain parts: see `_is_plain`."""
-        return self.file.plain(file_value) is not None and self.template.plain(template_value) is not None
+        """Returns True if both static values consist of plain parts: see `_has_plain_parts`."""
+        return (
+            self.file.comparable_static(file_value) is not None
+            and self.template.comparable_static(template_value) is not None
+        )
 
     def _difference(self, path: int, *texts: str) -> Difference:
+        """Returns the difference at a path, from the texts for the file's and the template's object."""
         return Difference(self._paths.text(path), *texts)
 
 
 def _pack(tree: Any, *, values: bool = False) -> FlatDag:
-    """Packs a tree. With `values`, a value without identity, such as a tuple at many paths, is one record."""
+    """Packs a tree.
+
+    Args:
+        tree: the tree.
+        values: True to make one record of a value without identity at several paths, such as one tuple. Otherwise it
+            has a record for each path.
+    """
     require_registered(tree)
+    # `pack` fills `tags` with the object of each record.
     tags = Tags()
     return FlatDag.of(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
 
 
-def rebuild(tree: FlatDag, leaf_of: Callable[[int], Any]) -> Any:
+def rebuild(tree: FlatDag, new_leaf_of: Callable[[int], Any]) -> Any:
     """Returns a copy of a tree with other leaves.
 
     What is one object in the tree is one object in the copy. That holds for mutable static values, such as
@@ -391,64 +464,71 @@ def rebuild(tree: FlatDag, leaf_of: Callable[[int], Any]) -> Any:
 
     Args:
         tree: the tree, packed.
-        leaf_of: number of a leaf's record → the new leaf.
+        new_leaf_of: number of a leaf's record → the new leaf.
     """
     # Mutable static value of the tree → its copy.
     copies = IdentityDict[Any]()
+    # The new object of each record so far. Children stand before their parents.
     table: list[Any] = []
     for (op, children), original in zip(tree.records, tree.objects, strict=True):
         if op is LEAF:
-            table.append(leaf_of(len(table)))
+            table.append(new_leaf_of(len(table)))
             continue
         static = op.aux if type(op) is Node else op
         assert type(static) is Static
         value = static.thaw()
-        # Only a mutable value is copied by each `thaw`. The structure froze it once for each path, so several thawed
-        # copies would be several objects. The one original is copied instead, once.
+        # `thaw` returns the stored value itself, or a new copy if the value is mutable. A mutable value has a `Static`
+        # for each path, so its thawed copies would be several objects. The one original is copied instead, once.
         if value is not static.thaw():
+            # `take_apart` returns children and auxiliary data.
             value = copy_of(op.type.take_apart(original)[1] if type(op) is Node else original, copies)
         table.append(op.type.put_together(value, [table[i] for i in children]) if type(op) is Node else value)
     return table[tree.root]
 
 
-def _identity(op: Op, number: int, obj: Any) -> int | None:
-    """Returns a number that is the same at all paths of an object. None for values, which cannot be tied.
+def _tie_key(op: Op, number: int, obj: Any) -> int | None:
+    """Returns the key by which `Ties` tells objects add_pair: the same number at all paths of one object.
 
-    Usually it is the number of the record. But a mutable static value has a record for each path, so its number is made
-    of its id. It is negative, so that it is no record's.
+    The key is the number of the record. Only a mutable static value has a record for each path: its key is made of its
+    id, and is negative, so that it differs from all numbers of records.
+
+    Returns:
+        None for a value without identity, which cannot be tied.
 
     Args:
-        op: what the record is.
+        op: the op of the record.
         number: number of the record.
         obj: the object of the record.
     """
     if can_be_tied(op):
         return number if op is not LEAF or carries_identity(obj) else None
-    # The `FlatDag` keeps the object alive, so its id is not used again.
+    # The `FlatDag` keeps the object alive, so no other object gets its id.
     return ~id(obj) if type(obj) in (bytearray, set) else None
 
 
-_DTYPES = {bool: np.bool_, int: np.integer, float: np.floating, complex: np.complexfloating}
+# Class of a Python number → NumPy's class of the dtypes of its kind.
+_DTYPES_OF_NUMBERS = {bool: np.bool_, int: np.integer, float: np.floating, complex: np.complexfloating}
 
 
 def _is_number_for_array(number: Any, array: Any) -> bool:
-    """Returns True if `number` is a Python number, and `array` a scalar array of a dtype of its kind.
+    """Returns True if `number` is a Python number, and `array` an array without axes of a dtype of the number's kind.
 
     A counter, such as `TrainState.step`, begins as a number, and is an array after the first transform.
     """
-    kind = _DTYPES.get(type(number))
+    kind = _DTYPES_OF_NUMBERS.get(type(number))
     is_array = isinstance(array, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
     return kind is not None and is_array and array.shape == () and jnp.issubdtype(array.dtype, kind)
 
 
 def _leaf_facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
-    """Returns three texts to compare: dtype and shape, whether JAX's or NumPy's, and weak type.
+    """Returns three texts about a leaf, to be compared: dtype and shape, whether it is JAX's or NumPy's, and weak type.
 
-    For a leaf that is no array, the first text is its class, and the others are empty.
+    For example ("float32[3]", "a JAX array", "a weakly typed array"). For a leaf that is no array, the first text is
+    its class, and the others are empty.
 
     Args:
         leaf: a leaf or a static value.
-        entry: the array in the file that `leaf`, a `ShapeDtypeStruct`, describes. None for other leaves.
+        entry: if `leaf` is a `ShapeDtypeStruct` for an array of the file, the entry of this array. Otherwise None.
     """
     if not isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         return "a function" if callable(leaf) else class_text(leaf), "", ""
@@ -463,7 +543,7 @@ def require_no_differences(differences: Sequence[Difference], label: str, fix: C
     """Raises `StructureMismatchError` if there are differences.
 
     Args:
-        differences: the differences. The error lists the first 100.
+        differences: the differences. The error lists the first `MOST_LISTED`.
         label: name of the file.
         fix: returns the last lines of the error. Called only if there are differences.
     """
@@ -476,16 +556,18 @@ def require_no_differences(differences: Sequence[Difference], label: str, fix: C
     )
 
 
-_KIND_NAMES = {PARAMETER: "a parameter", STATE: "state", SUBTREE: "neither a parameter nor state"}
+# Kind of an attribute of a `sharedtree.Module` → its text in differences. `STATIC` has none.
+_TEXTS_OF_KINDS = {PARAMETER: "a parameter", STATE: "state", SUBTREE: "neither a parameter nor state"}
 
 
-def _is_plain(value: Any) -> bool:
+def _has_plain_parts(value: Any) -> bool:
     """Returns True if a static value consists of plain parts, so that a loaded copy can be equal to it.
 
-    Arrays are not plain, because they are read after the comparison. Objects that equal only themselves, such as
-    markers, are not plain either.
+    Plain are numbers, texts, None, enums, dtypes, classes and functions, and collections of these. Arrays are not
+    plain, because they are read after the comparison. Objects that equal only themselves, such as markers, are not
+    plain either.
     """
-    # The ids of parts. `value`, or the class of one of its parts, keeps every part alive.
+    # Ids of the parts so far. None is used again meanwhile: `value`, or the class of a part, keeps every part alive.
     visited: set[int] = set()
     stack = [value]
     while stack:
@@ -502,30 +584,40 @@ def _is_plain(value: Any) -> bool:
             stack.extend((part.func, *part.args, *part.keywords.values()))
         elif cls is types.MethodType:
             stack.append(part.__self__)
-        elif cls not in _PLAIN and not isinstance(part, _NAMED) and (not callable(part) or kind_of(cls) is not None):
+        # Of callable objects, those whose classes have a kind are instances with parts, and no functions.
+        elif (
+            cls not in _PLAIN_CLASSES
+            and not isinstance(part, _CLASSES_BY_NAME)
+            and (not callable(part) or kind_of(cls) is not None)
+        ):
             return False
     return True
 
 
 NOTHING = "nothing"
+"""Description of an object or field that one side lacks."""
+
 MOST_LISTED = 100
+"""Most differences that an error lists."""
 
 
 def _distinct_texts(file_value: Any, template_value: Any) -> tuple[str, str]:
-    """Describes two different static values. If both have one description, the second is `another one`."""
+    """Returns descriptions of two different static values. If both would be the same, the second is "another one"."""
     texts = _static_text(file_value), _static_text(template_value)
     return texts if texts[0] != texts[1] else (texts[0], "another one")
 
 
 def _static_text(value: Any) -> str:
-    """Describes a static value in a few words: plain ones by their `repr`, and functions and classes by name.
+    """Returns a description of a static value in a few words.
 
-    Other values are described by their class, because a value with parts may print for ever.
+    It is the `repr` of a number, text or enum, and the name of a function or class. Of any other value it is the class,
+    because a value with parts may print for ever.
     """
-    # Python refuses to print an int of more than 4,300 decimal digits.
+    # Python refuses to print an int of more than 4,300 decimal digits, so a long one is printed in hexadecimal. A digit
+    # has 4 bits.
     if type(value) is int and value.bit_length() > 4 * _MAX_SHOWN:
         value = f"{value:#x}"
-    if type(value) in _PLAIN or isinstance(value, enum.Enum):
+    if type(value) in _PLAIN_CLASSES or isinstance(value, enum.Enum):
         text = repr(value[:_MAX_SHOWN] if isinstance(value, str | bytes) else value)
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     name = public_name(value)
@@ -534,7 +626,8 @@ def _static_text(value: Any) -> str:
     return f"`{name}`" if isinstance(name, str) else class_text(value)
 
 
+# Most characters of a `repr` that are shown.
 _MAX_SHOWN = 80
-_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)})
-# Classes of values that files write by name, or that equal all values with the same contents.
-_NAMED = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, np.generic, np.dtype)
+_PLAIN_CLASSES = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)})
+# Classes, also as bases, of values that files write by name, or that equal all values with the same contents.
+_CLASSES_BY_NAME = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, np.generic, np.dtype)

@@ -1,7 +1,7 @@
 """Objects that are written by name, such as functions, and the errors for objects that cannot be written.
 
 A name leads to code, not to data. If a function with a weight in a closure cell were written by its name, the weight
-would be lost, and a reader's function would have another weight. So an object is searched for arrays before it is
+would be lost, and the loaded function would have another weight. So an object is searched for arrays before it is
 written by name:
 
     def scaled(w):
@@ -13,7 +13,11 @@ written by name:
 
 Code is not searched: globals, modules, and classes with their attributes.
 
-A name is `module:qualname`. Its *home* is the module in which the object was defined, and its *root* the package.
+A name is `module:qualname`. Its *home* is the module in which the object was defined, and its *root* the top-level
+package of the home.
+
+Words: the *parts* of an object are all that it directly holds: items, attributes, closure cells, children. A *token* is
+an instance that a library uses as a constant to stand for a choice, and whose class has no name.
 """
 
 import collections
@@ -51,7 +55,7 @@ from ..trust._public_names import (
 )
 
 # Packages whose callable objects are functions: compiled, cached, or with custom derivatives.
-_OF_FUNCTIONS = PACKAGES | NAMES_ONLY | {"builtins", "functools"}
+_PACKAGES_OF_FUNCTIONS = PACKAGES | NAMES_ONLY | {"builtins", "functools"}
 
 
 class Named:
@@ -59,23 +63,28 @@ class Named:
 
     Attributes:
         objects: name → class or function.
-        main: name by which others import the running program. None until a name of it was written.
+        main: module name by which other programs import the running program. None as long as the file names nothing in
+            it.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.main: str | None = None
+        # Object → the atom that names it.
         self._atoms: IdentityDict[list[str]] = IdentityDict()
-        # Class of a module → name of the constant that all its instances equal. None if there is none.
-        self._tokens: dict[type, str | None] = {}
+        # Class of an Equinox module → name of the token that stands for all its instances. None if there is no token.
+        self._token_names: dict[type, str | None] = {}
 
     def atom(self, tag: str, obj: Any, name: str | None = None) -> list[str]:
-        """Returns the atom that names an object, and adds its name to those of the file.
+        """Returns the atom that names an object, such as `["function", "jax.nn:relu"]`. Adds the name to the file's.
 
         Args:
             tag: `class` or `function`.
             obj: the object.
-            name: its name. Default: found by `add`.
+            name: its name. Default: found by `name_of`.
+
+        Raises:
+            NamelessError: if no name is passed, and no name leads to the object.
         """
         atom = self._atoms.get(obj)
         if atom is None:
@@ -88,10 +97,10 @@ class Named:
 
         Args:
             obj: the object.
-            name: its name. Default: the name that leads to it.
+            name: its name. Default: found by `name_of`.
 
         Raises:
-            NamelessError: if no name leads to the object.
+            NamelessError: if no name is passed, and no name leads to the object.
         """
         name = name or name_of(obj)
         # In the running program the module is `__main__`. The file has the name by which other programs can import it.
@@ -103,31 +112,32 @@ class Named:
 
     @functools.cached_property
     def _program(self) -> str | None:
-        """Name by which other programs import the running one. None if there is none."""
+        """Module name by which other programs import the running program. None if they cannot import it."""
         return import_name()
 
     def atom_of_module(self, obj: Any) -> list[str] | None:
         """Returns the atom for an Equinox module that is written by name. None if it must be taken apart.
 
-        There are two sorts of such modules. With `@equinox.filter_jit` and the like, a module takes the place of the
-        function that it wraps, so the function's name leads to the module. And some libraries use a module as a
-        constant that stands for a choice. lineax makes a class without a name for each such constant, and one instance
-        with a name.
+        Two sorts of modules are written by name. With `@equinox.filter_jit` and the like, a module takes the place of
+        the function that it wraps, so the function's name leads to the module. And some libraries use modules as
+        tokens: for each of its tokens, lineax makes a class without a name, and one instance with a name.
         """
         # The first sort: a module in the place of a function. It must hold no array, which its name would lose.
+        # `verified_name_of` returns the name that the object has for itself, if this name leads to it, or else None.
         atom = self._atoms.get(obj)
         attributes = object.__getattribute__(obj, "__dict__")
         if atom is not None or (
             "__qualname__" in attributes and verified_name_of(obj) is not None and not find_held_array(obj)
         ):
             return atom or self.atom("function", obj, verified_name_of(obj))
-        # The second sort: a constant of a library. A module with attributes, or of a class with a name, is none.
+        # The second sort: a token. A module with attributes, or of a class with a name, is no token.
         cls = type(obj)
-        if cls not in self._tokens:
-            self._tokens[cls] = None if attributes or verified_name_of(cls) is not None else _token_of(cls)
-        name = self._tokens[cls]
+        if cls not in self._token_names:
+            self._token_names[cls] = None if attributes or verified_name_of(cls) is not None else _name_of_token(cls)
+        name = self._token_names[cls]
         if name is None:
             return None
+        # `obj` may be a copy of the token, made by unflattening. Its atom names the token itself.
         return self._atoms.setdefault(obj, self.atom("function", find(name), name))
 
     def atom_of_function(self, obj: Any) -> list[str]:
@@ -142,21 +152,23 @@ class Named:
         try:
             name = name_of(obj)
         except NamelessError as error:
-            # The errors below are for functions: how to give one a name, or how to keep its array.
+            # The two errors after this one are for functions. They say how to keep an array, or how to give a name.
             if not callable(obj) or _is_callable_instance(obj):
-                raise _refusal_of(obj, type(obj)) from error
+                raise _refusal(obj, type(obj)) from error
             require_no_array(obj)
             raise
+        # Written by name are functions of `FUNCTIONS`, and callable objects of packages whose callables are functions.
         # An instance of a user's class may hold data, which would be lost without notice.
-        if name not in FUNCTIONS and not (callable(obj) and root_of(type(obj).__module__) in _OF_FUNCTIONS):
-            raise _refusal_of(obj, type(obj))
+        if name not in FUNCTIONS and not (callable(obj) and root_of(type(obj).__module__) in _PACKAGES_OF_FUNCTIONS):
+            raise _refusal(obj, type(obj))
         require_no_array(obj)
         return self.atom("function", obj, name)
 
 
-def _token_of(cls: type) -> str | None:
-    """Returns the name of the constant of a library (one of `TOKENS`) whose class is `cls`. None if there is none."""
+def _name_of_token(cls: type) -> str | None:
+    """Returns the name of the token (one of `TOKENS`) whose class is `cls`. None if there is no such token."""
     for name in TOKENS:
+        # `find` raises if the token's module is not imported, or has no such token.
         with contextlib.suppress(LookupError):
             if type(find(name)) is cls:
                 return name
@@ -164,8 +176,8 @@ def _token_of(cls: type) -> str | None:
 
 
 def _is_callable_instance(obj: Any) -> bool:
-    """Returns True for an object without a name of its own, such as an instance of a class with `__call__`."""
-    # `list[int]` passes on the attributes of `list`, `__qualname__` too.
+    """Returns True if an object is no function and has no `__qualname__`, such as an instance with `__call__`."""
+    # `list[int]` has all attributes of `list`, also `__qualname__`, but is no class.
     if isinstance(obj, types.GenericAlias):
         return True
     return not isinstance(obj, types.FunctionType | types.BuiltinFunctionType) and not hasattr(obj, "__qualname__")
@@ -173,9 +185,11 @@ def _is_callable_instance(obj: Any) -> bool:
 
 # --- the search for arrays --------------------------------------------------------------------------------------------
 
-# Most objects that are searched. An object that leads to more is refused, as the rest may hold arrays.
+# Most objects that are searched. An object that leads to more is refused, because the rest may hold arrays.
 MAX_OBJECTS = 10_000
-_HOLD_NOTHING = frozenset({bool, int, float, complex, str, bytes, type(None), types.CodeType, types.FrameType})
+_CLASSES_HOLDING_NOTHING = frozenset(
+    {bool, int, float, complex, str, bytes, type(None), types.CodeType, types.FrameType}
+)
 _CONTAINERS = (types.CellType, tuple, dict, list, types.MappingProxyType, set, frozenset, collections.deque)
 
 
@@ -183,7 +197,8 @@ class SearchResult(NamedTuple):
     """Result of a search that did not end well: it found an array, or gave up after `MAX_OBJECTS` objects.
 
     Attributes:
-        route: steps from the object that was searched to the array, or to the last object before giving up, for people.
+        route: the way from the object that was searched to the array, or to the last object before giving up, in words:
+            "closure cell `w` → [0]".
         is_array: True if an array was found. False if the search gave up.
     """
 
@@ -192,12 +207,12 @@ class SearchResult(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """An object, reached by a search.
+    """An object that a search has reached.
 
     Attributes:
         part: the object.
-        holder: position of the object that holds it in the list of reached objects. -1 for the first object.
-        step: description of the place in the holder, for people.
+        holder: position, in the list of reached objects, of the object that holds it. -1 for the first object.
+        step: place in the holder in words, such as "closure cell `w`". Empty for the first object.
     """
 
     part: Any
@@ -206,27 +221,31 @@ class Reached(NamedTuple):
 
 
 def find_held_array(obj: Any) -> SearchResult | None:
-    """Searches an object for the nearest array or `jax.Ref` in it.
+    """Searches an object for the nearest array or `jax.Ref` in it. The object itself does not count.
 
-    No code of the objects' classes runs but their flatten functions.
+    Of the classes of the objects, only the flatten functions are called.
 
     Returns:
-        The array that was found, or the place where the search gave up. None if everything in the object was searched
-        and there is no array.
+        The way to the array that was found, or to the place where the search gave up. None if everything in the object
+        was searched and there is no array.
     """
     reached = [Reached(obj, -1, "")]
     for part in search(reached):
-        # `search` yields each part right after appending it, so `_route` describes the way to this part.
+        # `search` yields each part right after appending it to `reached`, and `_route` describes the way to the last
+        # one.
         if part is not obj and (is_array(type(part)) or issubclass(type(part), jax.Ref)):
             return SearchResult(_route(reached), True)
     return SearchResult(_route(reached), False) if len(reached) > MAX_OBJECTS else None
 
 
 def search(reached: list[Reached]) -> Iterator[Any]:
-    """Yields an object and everything that it holds, the nearest first. Stops soon after `MAX_OBJECTS` objects.
+    """Yields an object and everything that it holds, the nearest first. Stops after `MAX_OBJECTS` objects.
+
+    Values that hold nothing, such as numbers and texts, classes and modules are not yielded, except as first object.
 
     Args:
-        reached: a list with the first object. All others are appended.
+        reached: a list with one item, for the object. An item is appended for each other object before it is yielded.
+            The list is longer than `MAX_OBJECTS` if the search has given up.
     """
     visited = IdentitySet([reached[0].part])
     yield reached[0].part
@@ -234,7 +253,8 @@ def search(reached: list[Reached]) -> Iterator[Any]:
     for number, (holder, _, _) in enumerate(reached):
         for step, part in _parts_of(holder, type(holder)):
             cls = type(part)
-            if cls in _HOLD_NOTHING or issubclass(cls, type | types.ModuleType) or not visited.add(part):
+            # `add` returns False if the object was visited before.
+            if cls in _CLASSES_HOLDING_NOTHING or issubclass(cls, type | types.ModuleType) or not visited.add(part):
                 continue
             reached.append(Reached(part, number, step))
             yield part
@@ -243,7 +263,15 @@ def search(reached: list[Reached]) -> Iterator[Any]:
 
 
 def require_no_array(obj: Any) -> None:
-    """Raises `RefusalError` if a function holds an array, which its name would lose, or too many objects to be sure."""
+    """Checks that an object, which is to be written by name, holds no array.
+
+    Args:
+        obj: a function, or another callable object.
+
+    Raises:
+        RefusalError: if the object holds an array, which its name would lose, or more than `MAX_OBJECTS` objects, of
+            which some may be arrays.
+    """
     result = find_held_array(obj)
     if result is None:
         return
@@ -261,7 +289,10 @@ def require_no_array(obj: Any) -> None:
 
 
 def _route(reached: list[Reached]) -> str:
-    """Describes the way from the first to the last of the reached objects. Of a long way, returns the first 8 steps."""
+    """Returns the way from the first to the last of the reached objects in words: "closure cell `w` → [0]".
+
+    Of a longer way, returns the first 8 steps.
+    """
     steps: list[str] = []
     number = len(reached) - 1
     while number > 0:
@@ -273,18 +304,23 @@ def _route(reached: list[Reached]) -> str:
 
 
 def _parts_of(obj: Any, cls: type) -> Iterable[tuple[str, Any]]:
-    """Returns pairs: a description of a place in an object, for people, and the object at this place."""
+    """Returns the parts of an object, each as a pair of its place in words, such as "attribute `w`", and the part.
+
+    Args:
+        obj: the object.
+        cls: its class, `type(obj)`.
+    """
     if issubclass(cls, types.FunctionType):
         return _parts_of_function(obj)
     # A function that this library transformed. Its other attributes are caches.
     if issubclass(cls, FunctionTransform):
         return ("attribute `__wrapped__`", obj.__wrapped__), ("its options", obj.options)
     items = _parts_of_container(obj, cls) if issubclass(cls, _CONTAINERS) else ()
-    return itertools.chain(items, _attributes_of(obj, cls), _children(obj))
+    return itertools.chain(items, _parts_in_attributes(obj, cls), _parts_by_flattening(obj))
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yields the objects in a function's closure cells, defaults and attributes, with descriptions of their places."""
+    """Yields the objects in a function's closure cells, defaults and attributes: see `_parts_of`."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         yield from ((f"closure cell `{name}`", part) for _, part in _parts_of_container(cell, types.CellType))
@@ -297,8 +333,12 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def _parts_of_container(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
-    """Yields the items of a container by the methods of the built-in class, so that no code of a subclass runs."""
-    base: Any = next(base for base in _CONTAINERS if issubclass(cls, base))
+    """Yields the items of a container, and the keys of a mapping: see `_parts_of`.
+
+    They are read by the methods of the built-in class, so that no code of a subclass runs.
+    """
+    # The built-in class.
+    base: Any = next(container for container in _CONTAINERS if issubclass(cls, container))
     if base is types.CellType:
         # An empty cell raises.
         with contextlib.suppress(ValueError):
@@ -311,8 +351,8 @@ def _parts_of_container(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
         yield from [(f"[{i}]", item) for i, item in enumerate(base.__iter__(obj))]
 
 
-def _attributes_of(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes in the slots and the `__dict__` of an object, without running any code of its class."""
+def _parts_in_attributes(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes in slots and the `__dict__` of an object: see `_parts_of`. No code of its class runs."""
     for base in type.__getattribute__(cls, "__mro__"):
         for name, descriptor in type.__getattribute__(base, "__dict__").items():
             # A slot, or a member of a type written in C. One that was never set raises.
@@ -321,6 +361,7 @@ def _attributes_of(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
                     yield f"attribute `{name}`", descriptor.__get__(obj)
                 except AttributeError:
                     continue
+            # `__self__` is the object of a method that is written in C.
             elif name in ("__dict__", "__self__") and type(descriptor) is types.GetSetDescriptorType:
                 value = descriptor.__get__(obj)
                 if name == "__self__":
@@ -329,11 +370,11 @@ def _attributes_of(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
                     yield from ((f"attribute `{key}`", part) for key, part in list(value.items()))
 
 
-def _children(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the children and the auxiliary data of a registered node, as its flatten function gives them.
+def _parts_by_flattening(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the children and the auxiliary data that the flatten function of a registered class returns.
 
-    Yields nothing for other objects, for plain containers, and for classes with fields: those were searched already, as
-    containers or by their attributes. Yields nothing if the flatten function raises.
+    Yields nothing for other objects, and nothing if the flatten function raises. Yields nothing for plain containers
+    and for instances of classes with fields, because `_parts_of` yields their items and attributes.
     """
     try:
         node_type = node_type_of(obj)
@@ -353,10 +394,10 @@ class Problem(NamedTuple):
     """An object that cannot be written.
 
     Attributes:
-        path: its path. Empty for the root, and for a problem of the whole tree.
-        reason: description of it, which follows "is".
-        fix: advice.
-        is_made_anew: True if a library makes the object, so that its user can get another one for a new model.
+        path: path of the object. Empty for the root, and for a problem of the whole tree.
+        reason: what the object is, in words that follow "is", such as "a bound method of a `Thread`".
+        fix: advice to the user, in sentences.
+        is_made_anew: True if a library made the object, and makes another one with each new model.
     """
 
     path: str
@@ -365,11 +406,16 @@ class Problem(NamedTuple):
     is_made_anew: bool = False
 
 
-def _refusal_of(obj: Any, cls: Any) -> RefusalError:
-    """Returns the error for an object that files cannot have, with a reason and a fix by its class."""
+def _refusal(obj: Any, cls: Any) -> RefusalError:
+    """Returns the error for an object that no file can have. Reason and fix depend on its class.
+
+    Args:
+        obj: the object.
+        cls: its class, `type(obj)`.
+    """
     name = f"{cls.__module__}.{cls.__qualname__}"
     if isinstance(obj, dict | list | tuple | set | frozenset | str | bytes | int | float | complex):
-        base = next(b.__name__ for b in cls.__mro__ if b.__module__ == "builtins")
+        base = next(ancestor.__name__ for ancestor in cls.__mro__ if ancestor.__module__ == "builtins")
         return RefusalError(f"a `{name}`, a subclass of `{base}`", f"Make it a plain one: `{base}(...)`.")
     if isinstance(obj, jex_core.Jaxpr | jex_core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
         return RefusalError(
@@ -394,6 +440,7 @@ def _refusal_of(obj: Any, cls: Any) -> RefusalError:
     return RefusalError(f"a `{name}`, which cannot be rebuilt without calling it", fix)
 
 
+# Fixes for objects below a `TrainState` of Flax, and for variables of Penzai.
 _TRAIN_STATE = (
     "The functions of a `TrainState` are made by the program. Leave them out, "
     '`sharedtree.save(path, state, leave_out=["apply_fn", "tx"])`, and take them from a new state: '
@@ -413,12 +460,12 @@ def problem_at(path: str, holders: Sequence[Any], obj: Any, error: RefusalError)
     """Returns the problem of an object that was refused, with a fix that the user can carry out.
 
     The fix in `error` is for the author of the object's class or function, who can make the class a dataclass, or use a
-    field instead of a closure. If a library has made the object, its user can do neither. But they can save the arrays,
-    and put these into a new model that the library makes.
+    field instead of a closure. If a library has made the object, its user can do neither. But the user can save the
+    arrays, and put them into a new model that the library makes.
 
     Args:
         path: path of the object.
-        holders: nodes above the object, the root first.
+        holders: the objects above it, the root first. Empty for the root.
         obj: the object.
         error: the refusal, with a fix for the author of the object's class.
     """
@@ -430,11 +477,12 @@ def problem_at(path: str, holders: Sequence[Any], obj: Any, error: RefusalError)
         return Problem(path, error.reason, _PENZAI)
     is_function = isinstance(obj, types.FunctionType)
     library = root_of(home_of(obj if is_function else type(obj)))
-    # The code is the user's own. Or its library is known to this package, so that the fix is one for users already.
+    # If the code is the user's own, the user is its author. For libraries that this package knows, `error` has a fix
+    # for users already, unless the object is a function.
     if not is_in_site_packages(library) or (library in PACKAGES | NAMES_ONLY and not is_function):
         return Problem(path, error.reason, error.fix)
     fix = f"It is made by `{library}`."
-    # The object is the whole tree, so nothing remains without it, and `sharedtree.tree` sees no array in it.
+    # The object is the whole tree. So nothing remains without it, and `sharedtree.tree` sees no array in it.
     if not holders:
         fix = (
             f"It is made by `{library}`, and JAX sees nothing of what it holds. Save the arrays that `{library}` gives "
@@ -451,9 +499,9 @@ def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]],
     """Returns one error for all objects that cannot be written.
 
     Args:
-        problems: the objects.
-        can_leave_out: entries of `leave_out` → number of values that they leave out of the tree. None if the rest of
-            the tree cannot be written either.
+        problems: the objects, at least one.
+        can_leave_out: entries of `leave_out` → number of values that they leave out of the tree, or None if the rest of
+            the tree cannot be written even then. Each call walks over the tree.
     """
     count = "One object" if len(problems) == 1 else f"{len(problems)} objects"
     lines = [f"{count} in the tree cannot be saved, and nothing was written:"]
@@ -466,13 +514,14 @@ def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]],
         lines.append(textwrap.indent("\n".join([*reasons, f"    {printable(fix)}"]), "    "))
     paths = [problem.path for problem in problems]
     if all(paths) and any(problem.is_made_anew for problem in problems):
-        # `leave_out` is offered if names of attributes, or else paths, leave out these objects and nothing more. Other
-        # objects can have an attribute of the same name. Members of sets have no path that could be an entry.
+        # `leave_out` is offered if names of attributes leave out these objects and nothing more. If not, because other
+        # objects have an attribute of the same name, paths are tried: "[0].act" → "act", else "[0].act". Members of
+        # sets have steps such as "{0}", which no entry can have.
         names = [match[1] if (match := _ATTRIBUTE.fullmatch(path)) else path for path in paths]
         candidates = [entries for entries in (list(dict.fromkeys(names)), paths) if len(entries) <= _MOST_LEFT_OUT]
         are_paths = all(path[0] in ".[" for path in paths)
-        exact = (entries for entries in candidates if are_paths and can_leave_out(entries) == len(paths))
-        entries = next(exact, None)
+        entries_that_suffice = (entries for entries in candidates if are_paths and can_leave_out(entries) == len(paths))
+        entries = next(entries_that_suffice, None)
         if entries is not None:
             lines += ["Take what cannot be saved from a model that is made anew, with all that it holds:"]
             lines += [f"    sharedtree.save(path, model, leave_out=[{', '.join(map(_in_code, entries))}])"]
@@ -483,8 +532,10 @@ def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]],
     return UnserialisableError("\n".join(lines), paths, [p.reason for p in problems])
 
 
+# A path that ends in an attribute, and the name of this attribute.
 _ATTRIBUTE = re.compile(r".*\.([^\W\d]\w*)", re.DOTALL)
 
 
 def _in_code(entry: str) -> str:
+    """Returns an entry of `leave_out` as a string in code."""
     return printable(json.dumps(entry, ensure_ascii=False))
