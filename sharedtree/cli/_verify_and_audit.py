@@ -97,7 +97,7 @@ def check(file: str) -> Checked:
     """Checks one file. Cost: reads all of it, and holds 4 MiB of it a thread."""
     try:
         with opened(file) as found:
-            damage = tuple((each.tensor, each.chunk) for each in found.container.damage())
+            damage = tuple((each.tensor, each.chunk) for each in found.container.find_damage())
             if damage:
                 return Checked(file, False, damage=damage, error=_message(file, damage))
             nbytes = sum(tensor.nbytes for tensor in found.container.tensors.values())

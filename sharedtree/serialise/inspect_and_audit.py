@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ..core._printing import printable
-from .container._byte_sources import ProgressOption, Readable, showing
+from .container._byte_sources import ProgressOption, Readable, progress_reporter
 from .load import Opened, opened
 from .trust._resolved_names import Request, imports
 from .trust._trusted_names import Trust, Trusted
@@ -192,7 +192,7 @@ def verify(path: Readable, *, progress: ProgressOption = None) -> Verified:
         >>> st.verify(st.to_bytes([jnp.zeros(4)]))
         Verified(nbytes=16, num_arrays=1, num_nodes=2)
     """
-    with opened(path) as (container, manifest), showing(progress, "verifying") as report:
+    with opened(path) as (container, manifest), progress_reporter(progress, "verifying") as report:
         container.require_undamaged(progress=report)
         nbytes = sum(tensor.nbytes for tensor in container.tensors.values())
         return Verified(nbytes, len(manifest.arrays), len(manifest.nodes))

@@ -21,7 +21,7 @@ from ..transforms._option_lists import lists_options_of
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
 from .container._byte_sources import ProgressOption, Readable, Source, open_source
-from .container._header import invalid, is_foreign
+from .container._header import invalid_file_error, is_foreign
 from .container._reading import Container, open_container
 from .plain_safetensors import load_tensors
 from .trust._trusted_names import Trust, Trusted
@@ -205,7 +205,7 @@ def opened(location: Readable | Source) -> Iterator[Opened]:
         manifest = parse_manifest(container.manifest)
         disagreement = next(_disagreements(container, manifest), None)
         if disagreement is not None:
-            raise invalid(container.label, disagreement)
+            raise invalid_file_error(container.label, disagreement)
         yield Opened(container, manifest)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from ..core._errors import UnserialisableError
 from ..core._printing import printable
 from .arrays._dtypes import tensor_source
-from .container._byte_sources import ProgressOption, showing
+from .container._byte_sources import ProgressOption, progress_reporter
 from .container._header import TensorSource
 from .container._mapped_files import detach_from
 from .container._writing import force_to_disk, replacing, write
@@ -114,7 +114,7 @@ def save(
     if not is_path:
         detach_from(path, encoded.names, encoded.arrays)
     # 5. Write. Only a file that is replaced is forced to the disk.
-    with showing(progress, "saving") as report, replacing(path) if is_path else nullcontext(path) as file:
+    with progress_reporter(progress, "saving") as report, replacing(path) if is_path else nullcontext(path) as file:
         write(file, sources, manifest, metadata, report, force_to_disk if is_path else None)
 
 

@@ -505,7 +505,7 @@ def a_dtype_that_jax_has_not(path):
 
 
 def a_bar():
-    with _byte_sources.showing(True, "saving"):
+    with _byte_sources.progress_reporter(True, "saving"):
         pass
 
 

@@ -20,7 +20,7 @@ from ...core._errors import FormatError, StructureMismatchError
 from ...core._jax_internals import ConcreteArray, weakly_typed
 from ...core._node_types import RefusalError
 from ...core._printing import printable
-from ..container._byte_sources import ProgressOption, showing
+from ..container._byte_sources import ProgressOption, progress_reporter
 from ..container._reading import Container
 from ._dtypes import AS_TRUE, AS_TRUE_IN_FOREIGN, dtype_named, name_if_storable, require_bools, restore
 
@@ -227,11 +227,11 @@ def read_arrays(
     # The bytes read before the parts are, and the bytes in all.
     done = sum(container.tensors[name].nbytes for name in whole_names)
     total = done + sum(_nbytes(entry, parts) for entry, _, parts in plan if parts is not None)
-    with showing(progress, "loading") as report:
+    with progress_reporter(progress, "loading") as report:
         if mmap:
             if verify:
                 container.require_undamaged([entry.tensor for entry in entries], progress=report)
-            data = container.mapped()
+            data = container.map_tensors()
         else:
             # `read_many` reports the bytes of the arrays read as wholes. The user's total has those of the parts, too.
             in_all = report and (lambda done, _: report(done, total))

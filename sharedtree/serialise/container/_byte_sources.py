@@ -94,7 +94,7 @@ def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None)
         raise errors[0]
 
 
-def counting(progress: Progress | None, total: int) -> Callable[[int], None]:
+def byte_counter(progress: Progress | None, total: int) -> Callable[[int], None]:
     """Returns a function to call with the bytes just done, from any thread. It calls `progress` with the totals.
 
     It raises in a process forked by `progress`: the threads for reading and hashing are not there, and it would write
@@ -119,7 +119,7 @@ def counting(progress: Progress | None, total: int) -> Callable[[int], None]:
 
 
 @contextlib.contextmanager
-def showing(progress: ProgressOption, title: str) -> Iterator[Progress | None]:
+def progress_reporter(progress: ProgressOption, title: str) -> Iterator[Progress | None]:
     """Yields the function to call with the progress, and shows a bar meanwhile if the user asked for one.
 
     Args:
@@ -210,7 +210,7 @@ class Source:
         self.read_into(offset, memoryview(buffer))
         return buffer
 
-    def mapped(self) -> Bytes:
+    def map_bytes(self) -> Bytes:
         """Returns all bytes as a read-only array. If possible, they are not read before they are used."""
         return self._data
 
@@ -312,9 +312,9 @@ class _Stream(Source):
             raise CorruptFileError(f"`{self.label}` ended after {num_available} bytes: it was cut short.")
         np.copyto(np.frombuffer(buffer, np.uint8), np.frombuffer(self._kept, np.uint8, len(buffer), offset))
 
-    def mapped(self) -> Bytes:
+    def map_bytes(self) -> Bytes:
         nbytes = self.size
-        return Source(memoryview(self._kept)[:nbytes], self.label).mapped()
+        return Source(memoryview(self._kept)[:nbytes], self.label).map_bytes()
 
     def close(self) -> None:
         if self._owned:
@@ -360,8 +360,8 @@ class _Seeking(Source):
         buffer[: len(part)] = part
         return len(part)
 
-    def mapped(self) -> Bytes:
-        return Source(memoryview(self.read(0, self.size)), self.label).mapped()
+    def map_bytes(self) -> Bytes:
+        return Source(memoryview(self.read(0, self.size)), self.label).map_bytes()
 
     def close(self) -> None:
         if self._owned:
@@ -382,7 +382,7 @@ class _File(_Seeking):
     def _read_some(self, at: int, buffer: memoryview) -> int:
         return os.preadv(self._file.fileno(), [buffer], at)
 
-    def mapped(self) -> Bytes:
+    def map_bytes(self) -> Bytes:
         # The array keeps the map alive, and the map its own descriptor.
         try:
             mapping = map_file(self._file.fileno(), self._start + self.size)

@@ -206,7 +206,7 @@ def read_header(source: Source, *, foreign: bool = False) -> Header:
         _require_whole(source, len(raw), tensors[-1].stop if tensors else 0)
         return Header(tensors, metadata, "", {}, len(raw)) if foreign else _header_of_ours(tensors, metadata, len(raw))
     except UnsoundError as error:
-        raise invalid(source.label, str(error), foreign=foreign) from None
+        raise invalid_file_error(source.label, str(error), foreign=foreign) from None
 
 
 def is_foreign(source: Source) -> bool:
@@ -224,7 +224,7 @@ def is_foreign(source: Source) -> bool:
     return begins_with_header and source.read(_LENGTH_BYTES, len(START)) != START
 
 
-def invalid(label: str, fact: str, *, foreign: bool = False) -> FormatError:
+def invalid_file_error(label: str, fact: str, *, foreign: bool = False) -> FormatError:
     """Returns the error for a malformed file."""
     kind = "safetensors" if foreign else "sharedtree"
     return FormatError(f"`{label}` is not a valid {kind} file: {fact}.\nNothing was loaded. {RESTORE}")

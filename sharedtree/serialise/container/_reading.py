@@ -30,14 +30,14 @@ from ._byte_sources import (
     Readable,
     ReadInto,
     Source,
-    counting,
+    byte_counter,
     crc32,
     num_chunks,
     open_source,
     read_part,
     run_jobs,
 )
-from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, Header, Tensor, invalid, read_header
+from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, Header, Tensor, invalid_file_error, read_header
 
 # Below this, starting threads takes longer than they save.
 _WORTH_THREADS = 8 * 2**20
@@ -110,7 +110,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
             try:
                 self.manifest = self.read_many([MANIFEST_TENSOR])[MANIFEST_TENSOR].tobytes().decode()
             except UnicodeDecodeError as error:
-                raise invalid(self.label, f"its manifest is not UTF-8 at byte {error.start}") from None
+                raise invalid_file_error(self.label, f"its manifest is not UTF-8 at byte {error.start}") from None
             del self.tensors[MANIFEST_TENSOR]
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
             verify: True to raise `CorruptFileError` for a chunk that does not have its digest.
             progress: called with the bytes done and the bytes in all.
         """
-        tensors = self._in_order(self.tensors if names is None else names)
+        tensors = self._tensors_in_order(self.tensors if names is None else names)
         try:
             data = memory_for(tensors)
         except MemoryError:
@@ -174,25 +174,25 @@ class Container(contextlib.AbstractContextManager["Container"]):
         read_part(read_into, shape, item_size, positions, memory)
         return memory
 
-    def mapped(self) -> Mapping[str, Bytes]:
+    def map_tensors(self) -> Mapping[str, Bytes]:
         """Returns the bytes of all tensors as read-only views of the mapped file. Using them reads them.
 
         If another program cuts the file short, using them ends the process (SIGBUS); if it writes into the file, they
         change. Files replaced by `sharedtree` are safe: the old one lives on until nobody uses it.
         """
-        data = self._source.mapped()[self._header.data_start :]
+        data = self._source.map_bytes()[self._header.data_start :]
         return {name: data[tensor.start : tensor.stop] for name, tensor in self.tensors.items()}
 
     # ---- Checked by default: digests over the data ----
 
-    def damage(self, names: Sequence[str] | None = None, *, progress: Progress | None = None) -> list[Damage]:
+    def find_damage(self, names: Sequence[str] | None = None, *, progress: Progress | None = None) -> list[Damage]:
         """Finds the chunks that do not have their digests. Keeps nothing of what it reads.
 
         Args:
             names: of the tensors; None for all, and the manifest.
             progress: called with the bytes done and the bytes in all.
         """
-        tensors = self._header.tensors if names is None else self._in_order(names)
+        tensors = self._header.tensors if names is None else self._tensors_in_order(names)
         # Threads find them in any order, so each has the offset of its tensor, to be sorted by.
         damages: list[tuple[int, Damage]] = []
 
@@ -205,7 +205,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
 
     def require_undamaged(self, names: Sequence[str] | None = None, *, progress: Progress | None = None) -> None:
         """Raises `CorruptFileError`, with every tensor that is damaged, unless all chunks have their digests."""
-        all_damage = self.damage(names, progress=progress)
+        all_damage = self.find_damage(names, progress=progress)
         if not all_damage:
             return
         by_tensor = itertools.groupby(all_damage, key=lambda damage: damage.tensor)
@@ -218,7 +218,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
             all_damage[0].chunk,
         )
 
-    def _in_order(self, names: Iterable[str]) -> list[Tensor]:
+    def _tensors_in_order(self, names: Iterable[str]) -> list[Tensor]:
         """Returns tensors by name, in order of offset, each once."""
         tensors = [self.tensors[name] for name in dict.fromkeys(names)]
         # Empty tensors begin where others do, so the start alone is no order.
@@ -236,7 +236,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
             progress: called with the bytes done and the bytes in all.
         """
         total = sum(tensor.nbytes for tensor in tensors)
-        report = counting(progress, total)
+        report = byte_counter(progress, total)
 
         def read(neighbours: Sequence[Tensor], start: int, stop: int) -> None:
             """Reads one stretch of the file, which is a chunk of a large tensor or several small tensors."""

@@ -36,7 +36,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, BinaryIO, Self
 
 from ...core._printing import printable
-from ._byte_sources import CHUNK_BYTES, SMALL, Progress, counting, crc32, num_chunks, require_expanded
+from ._byte_sources import CHUNK_BYTES, SMALL, Progress, byte_counter, crc32, num_chunks, require_expanded
 from ._header import ALIGNMENT, MANIFEST_TENSOR, MAX_HEADER_BYTES, Buffer, TensorSource, blank_header, nbytes_of, seal
 
 try:
@@ -399,7 +399,7 @@ def write(
         )
     # Digests: computed meanwhile, if the header can be patched; otherwise first.
     data_bytes = sum(nbytes for _, nbytes in sized)
-    report = counting(progress, data_bytes)
+    report = byte_counter(progress, data_bytes)
     start = file.tell() if _can_be_patched(file) else None
     with contextlib.ExitStack() as stack:
         # After an error, leaving the block ends the second thread.
