@@ -494,7 +494,7 @@ def a_sharding_that_does_not_fit(path):
         def shard_shape(self, shape):
             raise ValueError("3 is not divisible by 2")
 
-    return Scenario(lambda: _placing._parts(entry, Sharding()), st.errors.StructureMismatchError, {"path": saved(path)})
+    return Scenario(lambda: _placing._parts_to_read(entry, Sharding()), st.errors.StructureMismatchError, {"path": saved(path)})
 
 
 @scenario
@@ -609,7 +609,7 @@ def with_renames(file, names):
     load(file, renames=names["renames"])
 
 
-unknown = _dtypes._unknown
+unknown = _dtypes._unknown_dtype_error
 
 
 def of_another_equinox(change):
