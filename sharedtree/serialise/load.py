@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overloa
 from ..core._comparison import array_text
 from ..core._printing import printable
 from ..transforms._option_lists import lists_options_of
-from .arrays._dtypes import dtype_named, stored
+from .arrays._dtypes import dtype_named, stored_form
 from .arrays._placing import Select, Shardings, read_arrays
 from .container._byte_sources import ProgressOption, Readable, Source, open_source
 from .container._header import invalid_file_error, is_foreign
@@ -217,7 +217,7 @@ def _disagreements(container: Container, manifest: Manifest) -> Iterator[str]:
         if tensor is None:
             yield f"the manifest names a tensor `{printable(entry.tensor)}`, which is not there"
             continue
-        dtype, shape = stored(dtype_named(entry.dtype), entry.shape)
+        dtype, shape = stored_form(dtype_named(entry.dtype), entry.shape)
         if (tensor.dtype, tensor.shape) != (dtype, shape):
             difference = f"{array_text(tensor)}, and to the manifest it is {dtype}{list(shape)}"
             yield f"the tensor `{printable(entry.tensor)}` is {difference}"

@@ -25,14 +25,14 @@ from ..core._errors import CorruptFileError, FormatError, MissingStepError, Shar
 from ..core._printing import printable
 from .arrays._orbax_forms import (
     ANOTHER_STEP,
-    for_orbax,
-    from_stored,
-    is_stored,
+    from_orbax_form,
+    is_in_checkpoint,
     key_of,
     not_restored_error,
     require_sound,
+    to_orbax_form,
 )
-from .arrays._placing import ArrayEntry, Placement, Select, Shardings, placements_of, settled
+from .arrays._placing import ArrayEntry, Placement, Select, Shardings, place_arrays, placements_of
 from .container._header import is_unicode
 from .trust._trusted_names import Trust, Trusted
 from .values._changed_classes import Renames
@@ -126,8 +126,8 @@ def save(
     arrays: dict[str, Any] = {}
     for fields, array in zip(encoded.manifest["arrays"], encoded.arrays, strict=True):
         entry = ArrayEntry(**{**fields, "shape": tuple(fields["shape"])})
-        if is_stored(entry):
-            arrays[key_of(entry)] = for_orbax(entry, array)
+        if is_in_checkpoint(entry):
+            arrays[key_of(entry)] = to_orbax_form(entry, array)
     # 4. Pass both to Orbax.
     args = {**(items or {}), _MANIFEST: ocp.args.JsonSave({_TEXT: text, _CRC: _crc(text)})}
     # Orbax refuses an empty item.
@@ -353,9 +353,9 @@ def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, save
     """
     placements = placements_of(plan.wanted, plan.place)
     pairs = zip(plan.wanted, placements, strict=True)
-    stored = [(entry, placement) for entry, placement in pairs if is_stored(entry)]
+    stored = [(entry, placement) for entry, placement in pairs if is_in_checkpoint(entry)]
     wanted = {key_of(entry): _restore_args(ocp, entry, placement) for entry, placement in stored}
-    every = {key_of(entry): ocp.PLACEHOLDER for entry in saved if is_stored(entry)}
+    every = {key_of(entry): ocp.PLACEHOLDER for entry in saved if is_in_checkpoint(entry)}
 
     def restored(item: dict[str, Any], **options: Any) -> Any:
         args = ocp.args.PyTreeRestore(item=item, **options)
@@ -371,8 +371,8 @@ def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, save
         require_sound(metadata, stored, label)
         with _errors_of_orbax(label):
             read = restored(dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=len(wanted) < len(every))
-    arrays = [from_stored(entry, read.pop(key_of(entry), None)) for entry in plan.wanted]
-    return settled(plan.wanted, placements, arrays)
+    arrays = [from_orbax_form(entry, read.pop(key_of(entry), None)) for entry in plan.wanted]
+    return place_arrays(plan.wanted, placements, arrays)
 
 
 def _restore_args(ocp: Any, entry: ArrayEntry, placement: Placement) -> Any:

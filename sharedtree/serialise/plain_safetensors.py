@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core._errors import FormatError
 from ..core._printing import printable
-from .arrays._dtypes import STORED_AS_ITSELF, dtype_named, stored
+from .arrays._dtypes import STORED_AS_ITSELF, dtype_named, stored_form
 from .arrays._placing import ArrayEntry, Select, Shardings, place_of, read_arrays, require_select, struct_of
 from .container._byte_sources import ProgressOption, Source
 from .container._header import BITS, Tensor, read_header
@@ -90,7 +90,7 @@ def load_tensors(
         entries[tensor.name] = ArrayEntry(tensor.name, _DTYPES[tensor.dtype], tensor.shape, "jax")
     tensors: list[Tensor] = []
     for tensor in wanted:
-        stored_dtype, stored_shape = stored(dtype_named(entries[tensor.name].dtype), tensor.shape)
+        stored_dtype, stored_shape = stored_form(dtype_named(entries[tensor.name].dtype), tensor.shape)
         tensors.append(tensor._replace(dtype=stored_dtype, shape=stored_shape))
     container = Container(source, header._replace(tensors=tuple(tensors)), is_owner=False)
     # Read the arrays like those of a file of ours.

@@ -494,7 +494,9 @@ def a_sharding_that_does_not_fit(path):
         def shard_shape(self, shape):
             raise ValueError("3 is not divisible by 2")
 
-    return Scenario(lambda: _placing._parts_to_read(entry, Sharding()), st.errors.StructureMismatchError, {"path": saved(path)})
+    return Scenario(
+        lambda: _placing._parts_to_read(entry, Sharding()), st.errors.StructureMismatchError, {"path": saved(path)}
+    )
 
 
 @scenario
@@ -715,7 +717,7 @@ scenarios(
         path, st.errors.CorruptFileError, (st_orbax, "_crc", lambda text: "00000000")
     ),
     arrays_of_another_checkpoint=lambda path: restoring(
-        path, st.errors.FormatError, (_orbax_forms, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
+        path, st.errors.FormatError, (_orbax_forms, "orbax_form", lambda entry: (np.dtype("int8"), (7,)))
     ),
     arrays_that_orbax_finds_damaged=lambda path: orbax_says(path, "DATA_LOSS", st.errors.CorruptFileError),
     arrays_that_orbax_cannot_read=lambda path: orbax_says(path, "no such array", st.errors.FormatError),

@@ -60,15 +60,15 @@ _ML_NAMES = (
     "uint2", "int4", "uint4", "complex32", "bcomplex32",
 )  # fmt: skip
 
-# C's `long double` differs between machines, so its name says which format this machine has. The keys are the numbers of
-# bits in the mantissa. None for any other format.
+# C's `long double` differs between machines, so its name says which format this machine has. The keys are the numbers
+# of bits in the mantissa. None for any other format.
 _LONG_DOUBLE = {63: "x87", 112: "binary128"}.get(np.finfo(np.longdouble).nmant)
 
 FLOAT0 = "float0"
 """JAX's dtype of gradients of integers, whose arrays have no bytes."""
 
-# Name in a manifest → dtype in this machine's byte order. Other names are refused, except those of times, and names with
-# a mark for the other byte order.
+# Name in a manifest → dtype in this machine's byte order. Other names are refused, except those of times, and names
+# with a mark for the other byte order.
 _NATIVE: dict[str, np.dtype[Any]] = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in STORED_AS_ITSELF}
 _NATIVE |= {name: np.dtype(name) for name in ("complex64", "complex128")}
 _NATIVE |= {name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_NAMES if hasattr(ml_dtypes, name)}
@@ -137,7 +137,7 @@ _NAMES |= {dtype.newbyteorder(): _OTHER_ORDER + name for name, dtype in _NATIVE.
 # ---- Bytes on disk → arrays ----
 
 
-def stored(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+def stored_form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """Returns the stored dtype and the stored shape of an array, as in the head of this file."""
     stored_dtype = _stored_dtype_of(dtype)
     return ("U8", (*shape, dtype.itemsize)) if stored_dtype is None else (stored_dtype, shape)
@@ -158,7 +158,7 @@ def on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype.newbyteorder("<") if _has_byte_order(dtype) else dtype
 
 
-def restore(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def array_from_bytes(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Returns the bytes of a stored array as an array of its logical dtype and shape.
 
     The array is a view of the bytes if nothing in them has to change, and is writable if they are. In three cases the
@@ -181,14 +181,14 @@ def restore(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, 
     has_unused_bits = used is not None and len(used) == 1 and data.size and data.max() > used[0]
     if has_unused_bits or has_other_bools(data, dtype):
         data = data if data.flags.writeable else data.copy()
-        clear_unused(data, dtype)
+        clear_unused_bits(data, dtype)
     array = data.view(dtype)
     if on_disk(dtype) != dtype:
         array = array.byteswap(inplace=data.flags.writeable)
     return array.reshape(shape)
 
 
-def clear_unused(data: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+def clear_unused_bits(data: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
     """Sets the unused bits of elements to 0, in place: the padding of long doubles, the high bits of small elements.
 
     In memory, they may hold anything that was there before, even a password, and it must not get into the file.
@@ -256,7 +256,7 @@ AS_TRUE = " Or take all bytes but 0 for true:\n    sharedtree.load(path, verify=
 AS_TRUE_IN_FOREIGN = " Or take all bytes but 0 for true:\n    sharedtree.load(path, foreign=True, verify=False)"
 
 
-def with_sound_bools(array: Any) -> Any:
+def normalise_bools(array: Any) -> Any:
     """Returns the array with all booleans stored as 0 or 1. If they are already, or it has none, it is the same object.
 
     Cost: for booleans, a look at each byte. For that, an array on a device is copied to the host shard by shard.
@@ -271,7 +271,7 @@ def with_sound_bools(array: Any) -> Any:
         return (data != 0).reshape(array.shape) if has_other_bools(data, array.dtype) else array
     shards = [shard.data for shard in array.addressable_shards]
     host_parts = [np.asarray(shard) for shard in shards]
-    sound_parts = [with_sound_bools(part) for part in host_parts]
+    sound_parts = [normalise_bools(part) for part in host_parts]
     if all(sound_part is part for sound_part, part in zip(sound_parts, host_parts, strict=True)):
         return array
     placed = [jax.device_put(part, shard.sharding) for part, shard in zip(sound_parts, shards, strict=True)]
@@ -313,7 +313,7 @@ def tensor_source(name: str, array: Any) -> TensorSource:
         TypeError: if arrays of its dtype cannot be stored.
     """
     dtype, shape = array.dtype, array.shape
-    stored_dtype, stored_shape = stored(dtype, shape)
+    stored_dtype, stored_shape = stored_form(dtype, shape)
     # The dtype and the shape may have changed by the time the bytes are asked for.
     make_buffers = functools.partial(_checked_buffers, name, array, dtype, shape)
     may_change = isinstance(array, np.ndarray) and _may_be_written_to(array)
@@ -430,8 +430,9 @@ def buffers(array: Any) -> Iterable[Buffer]:
     return _copies_of_pieces(host.shape, host.dtype, host.__getitem__)
 
 
-# Bytes of a piece that is copied for safety only. A piece of this size is still in the cache of the processor when it is hashed and written. Saving 256 MiB to memory in
-# pieces of 1 MiB took 7 % more time than without a copy, and in pieces of 4 MiB or 256 KiB 27 %.
+# Bytes of a piece that is copied for safety only. A piece of this size is still in the cache of the processor when it
+# is hashed and written. Saving 256 MiB to memory in pieces of 1 MiB took 7 % more time than without a copy, and in
+# pieces of 4 MiB or 256 KiB 27 %.
 _COPY_BYTES = 2**20
 
 
@@ -458,7 +459,7 @@ def _copies_of_pieces(
         for start in range(0, shape[axis], step):
             part = take_part((*outer, slice(start, start + step)))
             data = np.array(part, disk_dtype, order="C").reshape(-1).view(np.uint8)
-            clear_unused(data, disk_dtype)
+            clear_unused_bits(data, disk_dtype)
             yield memoryview(data)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
 from ...core._printing import printable
-from ._dtypes import STORED_AS_ITSELF, clear_unused, dtype_named, on_disk, restore, with_sound_bools
+from ._dtypes import STORED_AS_ITSELF, array_from_bytes, clear_unused_bits, dtype_named, normalise_bools, on_disk
 from ._placing import ArrayEntry, Placement
 
 # The ASCII characters that are not encoded in a key. `/` is: Orbax would make folders of the parts.
@@ -39,12 +39,12 @@ def key_of(entry: ArrayEntry) -> str:
     return quote(entry.tensor, safe=_PLAIN, errors="surrogatepass")
 
 
-def is_stored(entry: ArrayEntry) -> bool:
+def is_in_checkpoint(entry: ArrayEntry) -> bool:
     """Returns True if an array is in the checkpoint: it has bytes."""
     return 0 not in entry.shape and dtype_named(entry.dtype).itemsize > 0
 
 
-def stored_as(entry: ArrayEntry) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def orbax_form(entry: ArrayEntry) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Returns the form of an array in the checkpoint: its dtype and its shape there."""
     dtype = dtype_named(entry.dtype)
     if _is_as_itself(entry):
@@ -58,7 +58,7 @@ def _is_as_itself(entry: ArrayEntry) -> bool:
     return name in STORED_AS_ITSELF or name in ("complex64", "complex128")
 
 
-def for_orbax(entry: ArrayEntry, array: Any) -> Any:
+def to_orbax_form(entry: ArrayEntry, array: Any) -> Any:
     """Returns an array in the form in which Orbax gets it.
 
     That is the same object if nothing about it has to change.
@@ -68,13 +68,13 @@ def for_orbax(entry: ArrayEntry, array: Any) -> Any:
         array: an array of NumPy or JAX that is not empty. For PRNG keys, their raw data.
     """
     # TensorStore writes booleans whose byte is not 0 or 1, but refuses to read them.
-    array = with_sound_bools(array)
+    array = normalise_bools(array)
     if isinstance(array, np.ndarray):
         if _is_as_itself(entry):
             return array.astype(array.dtype.newbyteorder("="), copy=False)
         data = np.array(array, on_disk(array.dtype), order="C").reshape(-1).view(np.uint8)
-        clear_unused(data, on_disk(array.dtype))
-        return data.reshape(stored_as(entry)[1])
+        clear_unused_bits(data, on_disk(array.dtype))
+        return data.reshape(orbax_form(entry)[1])
     if not _is_as_itself(entry):
         array = _reinterpreted(array, np.dtype(np.uint8))
     if jax.process_count() > 1 and array.is_fully_addressable:
@@ -87,7 +87,7 @@ def for_orbax(entry: ArrayEntry, array: Any) -> Any:
 # ---- Restoring: no allocation beyond the size of the files ----
 
 
-def from_stored(entry: ArrayEntry, array: Any) -> Any:
+def from_orbax_form(entry: ArrayEntry, array: Any) -> Any:
     """Returns the array of an entry, from the array that Orbax has restored. PRNG keys stay raw data.
 
     Args:
@@ -98,7 +98,7 @@ def from_stored(entry: ArrayEntry, array: Any) -> Any:
         FormatError: if the array does not have the form that the entry says, or the entry's shape is impossible.
     """
     dtype = dtype_named(entry.dtype)
-    if not is_stored(entry):
+    if not is_in_checkpoint(entry):
         try:
             return np.empty(entry.shape, dtype)
         except ValueError:
@@ -108,7 +108,7 @@ def from_stored(entry: ArrayEntry, array: Any) -> Any:
         return array if _is_as_itself(entry) else _reinterpreted(array, dtype)
     if _is_as_itself(entry):
         return array.astype(dtype, copy=False)
-    return restore(np.asarray(array, order="C").reshape(-1), dtype, entry.shape)
+    return array_from_bytes(np.asarray(array, order="C").reshape(-1), dtype, entry.shape)
 
 
 def _reinterpreted(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
@@ -144,7 +144,7 @@ def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]],
     if not isinstance(tree, Mapping):
         raise disagreement_error("Orbax has no metadata of them")
     for entry, _ in wanted:
-        key, shape = key_of(entry), stored_as(entry)[1]
+        key, shape = key_of(entry), orbax_form(entry)[1]
         array_metadata = tree.get(key)
         if array_metadata is None:
             raise disagreement_error(f"there is no `{key}`")
@@ -159,8 +159,8 @@ def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]],
     # 2. The files are large enough for the arrays.
     total = sum(_nbytes(entry, placement=None) for entry, _ in wanted)
     sizes_on_disk = _sizes(getattr(tree[key_of(wanted[0][0])], "directory", None))
-    # Orbax compresses with zstd, which decompresses one byte to 2**15 bytes at most. Twice that is allowed here. The sum
-    # over the files ends as soon as it is large enough.
+    # Orbax compresses with zstd, which decompresses one byte to 2**15 bytes at most. Twice that is allowed here. The
+    # sum over the files ends as soon as it is large enough.
     if not any(nbytes > total // 2**16 for nbytes in itertools.accumulate(sizes_on_disk)):
         raise disagreement_error(f"what lies on the disk is too little for their {total:,} bytes")
     # 3. The host has the memory: for all arrays together that stay on the host, and for each of the others alone. To
@@ -190,7 +190,7 @@ def _require_stored_as(entry: ArrayEntry, array: Any) -> None:
         array: the array, or Orbax's metadata of it.
     """
     dtype, shape = getattr(array, "dtype", None), getattr(array, "shape", None)
-    expected = stored_as(entry)
+    expected = orbax_form(entry)
     if (dtype, shape) != expected:
         raise not_restored_error(
             f"The array `{key_of(entry)}` of the checkpoint is {dtype}{list(shape or ())}, and to the manifest it is "
@@ -200,7 +200,7 @@ def _require_stored_as(entry: ArrayEntry, array: Any) -> None:
 
 def _nbytes(entry: ArrayEntry, placement: Placement) -> int:
     """Returns the size in bytes of an array in memory. With a sharding, only this process's shards count."""
-    dtype, shape = stored_as(entry)
+    dtype, shape = orbax_form(entry)
     total = dtype.itemsize * math.prod(shape)
     # The raw data of PRNG keys is read as a whole, since the sharding is that of the keys.
     if not isinstance(placement, jax.sharding.Sharding) or entry.key is not None:
@@ -234,4 +234,4 @@ def not_restored_error(fact: str, cls: type[SharedTreeError] = FormatError) -> S
 
 
 ANOTHER_STEP = "Restore another step."
-"""Advice of errors that do not know which steps there are. `restore` replaces it by a call with the number of one."""
+"""Advice in errors raised where the steps are not known. `sharedtree.orbax.restore` replaces it by a call with a step."""

@@ -26,7 +26,7 @@ from ...core._node_types import RefusalError
 from ...core._printing import printable
 from ..container._byte_sources import ProgressOption, progress_reporter
 from ..container._reading import Container
-from ._dtypes import AS_TRUE, AS_TRUE_IN_FOREIGN, dtype_named, name_if_storable, require_bools, restore
+from ._dtypes import AS_TRUE, AS_TRUE_IN_FOREIGN, array_from_bytes, dtype_named, name_if_storable, require_bools
 
 
 class ArrayEntry(NamedTuple):
@@ -78,7 +78,8 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
     if isinstance(array, Tracer):
         raise RefusalError("a tracer, which has no value yet", "Save outside of `jax.jit` and the other transforms.")
     cls, dtype = type(array), array.dtype
-    # In some versions, JAX has its own class for arrays of float0. An empty one of NumPy's is the same: it has no bytes.
+    # In some versions, JAX has its own class for arrays of float0. An empty one of NumPy's is the same: it has no
+    # bytes.
     if dtype == jax.dtypes.float0 and cls is _class_of_float0():
         array, cls = np.empty(array.shape, dtype), np.ndarray
     is_jax = not issubclass(cls, np.ndarray)
@@ -278,7 +279,7 @@ def read_arrays(
                 dtype = dtype_named(entry.dtype)
                 if advice_on_booleans is not None:
                     require_bools(data[entry.tensor], dtype, entry.tensor, advice_on_booleans)
-                arrays.append(restore(data[entry.tensor], dtype, entry.shape))
+                arrays.append(array_from_bytes(data[entry.tensor], dtype, entry.shape))
                 continue
             # With `mmap`, the digests were checked above.
             is_verified = verify and not mmap
@@ -288,7 +289,7 @@ def read_arrays(
                 report(done, total)
         # From here on, only the arrays keep the memory alive. So it is freed array by array when they go to a device.
         del data
-    return settled(entries, placements, arrays)
+    return place_arrays(entries, placements, arrays)
 
 
 def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement]:
@@ -346,7 +347,7 @@ def _is_dtype_of_jax(name: str) -> bool:
     return True
 
 
-def settled(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arrays: list[Any]) -> list[Any]:
+def place_arrays(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arrays: list[Any]) -> list[Any]:
     """Puts arrays where they go, and makes them what their entries say: NumPy's, weakly typed, or PRNG keys.
 
     Returns the same list. Each array in it is replaced as soon as it is placed, so that its memory is freed.
@@ -391,8 +392,8 @@ def _put(array: Any, placement: Any) -> Any:
 def _parts_to_read(entry: ArrayEntry, placement: Any) -> set[Bounds] | None:
     """Returns the parts of an array that devices of this process get, each once; None if it is read as a whole.
 
-    It is read as a whole if there is no sharding, if it holds PRNG keys, or if it is replicated and all devices are this
-    process's.
+    It is read as a whole if there is no sharding, if it holds PRNG keys, or if it is replicated and all devices are
+    this process's.
 
     Raises:
         StructureMismatchError: if the array cannot be sharded like that.
@@ -451,8 +452,9 @@ def _read_parts(
     dtype = dtype_named(entry.dtype)
     whole_rows = tuple((0, size) for size in entry.shape[1:])
     if verify and len(parts) > 1 and any(part[1:] != whole_rows for part in parts):
-        # A part that is cut along inner axes has some bytes in nearly every chunk. For each such part, nearly all chunks
-        # of the tensor would be read and checked. So the chunks are checked once here, and the parts read unchecked.
+        # A part that is cut along inner axes has some bytes in nearly every chunk. For each such part, nearly all
+        # chunks of the tensor would be read and checked. So the chunks are checked once here, and the parts read
+        # unchecked.
         container.require_undamaged([entry.tensor])
         verify = False
 
@@ -463,7 +465,7 @@ def _read_parts(
         part = container.read_selection(entry.tensor, [slice(*axis_bounds) for axis_bounds in bounds], verify=verify)
         if advice_on_booleans is not None:
             require_bools(part, dtype, entry.tensor, advice_on_booleans)
-        return restore(part, dtype, tuple(stop - start for start, stop in bounds))
+        return array_from_bytes(part, dtype, tuple(stop - start for start, stop in bounds))
 
     return jax.make_array_from_callback(entry.shape, placement, lambda index: read_part(_bounds(index, entry.shape)))
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...core._errors import FormatError
 from ...core._printing import printable
-from ..arrays._dtypes import clear_unused, dtype_name, dtype_named
+from ..arrays._dtypes import clear_unused_bits, dtype_name, dtype_named
 
 Atom = list[str]
 
@@ -209,7 +209,7 @@ def _dtype_of(text: str) -> np.dtype[Any]:
 def _cleared(raw: bytes, dtype: np.dtype[Any]) -> bytes:
     """Returns the bytes with zeros where the dtype has unused bits, so that equal scalars have one text."""
     data = np.frombuffer(bytearray(raw), np.uint8)
-    clear_unused(data, dtype)
+    clear_unused_bits(data, dtype)
     return data.tobytes()
 
 
