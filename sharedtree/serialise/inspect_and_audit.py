@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..core._printing import printable
 from .container._byte_sources import ProgressOption, Readable, progress_reporter
 from .load import Opened, opened
-from .trust._resolved_names import Request, imports
+from .trust._resolved_names import Request, import_advice
 from .trust._trusted_names import Trust, Trusted
 from .values._decoding import audit as requests_of
 from .values._paths import Line, Lines, array_nbytes, columns
@@ -57,7 +57,7 @@ class Audit(NamedTuple):
         if self.refused:
             listed = ", ".join(f'"{printable(name)}"' for name in self.allow_list)
             lines += ["If you trust what is refused:", f"    sharedtree.load(path, trusted=[{listed}])"]
-        lines += imports([request.not_imported for request in self.requests])
+        lines += import_advice([request.not_imported for request in self.requests])
         return "\n".join(lines)
 
 

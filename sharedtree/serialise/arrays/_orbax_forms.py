@@ -234,4 +234,4 @@ def not_restored_error(fact: str, cls: type[SharedTreeError] = FormatError) -> S
 
 
 ANOTHER_STEP = "Restore another step."
-"""Advice in errors raised where the steps are not known. `sharedtree.orbax.restore` replaces it by a call with a step."""
+"""Advice in errors raised where the steps are not known. `sharedtree.orbax.restore` puts a call in its place."""

@@ -43,9 +43,9 @@ from ..trust._public_names import (
     NamelessError,
     find,
     home_of,
-    import_name,
     is_in_site_packages,
     name_of,
+    program_name,
     root_of,
     verified_name_of,
 )
@@ -104,7 +104,7 @@ class Named:
     @functools.cached_property
     def _program(self) -> str | None:
         """Name by which other programs import the running one. None if there is none."""
-        return import_name()
+        return program_name()
 
     def atom_of_module(self, obj: Any) -> list[str] | None:
         """Returns the atom for an Equinox module that is written by name. None if it must be taken apart.
