@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..core._errors import CorruptFileError, SharedTreeError
 from ..core._printing import printable
 from ..serialise import audit as audit_of
-from ..serialise.load import opened
+from ..serialise.load import open_checkpoint
 from ._terminal_output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
 
 
@@ -96,7 +96,7 @@ def verify(arguments: argparse.Namespace) -> int:
 def check(file: str) -> Checked:
     """Checks one file. Cost: reads all of it, and holds 4 MiB of it a thread."""
     try:
-        with opened(file) as found:
+        with open_checkpoint(file) as found:
             damage = tuple((each.tensor, each.chunk) for each in found.container.find_damage())
             if damage:
                 return Checked(file, False, damage=damage, error=_message(file, damage))

@@ -687,7 +687,7 @@ scenarios(
     ),
     a_bar_without_tqdm=made_by(ImportError, a_bar, "tqdm", "tqdm.auto"),
     a_program_without_flatbuffers=made_by(ImportError, lambda: st.Exported.deserialize(b""), "flatbuffers"),
-    without_orbax=made_by(ImportError, st_orbax._orbax, "orbax.checkpoint"),
+    without_orbax=made_by(ImportError, st_orbax._import_orbax, "orbax.checkpoint"),
     names_that_are_not_trusted=lambda path: untrusted(path, st.load, st.errors.UntrustedTypeError),
     an_audit_that_refuses=lambda path: untrusted(path, audited, Report),
     a_library_that_is_not_imported=lambda path: of_optax(path, st.load, st.errors.UntrustedTypeError),
