@@ -492,7 +492,7 @@ def place_of(sharding: Shardings) -> Place:
         TypeError: if the option, or a result of the user's function, is neither a device nor a sharding nor None.
     """
 
-    def checked(placement: Any) -> Placement:
+    def checked_placement(placement: Any) -> Placement:
         """Returns the placement. Raises `TypeError` if it is neither a device nor a sharding nor None."""
         if placement is None or isinstance(placement, jax.sharding.Sharding | jax.Device):
             return placement
@@ -502,6 +502,6 @@ def place_of(sharding: Shardings) -> Place:
         )
 
     if callable(sharding) and not isinstance(sharding, jax.sharding.Sharding):
-        return lambda entry: checked(sharding(entry.tensor, struct_of(entry)))
-    placement = checked(sharding)
+        return lambda entry: checked_placement(sharding(entry.tensor, struct_of(entry)))
+    placement = checked_placement(sharding)
     return lambda _: placement

@@ -482,7 +482,7 @@ def write(
             data = (buffer for source, nbytes in sized for buffer in _bytes_hashed_before(source, nbytes, kept))
         # 3. Write header and data.
         _write_all(file, memoryview(header))
-        for buffer in _small_ones_joined(data):
+        for buffer in _join_small_buffers(data):
             _write_all(file, memoryview(buffer))
             report(len(buffer))
         # While the second thread still hashes, the disk can work already.
@@ -628,7 +628,7 @@ def _bytes_hashed_before(source: TensorSource, nbytes: int, kept: IO[bytes]) -> 
     return map(kept.read, sizes)
 
 
-def _small_ones_joined(buffers: Iterable[Buffer]) -> Iterator[Buffer | bytearray]:
+def _join_small_buffers(buffers: Iterable[Buffer]) -> Iterator[Buffer | bytearray]:
     """Yields the same bytes in the same order, with buffers below 64 KiB joined into larger ones.
 
     A call of `write` takes about as much time as writing 64 KiB.

@@ -394,7 +394,7 @@ def options_beside(names: Iterable[Name], main: str | None, renames: Mapping[str
         if kind != "method" and isinstance(current_name, str) and not trust.allows(current_name, kind, main):
             file_names[current_name] = name
     moved = _find_moved_names(file_names, main)
-    texts = _as_code([current_name for current_name in file_names if current_name not in moved], main)
+    texts = _trust_expressions([current_name for current_name in file_names if current_name not in moved], main)
     new_names = {file_names[current_name]: moved_name for current_name, moved_name in moved.items()}
     return _options(texts, new_names, renames)
 
@@ -440,7 +440,7 @@ def _expression_for(obj: Any) -> str:
     return qualname if module == MAIN else f"{module}.{qualname}"
 
 
-def _as_code(names: Sequence[str], main: str | None) -> list[str]:
+def _trust_expressions(names: Sequence[str], main: str | None) -> list[str]:
     """Returns the expression to write in `trusted=[...]` for each name.
 
     A library that has to be trusted for the name gives `"flax"`; a class of the running program, `Net`; any other name,
@@ -482,7 +482,7 @@ def _advice_on_trust(
         renames: the user's `renames`, whose entries the calls repeat.
     """
     names = [name for name in file_names if name not in moved]
-    texts = _as_code(names, main)
+    texts = _trust_expressions(names, main)
     qualnames_in_program = [name.partition(":")[2] for name in names if _is_of_program(name, main)]
     # What the running program should define, and does not.
     absent = [qualname for qualname in qualnames_in_program if not _is_loaded(f"{MAIN}:{qualname}")]
