@@ -638,7 +638,7 @@ def _join_small_buffers(buffers: Iterable[Buffer]) -> Iterator[Buffer | bytearra
         if len(buffer) < SMALL:
             joined += buffer
         # The joined bytes are yielded once there are 64 KiB of them, and also before a large buffer.
-        if joined and max(len(buffer), len(joined)) >= SMALL:
+        if joined and (len(joined) >= SMALL or len(buffer) >= SMALL):
             yield joined
             # The file object may keep a view of the buffer, so it is not cleared but replaced.
             joined = bytearray()
