@@ -443,9 +443,6 @@ def _expression_for(obj: Any) -> str:
 def _trust_expressions(names: Sequence[str], main: str | None) -> list[str]:
     """Returns the expression to write in `trusted=[...]` for each name.
 
-    A library that has to be trusted for the name gives `"flax"`; a class of the running program, `Net`; any other name,
-    `models.Net` or `"train:Net"`.
-
     Args:
         names: current names.
         main: module of the program that wrote the file.
@@ -453,9 +450,17 @@ def _trust_expressions(names: Sequence[str], main: str | None) -> list[str]:
     texts: list[str] = []
     for name in names:
         module, _, qualname = name.partition(":")
-        # The program that wrote the file may not be importable here. A text in quotes needs no import.
-        text = f'"{name}"' if module == main else f"{module}.{qualname}"
-        texts.append(f'"{root_of(name)}"' if name in IF_TRUSTED else qualname if _is_of_program(name, main) else text)
+        # The library that has to be trusted for this name: `"flax"`.
+        if name in IF_TRUSTED:
+            texts.append(f'"{root_of(name)}"')
+        # A class or function of the running program: `Net`.
+        elif _is_of_program(name, main):
+            texts.append(qualname)
+        # The program that wrote the file may not be importable here. A text needs no import: `"train:Net"`.
+        elif module == main:
+            texts.append(f'"{name}"')
+        else:
+            texts.append(f"{module}.{qualname}")
     return texts
 
 
