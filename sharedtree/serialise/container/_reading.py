@@ -267,7 +267,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
             It holds one chunk of a tensor of 64 KiB or more, or the whole of several smaller tensors.
             """
             first_tensor = tensors_in_stretch[0]
-            # A chunk is read right into the tensor's memory. Small tensors are read into one buffer, and copied from it.
+            # A chunk is read right into the tensor's memory. Small tensors are read into one buffer, then copied.
             # Without `memory`, everything is read into a buffer that is freed again.
             if memory is None or first_tensor.nbytes < SMALL:
                 buffer = memoryview(np.empty(stop - start, np.uint8))

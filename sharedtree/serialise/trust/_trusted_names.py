@@ -450,10 +450,10 @@ def trust(*trusted: Trusted) -> None:
         ValueError: if a text is neither a name nor a package, or a package is part of Python's standard library.
         TypeError: if an entry is neither a text nor a class nor a function.
 
-    Limitations: there is no way to take trust back. If you can, prefer the option `trusted=` of a single call. Libraries
-    that sharedtree knows, such as JAX, have a list of allowed functions. To trust such a library as a whole allows no
-    further functions. But it may allow further classes: `"flax"` allows the layers, variables, metrics and graph
-    definitions of Flax NNX.
+    Limitations: there is no way to take trust back. If you can, prefer the option `trusted=` of a single call. For
+    libraries that sharedtree knows, such as JAX, there is a list of allowed functions. To trust such a library as a
+    whole allows no further functions. But it may allow further classes: `"flax"` allows the layers, variables, metrics
+    and graph definitions of Flax NNX.
 
     Example:
         >>> import collections, sharedtree as st
