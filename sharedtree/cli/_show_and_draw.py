@@ -36,7 +36,7 @@ from ..serialise import Inspection
 from ..serialise.container._byte_sources import Source, open_source
 from ..serialise.container._header import is_foreign, read_header
 from ..serialise.inspect_and_audit import MAX_LINES, ArrayInfo, inspection_of, metadata_lines
-from ..serialise.load import opened
+from ..serialise.load import open_checkpoint
 from ..serialise.values._nodes import Manifest
 from ..serialise.values._paths import Line, columns, indent
 from ..show._drawing import drawing_of, libraries
@@ -201,7 +201,7 @@ def _inspect(source: Source) -> tuple[Inspection, Manifest | None]:
         the content is only tensors and metadata, and the manifest is None.
     """
     if not is_foreign(source):
-        with opened(source) as file:
+        with open_checkpoint(source) as file:
             return inspection_of(file), file.manifest
     header = read_header(source, foreign=True)
     arrays = tuple([ArrayInfo(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, "") for tensor in header.tensors])
@@ -302,7 +302,7 @@ def draw(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         write_error(str(error))
         return TROUBLE
-    with opened(arguments.file) as file:
+    with open_checkpoint(arguments.file) as file:
         outline = Outline(description_of_file(file.manifest))
     drawing = drawing_of(outline, arguments.depth, max(arguments.boxes, 1), igraph, drawsvg)
     if arguments.output is None or arguments.output == "-":

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from ..core._errors import CorruptFileError, SharedTreeError
 from ..core._printing import printable
 from ..serialise import audit as audit_of
-from ..serialise.load import opened
+from ..serialise.load import open_checkpoint
 from ._terminal_output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
 
 
@@ -112,8 +112,8 @@ def check(file: str) -> Checked:
     Cost: reads all of the file. Each thread holds 4 MiB of it at a time.
     """
     try:
-        with opened(file) as saved:
-            damage = tuple((chunk.tensor, chunk.chunk) for chunk in saved.container.damage())
+        with open_checkpoint(file) as saved:
+            damage = tuple((chunk.tensor, chunk.chunk) for chunk in saved.container.find_damage())
             if damage:
                 return Checked(file, whole=False, damage=damage, error=_message(file, damage))
             nbytes = sum(tensor.nbytes for tensor in saved.container.tensors.values())

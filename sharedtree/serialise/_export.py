@@ -1,11 +1,17 @@
 """`jax.export` of functions whose arguments and results have sharing.
 
-An exported program outlives the process. So do the structures of its arguments and results, which say how they are
-packed. They are part of JAX's trees, and JAX asks for them as bytes. They are written like trees to files, and read
-under the same rules: by name, from an allow-list, and nothing is called. A `jax.ShapeDtypeStruct` stands for each
-traced leaf, since it has identity and carries no data:
+An exported program outlives the process. So do the structures of its arguments and results, which are auxiliary data
+in the trees of JAX's program. When JAX serializes the program, it asks for this data as bytes.
 
-    Net(w, w)  →  Net(struct((), bool), the same)
+A structure is written as a tree with that structure, in the way that `save` writes trees. It is read under the rules of
+`load`: classes and functions by name, from an allow-list, and nothing is called because the bytes name it. In place of
+each traced leaf, the tree has a *stand-in*, a `jax.ShapeDtypeStruct`. It has identity and carries no data:
+
+    Net(w, w)  →  Net(struct((), bool), the same struct)
+
+Words: a *leaf group* is what a transform sees of a tree: some or all of its traced leaves, with the structure of the
+whole tree. Its *selection* is that structure and the numbers of its leaves. An *operation* (`Op`) says how one object
+is made from its children. A *record* in a structure is an operation and the numbers of the children's records.
 """
 
 import contextlib
@@ -41,18 +47,19 @@ from .load import from_bytes
 from .save import to_bytes
 from .trust._trusted_names import Trusted
 
-# What the running call of `deserialize` trusts. JAX calls the readers of structures, and passes them bytes alone.
+# The option `trusted` of the running call of `deserialize`. JAX calls the functions that read structures, and passes
+# them nothing but bytes. So they find the option here.
 _trusted: ContextVar[Any] = ContextVar("trusted", default=())
 
 
 class Exported:
     """Exported program: `jax.export.Exported` for models with sharing.
 
-    It has every attribute of JAX's own. The leaves of its `in_tree` and `out_tree` are the distinct arrays.
+    It has every attribute of JAX's class. The leaves of its `in_tree` and `out_tree` are the distinct arrays.
 
     Args:
         exported: JAX's exported program.
-        policy: what counts as sharing; None for the policy of the thread at each call.
+        policy: what counts as sharing. None for the policy of the thread, at each call.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -63,7 +70,7 @@ class Exported:
         >>> exported.call(st.Dag({"a": layer, "b": layer}))
         Array([2., 2.], dtype=float32)
 
-    Limitations: `vjp()` is JAX's own, of the distinct arrays. Calls can be differentiated with `sharedtree.grad`.
+    Limitations: `vjp()` is JAX's own, and works on the distinct arrays. To differentiate calls, use `sharedtree.grad`.
     """
 
     def __init__(self, exported: jax_export.Exported, policy: PolicyOption = None) -> None:
@@ -72,41 +79,44 @@ class Exported:
 
     @api_boundary
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the program. The arguments must have the sharing it was exported for. Static ones are left out.
+        """Calls the program. The arguments must have the sharing for which it was exported. Leave out static ones.
 
         Raises:
             SharingMismatchError: if ties, classes or static values differ from those of the export.
             ValueError: if the arguments are another tree, or their arrays have other shapes.
         """
         in_tree = self._exported.in_tree
+        # 1. The rules for packing. Outside modules, only Equinox's transforms (such as `filter_jit`) leave static
+        # values. So if there are some, the arguments are packed in the way of these transforms.
         structure = _structure_of_arguments(in_tree)
-        # The operations that lie in no module: only plain containers are between them and the root. Only Equinox's
-        # transforms leave static values there.
         outside = [
             structure.records[number][0] for number in records_outside_modules(structure.records, structure.root)
         ]
         is_filtered = any(type(op) is Static for op in outside)
         rules = rules_of_call(current_policy(self._policy), filtered=is_filtered)
-        # No leaf has a treatment here: the numbers in the groups of the program say where each goes.
-        with enter(_named_like(structure, args, kwargs), rules, Grouping("export", lambda _: ())) as call:
+        # 2. Pack the arguments. The grouping gives no leaf a treatment: the program's own groups say which leaves go
+        # where.
+        with enter(_arguments_named_like(structure, args, kwargs), rules, Grouping("export", lambda _: ())) as call:
             fact, fix = f"`{self._exported.fun_name}` was exported", "sharedtree.export(f)(*args)"
             require_made_for(structure, call, fact, fix)
-            # The program's arguments, with numbers for leaves.
+            # 3. Group the leaves like the program's arguments. Here, numbers stand for the arrays.
             groups, _ = in_tree.unflatten(range(in_tree.num_leaves))
             if not all(type(group) is LeafGroup for group in groups):
-                # A program of plain JAX takes the distinct arrays themselves.
+                # The program was exported with plain `jax.export`, so it takes arrays and not leaf groups.
                 plain_args, plain_kwargs = in_tree.unflatten(call.leaves)
                 return self._exported.call(*plain_args, **plain_kwargs)
-            # Each group takes its leaves, by number, from all leaves of the call.
+            # Each group takes its leaves by number from all leaves of the call.
             leaf_groups: list[LeafGroup] = []
             for group in groups:
-                # The numbers are None for a group that has all leaves.
+                # `selection.numbers` is None for a group that has all leaves.
                 numbers = group.selection.numbers or range(structure.num_leaves)
                 leaf_groups.append(LeafGroup([call.leaves[i] for i in numbers], group.selection))
+            # 4. Call the program, and build the result.
             try:
                 result = self._exported.call(*leaf_groups)
             except ValueError as error:
-                # JAX names a leaf by its group and its path, which begins with the argument's name. Drop the group.
+                # JAX names a leaf `args[0]model.w`: by the argument that is its group, then by its path. Drop the
+                # group.
                 error.args = (re.sub(r"args\[\d+\](?=[^\W\d])", "", str(error)),)
                 raise
         parts: Any = result.parts if type(result) is LeafGroups else (result,)
@@ -117,12 +127,12 @@ class Exported:
         """Returns the program as bytes, for `sharedtree.Exported.deserialize`.
 
         Args:
-            vjp_order: number of derivatives that are written, too.
+            vjp_order: up to which order derivatives of the program are written as well.
 
         Raises:
-            UnserialisableError: if the structure of arguments or results holds something no file can hold, such as
+            UnserialisableError: if the structure of arguments or results holds something that no file can hold, such as
                 a lambda.
-            ImportError: without flatbuffers.
+            ImportError: if flatbuffers is not installed.
         """
         _require_flatbuffers()
         return self._exported.serialize(vjp_order)
@@ -138,28 +148,28 @@ class Exported:
     ) -> "Exported":
         """Reads a program from the bytes of `serialize`.
 
-        The classes and functions in the structures of arguments and results are found as `load` finds those of a file,
-        under the same rules. But the program itself is compiled and run, whatever it computes: read it only from
-        people whom you trust.
+        The classes and functions in the structures of arguments and results are found in the way of `load`, under the
+        same rules. But the program itself is compiled and run, whatever it computes: read it only from people whom you
+        trust.
 
         Args:
             blob: the bytes.
             trusted: as for `load`. See also `sharedtree.trust`.
-            policy: what counts as sharing.
+            policy: what counts as sharing. None for the policy of the thread, at each call.
 
         Raises:
-            UntrustedTypeError: if the bytes name forbidden classes or functions.
+            UntrustedTypeError: if the bytes name classes or functions that are not allowed.
             FormatError: if the structures are damaged, or were made by hand.
-            ImportError: without flatbuffers.
+            ImportError: if flatbuffers is not installed.
         """
         _require_flatbuffers()
-        # JAX calls `structure_of` and `selection_of` below, with bytes alone. They find `trusted` here.
+        # JAX calls `structure_of` and `selection_of` below.
         token = _trusted.set(trusted)
         try:
             exported = jax_export.deserialize(bytearray(blob))
-        # JAX raises these if there are more or fewer leaves than arguments.
+        # JAX raises these if a structure has more or fewer leaves than the program.
         except (StopIteration, AssertionError):
-            raise _malformed() from None
+            raise _malformed_error() from None
         finally:
             _trusted.reset(token)
         _require_complete_groups(exported.in_tree)
@@ -167,6 +177,7 @@ class Exported:
         return cls(exported, policy)
 
     def __getattr__(self, name: str) -> Any:
+        """Returns an attribute of JAX's exported program."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._exported, name)
@@ -181,12 +192,12 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
     """`preserve_identities(jax.export.export)`: compiles a function for other processes and machines.
 
     Args:
-        function: a function under `sharedtree.jit`, whose options count; or a function.
-        options: of `jax.export.export`, and `policy=` and `in_place=`, which can only be False.
+        function: a function under `sharedtree.jit`, whose options are used; or a plain function.
+        options: options of `jax.export.export`, and `policy=` and `in_place=`. The latter can only be False.
 
     Returns:
-        A function of the arguments, or of `jax.ShapeDtypeStruct`s in their places. It returns an `Exported`, which
-        takes and returns models with the same sharing, each distinct array once.
+        A function that takes the arguments, or `jax.ShapeDtypeStruct`s in place of their arrays, and returns an
+        `Exported`. That program takes and returns models with the same sharing, each distinct array once.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -204,13 +215,14 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
         (True, Array([6., 6.], dtype=float32))
 
     Raises:
-        InconsistentSharingError: as the function under `sharedtree.jit` would, and likewise its other errors.
-        ValueError: for arguments, if what the function changes in them is to be written back in place.
+        InconsistentSharingError: from the returned function, as from the function under `sharedtree.jit`. Its other
+            errors are the same as well.
+        ValueError: from the returned function, if changes of the arguments are to be written back in place.
 
     `serialize()` needs flatbuffers: `pip install flatbuffers`.
 
-    Limitations: a module the function returns unchanged is an output, for a program cannot name an object of its
-    caller's.
+    Limitations: if the function returns a module unchanged, that is an output like any other. A program cannot refer to
+    its caller's objects.
     """
     return preserve_identities(jax_export.export)(function, **options)
 
@@ -218,19 +230,23 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
 def exporting(
     transform: Callable[..., Any], function: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
 ) -> Callable[..., Exported]:
-    """Adapts `jax.export.export`: returns a function that takes arguments and returns the program exported for them.
+    """Adapts `jax.export.export`. Returns a function that takes arguments and returns the program exported for them.
 
     Args:
         transform: `jax.export.export`.
-        function: what to export, under `sharedtree.jit` or plain.
-        policy: what counts as sharing.
-        options: of the transform.
+        function: the function to export, under `sharedtree.jit` or plain.
+        policy: what counts as sharing. If the function is under `sharedtree.jit`, its own policy comes first.
+        options: options of the transform.
     """
     jitted = function if isinstance(function, JittedTransform) else JitTransform(jax.jit, function, policy, {})
 
     @api_boundary
     def for_arguments(*args: Any, **kwargs: Any) -> Exported:
-        """Exports the function for arguments of these structures and shapes."""
+        """Exports the function for arguments with the structures, shapes and dtypes of these.
+
+        Raises:
+            ValueError: if the policy writes changes back in place.
+        """
         export_policy = current_policy(jitted.policy or policy)
         if export_policy.in_place:
             raise ValueError(
@@ -238,7 +254,7 @@ def exporting(
                 "written back in place. Return what changes:\n"
                 "    exported = sharedtree.export(sharedtree.jit(f, in_place=False))(model)"
             )
-        # A program cannot name an object of its caller's.
+        # A program cannot refer to its caller's objects, so it returns unchanged modules like others.
         export_policy = dataclasses.replace(export_policy, pass_through=False)
         with jitted.enter(args, kwargs, export_policy) as call:
             jitted_function = jitted.transformed_for(export_policy, call)
@@ -254,20 +270,27 @@ def exporting(
     return for_arguments
 
 
-def _named_like(structure: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-    """Returns the arguments of a call under the names of the program's arguments.
+def _arguments_named_like(structure: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+    """Returns the arguments of a call, with the names that they had when the program was exported.
+
+    The names begin the paths in errors, and are compared with the structure. Static arguments, which the call leaves
+    out, are None in the result.
 
     Args:
         structure: structure of the exported program's arguments.
         args: the call's arguments by position.
         kwargs: the call's arguments by keyword.
     """
+    # The auxiliary data of `Arguments`: the names of positional arguments, with None for a static one; those of keyword
+    # arguments; those of static keyword arguments.
     positional, _, static = structure.records[structure.root][0].aux.peek()  # pyright: ignore[reportAttributeAccessIssue]
     names = list(positional)
+    # If the call has too many arguments, the error needs names for the rest.
     while len([name for name in names if name is not None]) < len(args):
         names.append(f"args[{len(names)}]")
     remaining_args, kwargs = iter(args), dict(kwargs)
-    # Equinox passes by position what the caller passed by keyword.
+    # Each name takes the next positional argument; if there is none left, the keyword argument of this name. When the
+    # program was exported, Equinox may have passed by position what the caller now passes by keyword.
     named_args = [(name, None if name is None else next(remaining_args, kwargs.pop(name, _MISSING))) for name in names]
     named_args = [(name, arg) for name, arg in named_args if arg is not _MISSING]
     return Arguments(
@@ -283,7 +306,13 @@ _MISSING = object()
 
 
 def _structure_of_arguments(in_tree: Any) -> Structure:
-    """Returns the structure of the arguments a program takes. `jax.export` may have made it of plain trees.
+    """Returns the structure of the arguments that a program takes.
+
+    If it was exported with plain `jax.export`, there are no leaf groups. Then it is the structure of the plain
+    arguments, with the names `args[0]` and so on.
+
+    Args:
+        in_tree: the program's `in_tree`.
 
     Raises:
         FormatError: if it is malformed.
@@ -299,31 +328,36 @@ def _structure_of_arguments(in_tree: Any) -> Structure:
 
 
 def _stand_in() -> jax.ShapeDtypeStruct:
-    """Stand-in for a traced leaf where a structure is written: it has identity, and carries no data."""
+    """Returns a new stand-in for a traced leaf. It has identity, and carries no data."""
     return jax.ShapeDtypeStruct((), np.bool_)
 
 
-def _malformed() -> FormatError:
+def _malformed_error() -> FormatError:
+    """Returns the error for bytes that `bytes_of` and `bytes_of_selection` do not write."""
     return FormatError("The structure of an exported program is malformed: it is damaged, or was made by hand.")
 
 
 def bytes_of(structure: Structure, convention: LocalConvention = "jax") -> bytes:
-    """Returns a structure as bytes, which `structure_of` reads.
+    """Returns a structure as bytes, for `structure_of`.
 
-    They hold a tree with that structure, in which a `ShapeDtypeStruct` stands for each leaf. With it go the names of
-    arguments, if the tree is `Arguments`, the convention, and two tuples of numbers of leaves that only the result of a
-    function has: `noted`, the leaves that lost their ties on purpose, and `tied_values`, those tied outside modules.
+    They are the bytes of a list with five items:
+
+        tree            a tree with that structure, and a stand-in for each traced leaf. Of `Arguments`, the children
+        names           of `Arguments`, their auxiliary data: the names of the arguments; None for any other tree
+        convention      as below
+        noted           numbers of the leaves that lost their ties on purpose; `()` except for a result of a function
+        tied_values     numbers of the leaves that are tied outside modules; `()` except for a result of a function
 
     Args:
         structure: the structure.
-        convention: the rules that say at the root which leaves are traced: `"jax"`, or `"outside"` for a tree that
-            lies in no module.
+        convention: the rules that say at the root which leaves are traced. It is `"jax"`, or `"outside"` for a tree
+            whose root is in no module.
 
     Raises:
         UnserialisableError: if no file can hold a part of it.
     """
     table: list[Any] = []
-    records = [(_written(op), children) for op, children in structure.records]
+    records = [(_op_to_write(op), children) for op, children in structure.records]
     # `build` appends to the table one object for each record.
     build(records, [_stand_in() for _ in range(structure.num_leaves)], table)
     tree, names = table[structure.root], None
@@ -333,38 +367,34 @@ def bytes_of(structure: Structure, convention: LocalConvention = "jax") -> bytes
 
 
 def structure_of(data: bytes) -> Structure:
-    """Reads a structure from the bytes of `bytes_of`.
+    """Returns the structure that `bytes_of` has written.
 
     Raises:
-        UntrustedTypeError: if it names a forbidden class or function.
+        UntrustedTypeError: if the bytes name a class or function that is not allowed.
         FormatError: if the bytes are malformed.
     """
     values = _read_bytes(data)
     # The bytes may be anyone's, so each value is checked before it is used.
     if type(values) is not list or len(values) != 5 or not all(type(values[i]) is tuple for i in (3, 4)):
-        raise _malformed()
-    # The last two are `noted` and `tied_values`, as `bytes_of` describes them.
+        raise _malformed_error()
+    # `leaf_numbers` has the last two items, `noted` and `tied_values`.
     tree, names, convention, *leaf_numbers = values
     if convention not in ("jax", "outside") or (names is not None and not _are_names(names, tree)):
-        raise _malformed()
+        raise _malformed_error()
     tree = tree if names is None else Arguments.of_parts(names, tree)
     leaves, packed = pack(tree, Tags(), Rules(convention=convention))
     if not all(type(number) is int and 0 <= number < len(leaves) for numbers in leaf_numbers for number in numbers):
-        raise _malformed()
-    # Its first record has the number 0, and it belongs to no `Context`, hence the None.
-    return intern(
-        tuple([(_read(op, len(children)), children) for op, children in packed.records]),
-        packed.root,
-        0,
-        None,
-        *leaf_numbers,
-    )
+        raise _malformed_error()
+    records = tuple([(_op_that_was_written(op, len(children)), children) for op, children in packed.records])
+    # The arguments 0 and None: the first record has the number 0, and the structure belongs to no `Context`.
+    return intern(records, packed.root, 0, None, *leaf_numbers)
 
 
 def _read_bytes(data: bytes) -> Any:
-    """Loads a tree from bytes.
+    """Loads a tree from bytes. It trusts what the running call of `deserialize` trusts.
 
-    The error for untrusted names offers `sharedtree.trust`, since JAX's callers pass no options.
+    The error for names that are not allowed offers `sharedtree.trust` instead of an option, since a user of
+    `jax.export.deserialize` could not pass one.
     """
     try:
         return from_bytes(data, trusted=_trusted.get())
@@ -374,9 +404,10 @@ def _read_bytes(data: bytes) -> Any:
 
 
 def _are_names(names: Any, children: Any) -> bool:
-    """Returns True for names of arguments that fit these children.
+    """Returns True if `names` can be the auxiliary data of `Arguments` with these children.
 
-    They are (positional, keywords, static), each a tuple of texts.
+    That is a tuple (positional, keywords, static) of tuples. Their items are texts, or None for a static positional
+    argument. Each other positional argument and each keyword argument is a child.
     """
     if type(names) is not tuple or len(names) != 3 or type(children) is not list:
         return False
@@ -387,25 +418,36 @@ def _are_names(names: Any, children: Any) -> bool:
 
 
 def bytes_of_selection(selection: LeafSelection) -> bytes:
-    """Returns the auxiliary data of a leaf group as bytes: its structure, and which leaves of it are in the group."""
+    """Returns the selection of a leaf group as bytes, for `selection_of`: the bytes of its structure, and its numbers.
+
+    Raises:
+        UnserialisableError: if no file can hold a part of the structure.
+    """
     return to_bytes((bytes_of(selection.structure, "outside"), selection.numbers))
 
 
 def selection_of(data: bytes) -> LeafSelection:
-    """Reads the auxiliary data of a leaf group from bytes. Raises as `structure_of`."""
+    """Returns the selection that `bytes_of_selection` has written. Raises the errors of `structure_of`."""
     values = from_bytes(data)
     if type(values) is not tuple or len(values) != 2 or type(values[0]) is not bytes:
-        raise _malformed()
+        raise _malformed_error()
     structure, numbers = structure_of(values[0]), values[1]
     if numbers is not None and not (
         type(numbers) is tuple and all(type(n) is int and 0 <= n < structure.num_leaves for n in numbers)
     ):
-        raise _malformed()
+        raise _malformed_error()
     return LeafSelection(structure, numbers)
 
 
 class WrittenDag:
-    """Stands for a `Dag` in a structure that is written. It has the Dag's own structure as bytes."""
+    """Takes the place of a `Dag` in a tree that is written, since no file can hold a structure as it is.
+
+    Its name is in exported programs.
+
+    Args:
+        leaves: the leaves of the Dag.
+        structure: the structure of the Dag, as bytes.
+    """
 
     __slots__ = ("leaves", "structure")
 
@@ -419,45 +461,56 @@ jtu.register_pytree_node(
 )
 
 
-def _written(op: Op) -> Op:
-    """Returns the operation that is written for another: `WrittenDag` for `Dag`, others as they are."""
+def _op_to_write(op: Op) -> Op:
+    """Returns the operation of a `WrittenDag` for that of a `Dag`, and any other operation as it is."""
     if type(op) is not Node or op.type.cls is not Dag:
         return op
     return Node(node_type_of_class(WrittenDag), Static(bytes_of(op.aux.peek())), op.keys)
 
 
-def _read(op: Op, num_leaves: int) -> Op:
-    """Reverses `_written`. Raises `FormatError` if the number of leaves does not fit."""
+def _op_that_was_written(op: Op, num_children: int) -> Op:
+    """Returns the operation of a `Dag` for that of a `WrittenDag`, and any other operation as it is.
+
+    Args:
+        op: the operation.
+        num_children: its number of children.
+
+    Raises:
+        FormatError: if a `WrittenDag` has no structure, or one with another number of leaves than it has children.
+    """
     if type(op) is not Node or op.type.cls is not WrittenDag:
         return op
     data = op.aux.peek()
     structure = structure_of(data) if type(data) is bytes else None
-    if structure is None or structure.num_leaves != num_leaves:
-        raise _malformed()
-    dag = Dag._unflatten(structure, [_stand_in() for _ in range(num_leaves)])  # noqa: SLF001 # pyright: ignore
-    # Children come before parents, so the last record is the Dag's.
+    if structure is None or structure.num_leaves != num_children:
+        raise _malformed_error()
+    dag = Dag._unflatten(structure, [_stand_in() for _ in range(num_children)])  # noqa: SLF001 # pyright: ignore
+    # Children come before parents, so the last record is the Dag's. Its operation comes first.
     return pack(dag, Tags())[1].records[-1][0]
 
 
 def _require_complete_groups(treedef: Any) -> None:
-    """Raises `FormatError` unless the leaf groups in a tree have all the leaves of one structure, each once.
+    """Raises `FormatError` unless the leaf groups in a tree have all leaves of one structure, each once.
 
-    A tree without leaf groups is accepted: a program of plain JAX has none.
+    A tree without leaf groups is accepted: a program that was exported with plain `jax.export` has none.
+
+    Args:
+        treedef: the program's `in_tree` or `out_tree`.
     """
     tree = treedef.unflatten([_stand_in() for _ in range(treedef.num_leaves)])
     leaves = jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is LeafGroup)
     groups = [leaf for leaf in leaves if type(leaf) is LeafGroup]
-    # `numbers` is None for a group that has all leaves.
+    # `selection.numbers` is None for a group that has all leaves.
     numbers = [n for group in groups for n in group.selection.numbers or range(group.structure.num_leaves)]
     for group in groups:
         if group.structure is not groups[0].structure or group.selection.num_leaves != len(group.leaves):
-            raise _malformed()
+            raise _malformed_error()
     if groups and sorted(numbers) != list(range(groups[0].structure.num_leaves)):
-        raise _malformed()
+        raise _malformed_error()
 
 
 def _require_flatbuffers() -> None:
-    """Raises `ImportError`, with the command to install it, if flatbuffers is missing."""
+    """Raises `ImportError` if flatbuffers is not installed. The error has the command to install it."""
     try:
         import flatbuffers as flatbuffers  # noqa: PLC0415
     except ImportError as error:
@@ -469,12 +522,12 @@ def _require_flatbuffers() -> None:
         ) from None
 
 
-# Exported programs carry these names, so they outlive renamings of the classes.
+# JAX writes these names into exported programs. So they stay, even if a class gets another name.
 for cls, serialized_name, write, read in (
     (LeafGroup, "sharedtree.Hand", bytes_of_selection, selection_of),
     (Dag, "sharedtree.Dag", bytes_of, structure_of),
 ):
-    # JAX knows each name once, and keeps that of an earlier import of the package.
+    # JAX accepts each name once. If the package was imported before in this process, that registration stays.
     with contextlib.suppress(ValueError):
         jax_export.register_pytree_node_serialization(
             cls, serialized_name=serialized_name, serialize_auxdata=write, deserialize_auxdata=read

@@ -1,8 +1,8 @@
-"""`audit`, `verify` and `inspect`: a file's names, its soundness and its contents. Nothing is loaded.
+"""`audit`, `verify` and `inspect`: information about a file without loading it.
 
-audit       the names of classes and functions, each with the verdict of the allow-list
-verify      digests, references, sizes: an error, or the numbers of what was checked
-inspect     the tree with its ties, the arrays, the metadata
+audit       the names of classes and functions in it, each with the verdict of the allow-list
+verify      is it as it was written? digests, references and sizes are checked
+inspect     its tree with ties marked, its arrays, its metadata
 """
 
 import itertools
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ..core._printing import printable
-from .container._byte_sources import ProgressOption, Readable, showing
-from .load import Opened, opened
-from .trust._resolved_names import Request, imports
+from .container._byte_sources import ProgressOption, Readable, progress_reporter
+from .load import Opened, open_checkpoint
+from .trust._resolved_names import Request, import_advice
 from .trust._trusted_names import Trust, Trusted
 from .values._decoding import audit as requests_of
 from .values._paths import Line, Lines, array_nbytes, columns
@@ -20,11 +20,13 @@ from .values._paths import Line, Lines, array_nbytes, columns
 MAX_LINES = 10_000
 """Most lines of a tree that are printed. A small file may hold a tree with any number of paths."""
 
-# ---- `audit(path)` lists what a file asks for, and has three answers ----
+# ---- Results of the three functions ----
 
 
 class Audit(NamedTuple):
-    """Names a file asks for. Prints as a table, with the allow-list the file needs.
+    """The names of classes and functions in a file, each with a verdict.
+
+    `str` returns a table, and what to trust and import in order to load the file.
 
     Attributes:
         requests: one for each name in the file.
@@ -34,22 +36,25 @@ class Audit(NamedTuple):
 
     @property
     def refused(self) -> tuple[Request, ...]:
-        """The names the allow-list does not have."""
+        """The names that loading refuses."""
         return tuple(request for request in self.requests if not request.allowed)
 
     @property
     def not_imported(self) -> tuple[Request, ...]:
-        """The names whose modules have to be imported first. Loading imports nothing."""
+        """The names whose modules you have to import before you load the file. Loading imports nothing."""
         return tuple(request for request in self.requests if request.not_imported)
 
     @property
     def allow_list(self) -> tuple[str, ...]:
-        """The names to pass as `trusted` if you trust all of them. Methods come with their classes."""
+        """The refused names, to pass as `trusted` if you trust all of them.
+
+        A method is left out if its class is among them, since trust in the class includes it.
+        """
         classes = {request.name for request in self.refused if request.kind == "class"}
         return tuple(r.name for r in self.refused if r.kind != "method" or r.name.rpartition(".")[0] not in classes)
 
     def __str__(self) -> str:
-        """Table of names and verdicts, then what to trust and what to import."""
+        """Returns a table of names and verdicts, then what to trust and what to import."""
         if not self.requests:
             return "The file names no classes and no functions."
         rows = [(r.name, r.kind, _verdict(r), ", ".join(r.paths) or "(the tree itself)") for r in self.requests]
@@ -57,12 +62,12 @@ class Audit(NamedTuple):
         if self.refused:
             listed = ", ".join(f'"{printable(name)}"' for name in self.allow_list)
             lines += ["If you trust what is refused:", f"    sharedtree.load(path, trusted=[{listed}])"]
-        lines += imports([request.not_imported for request in self.requests])
+        lines += import_advice([request.not_imported for request in self.requests])
         return "\n".join(lines)
 
 
 def _verdict(request: Request) -> str:
-    """Returns one of three answers: allowed, allowed once a module is imported, or refused."""
+    """Returns the verdict as text: "allowed", "allowed, once ... is imported", "allowed, but ..." or "REFUSED: ..."."""
     if not request.allowed:
         return f"REFUSED: {request.why}"
     if request.not_imported:
@@ -71,10 +76,10 @@ def _verdict(request: Request) -> str:
 
 
 class Verified(NamedTuple):
-    """Result of `verify` for a file in which everything is as it was written.
+    """Result of `verify` for a sound file: the numbers of what was checked.
 
     Attributes:
-        nbytes: bytes of its arrays.
+        nbytes: number of bytes of its arrays.
         num_arrays: number of arrays.
         num_nodes: number of nodes of the tree.
     """
@@ -88,11 +93,11 @@ class ArrayInfo(NamedTuple):
     """An array in a file.
 
     Attributes:
-        name: of its tensor, which is its first path without the first dot.
-        dtype: its dtype.
-        shape: its shape.
-        nbytes: in the file.
-        kind: `"jax"`, `"numpy"`, or `"key"` for typed PRNG keys, whose dtype and shape are those of their data.
+        name: name of its tensor, which is its first path without the first dot.
+        dtype: name of its dtype. For typed PRNG keys, that of their raw data.
+        shape: its shape. For typed PRNG keys, that of their raw data.
+        nbytes: its number of bytes in the file.
+        kind: `"jax"`, `"numpy"`, or `"key"` for typed PRNG keys.
     """
 
     name: str
@@ -103,14 +108,14 @@ class ArrayInfo(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """Contents of a file. Prints as a tree with ties marked, up to 10,000 lines.
+    """Contents of a file. `str` returns the tree with ties marked, up to 10,000 lines.
 
     Attributes:
-        library: name and version of the library that wrote it.
-        metadata: texts that were saved beside the tree. The first 100 are printed, with 1,000 characters of each.
-        arrays: its arrays, each once.
-        lines: the tree, from the root down. Each iteration makes them anew.
-        nbytes: bytes of all arrays.
+        library: name and version of the library that wrote the file.
+        metadata: the texts that were saved beside the tree. `str` shows the first 100, with 1,000 characters of each.
+        arrays: the arrays, each once.
+        lines: the lines of the tree, from the root down. Each iteration makes them anew.
+        nbytes: number of bytes of all arrays.
     """
 
     library: str
@@ -120,31 +125,33 @@ class Inspection(NamedTuple):
     nbytes: int
 
     def __str__(self) -> str:
+        """Returns the numbers, the metadata and the tree as text."""
         head = [f"{len(self.arrays)} arrays, {self.nbytes:,} bytes, written by {printable(self.library)}"]
         head += [printable(key + value) for key, value in metadata_lines(self.metadata)]
-        # Lines are made one by one, so that no more are made than are printed.
+        # A line is made when the iteration reaches it. So just one more is made than is shown.
         lines = list(itertools.islice(map(str, self.lines), MAX_LINES + 1))
         if len(lines) > MAX_LINES:
             lines[MAX_LINES:] = ["... and more: iterate over `.lines`"]
         return "\n".join([*head, *lines])
 
 
-# ---- Work and memory are linear in the file's size for every printout ----
+# ---- Metadata as text. A file may have any number of texts, of any length, so just a part is shown ----
 
 
 def metadata_lines(metadata: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Iterates over the lines that show metadata, as keys and values. A file may have any number, of any length."""
+    """Yields the lines that show metadata, as pairs: `("run: ", "first")`. Long ones are cut, and many are counted."""
     for key, value in itertools.islice(metadata.items(), _MAX_METADATA):
         yield f"{_shortened(key, _MAX_KEY)}: ", _shortened(value, _MAX_VALUE)
     if len(metadata) > _MAX_METADATA:
         yield f"and {len(metadata) - _MAX_METADATA:,} more", ""
 
 
-# Texts that are printed, and characters of each key and value.
+# How many texts are shown, and how many characters of each key and each value.
 _MAX_METADATA, _MAX_KEY, _MAX_VALUE = 100, 100, 1_000
 
 
 def _shortened(text: str, max_length: int) -> str:
+    """Returns a text, cut off after so many characters. The length of a text that was cut is added."""
     return text if len(text) <= max_length else f"{text[:max_length]}... ({len(text):,} characters)"
 
 
@@ -152,17 +159,17 @@ def _shortened(text: str, max_length: int) -> str:
 
 
 def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit:
-    """Lists the classes and functions a file asks for, and says which of them it would get.
+    """Returns the names of classes and functions in a file, and for each whether `load` would accept it.
 
     Args:
         path: as for `load`.
         trusted: as for `load`.
 
     Raises:
-        FormatError: if it is no sharedtree file, or malformed.
-        CorruptFileError: if its header was changed.
+        FormatError: if the file is not a sharedtree file, or malformed.
+        CorruptFileError: if its header or its manifest was changed, or it was cut short.
 
-    Cost: reads the header only. Names are looked up in modules that are imported already.
+    Cost: reads the header and the manifest only. Names are looked up in modules that are imported already.
 
     Example:
         >>> import jax, sharedtree as st
@@ -170,7 +177,7 @@ def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit
         name         as                 at
         jax.nn:relu  function  allowed  ['activation']
     """
-    with opened(path) as file:
+    with open_checkpoint(path) as file:
         return Audit(requests_of(file.manifest, Trust(trusted)))
 
 
@@ -182,33 +189,33 @@ def verify(path: Readable, *, progress: ProgressOption = None) -> Verified:
         progress: as for `load`.
 
     Raises:
-        FormatError: if it is no sharedtree file, or malformed.
+        FormatError: if the file is not a sharedtree file, or malformed.
         CorruptFileError: if it was cut short or changed. All damaged tensors are listed.
 
-    Cost: reads the whole file, and holds 4 MiB of it a thread.
+    Cost: reads the whole file. Each thread has 4 MiB of it in memory at a time.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
         >>> st.verify(st.to_bytes([jnp.zeros(4)]))
         Verified(nbytes=16, num_arrays=1, num_nodes=2)
     """
-    with opened(path) as (container, manifest), showing(progress, "verifying") as report:
+    with open_checkpoint(path) as (container, manifest), progress_reporter(progress, "verifying") as report:
         container.require_undamaged(progress=report)
         nbytes = sum(tensor.nbytes for tensor in container.tensors.values())
         return Verified(nbytes, len(manifest.arrays), len(manifest.nodes))
 
 
 def inspect(path: Readable) -> Inspection:
-    """Shows the contents of a file: its tree with ties marked, its arrays, its metadata.
+    """Returns the contents of a file: its tree with ties marked, its arrays, its metadata.
 
     Args:
         path: as for `load`.
 
     Raises:
-        FormatError: if it is no sharedtree file, or malformed.
-        CorruptFileError: if its header was changed.
+        FormatError: if the file is not a sharedtree file, or malformed.
+        CorruptFileError: if its header or its manifest was changed, or it was cut short.
 
-    Cost: reads the header only. No name in it is looked up.
+    Cost: reads the header and the manifest only. No name in the file is looked up.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -219,12 +226,12 @@ def inspect(path: Readable) -> Inspection:
           ['embed']  float32[2, 3]  24 bytes
           ['head']  = ['embed']
     """
-    with opened(path) as file:
+    with open_checkpoint(path) as file:
         return inspection_of(file)
 
 
 def inspection_of(file: Opened) -> Inspection:
-    """Returns the contents of an open checkpoint. The checkpoint may be closed before they are used."""
+    """Returns the contents of an open checkpoint. They can still be used after the checkpoint is closed."""
     container, manifest = file
     arrays: list[ArrayInfo] = []
     for entry in manifest.arrays:

@@ -1,14 +1,14 @@
-"""`load` and `from_bytes`: a file, or a part of one, to a DAG.
+"""`load` and `from_bytes`: a file, or a part of it, becomes a tree with its ties.
 
 `load_tree` has these steps, from top to bottom:
 
     1. make the allow-list                of the call, of `trust`, and of the template
-    2. open and check the file            digests, header, manifest; do both describe the same tensors?
-    3. plan                               judge every name of the file, choose the arrays, place them
-    4. read the arrays                    only those that are wanted
+    2. open and check the file            header and manifest; do both describe the same tensors?
+    3. plan                               judge every name of the file, choose the arrays and their placements
+    4. read the arrays                    only those that are wanted; their digests are checked
     5. build the tree                     from the manifest and the arrays
 
-A file of another program has no tree. `plain_safetensors.py` loads it.
+A *foreign* file is a safetensors file of another program. It has no tree. `plain_safetensors.py` loads it.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overloa
 from ..core._comparison import array_text
 from ..core._printing import printable
 from ..transforms._option_lists import lists_options_of
-from .arrays._dtypes import dtype_named, stored
+from .arrays._dtypes import dtype_named, stored_form
 from .arrays._placing import Select, Shardings, read_arrays
 from .container._byte_sources import ProgressOption, Readable, Source, open_source
-from .container._header import invalid, is_foreign
+from .container._header import invalid_file_error, is_foreign
 from .container._reading import Container, open_container
 from .plain_safetensors import load_tensors
 from .trust._trusted_names import Trust, Trusted
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Options(TypedDict, total=False):
-    """The options of `load` that do not change what it returns."""
+    """The options of `load` that do not change the type of the result, for type checkers."""
 
     trusted: Trusted | Iterable[Trusted]
     sharding: Shardings
@@ -47,19 +47,19 @@ class Options(TypedDict, total=False):
     foreign: bool
 
 
-_Wanted = Callable[[str], bool] | None
-"""`select` where a template gives the result its type: only a function keeps the shape of the tree."""
+_SelectFunction = Callable[[str], bool] | None
+"""The type of `select` if the result has the template's type. With a path in `select`, the result is another tree."""
 
 
 @overload
 def load(path: Readable, *, like: None = None, select: Select = None, **options: Unpack[Options]) -> Any: ...
 @overload
 def load(
-    path: Readable, *, like: T, select: _Wanted = None, strict: Literal[True] = True, **options: Unpack[Options]
+    path: Readable, *, like: T, select: _SelectFunction = None, strict: Literal[True] = True, **options: Unpack[Options]
 ) -> T: ...
 @overload
 def load(
-    path: Readable, *, like: T, select: _Wanted = None, strict: Literal[False], **options: Unpack[Options]
+    path: Readable, *, like: T, select: _SelectFunction = None, strict: Literal[False], **options: Unpack[Options]
 ) -> tuple[T, LoadReport]: ...
 @overload
 def load(path: Readable, *, like: Any, select: str, strict: bool = True, **options: Unpack[Options]) -> Any: ...
@@ -79,61 +79,65 @@ def load(
 ) -> Any:
     """Loads what `save` saved. No template is needed: classes are found by their names.
 
-    Loading imports nothing, and calls no function because a file names it. A file may name what an allow-list has:
+    Loading imports nothing, and calls no function because a file names it. A file may use the names on an allow-list:
     Equinox modules, optax states, and harmless functions of JAX and the libraries built on it. Your own classes and
-    functions are not on it: name them in `trusted`. To trust a package is to let the file name any function defined in
-    it. If a module is not imported yet, the error says which.
+    functions are not on that list. Name them in `trusted`. If you trust a package, the file may name any function
+    defined in it. If a module has to be imported first, the error says which.
 
     Args:
-        path: a path, a binary file object that stands at the beginning of the file, or its bytes.
+        path: a path; a binary file object, which is read from its position on; or the bytes of a file.
         trusted: classes, functions, names (`"my_models:Encoder"`) or packages (`"my_models"`) that this file may name.
-            `sharedtree.audit(path)` says which it needs. See also `sharedtree.trust`.
+            `sharedtree.audit(path)` lists those it needs. See also `sharedtree.trust`.
         like: a template: a tree like the one that was saved, with arrays or `jax.ShapeDtypeStruct`s. Its classes and
-            functions are trusted. Shapes, dtypes, weak types, names, ties and what is static in modules are checked
-            against it, and arrays go to the devices where those of the template are, if they are committed to them. A
-            NumPy array is another thing than one of JAX; a `ShapeDtypeStruct` stands for both. The values are the
-            file's, also those that are no arrays; but what `save` was told to leave out is the template's own.
-        select: the path of a part (`".encoder"`), which is then all that is loaded; or a function from the name of an
-            array, which is its path without the first dot, to whether it is wanted. In the place of the others are
-            `jax.ShapeDtypeStruct`s. Only the bytes of what is selected are read.
-        sharding: where JAX arrays go: a device or a sharding for all of them, or a function from name and
-            `jax.ShapeDtypeStruct` to one or None. Each process reads the bytes of its own shards. Default: as for new
-            arrays.
-        strict: whether a difference to the template is an error. If not, the result is the template, static values
-            included, with the arrays that fit, in a pair with a `LoadReport` of all that differs.
-        renames: what was renamed since: `{"old.module:Old": "new.module:New", "old.module:Old.weight": "kernel"}`. A
-            field renamed to None is dropped. The new name may be the class or the function itself, which is then
-            trusted.
-        mmap: whether to map the file instead of reading it. Then loading takes no time and no memory, whatever the
-            size, and NumPy arrays are read-only.
-        verify: whether to check the digests of what is read; with `mmap` the file is read once for that. Without it,
-            all bytes of booleans but 0 are true.
-        progress: called with the bytes done and the bytes in all; or True for a bar (needs tqdm).
-        foreign: whether the file may be a safetensors file of another program. Such a file has no tree: what is
-            returned is a flat dictionary from the names of its tensors to JAX arrays. It has no digests either. A file
-            of sharedtree's is loaded as always.
+            functions are trusted. The file is compared with it: shapes, dtypes, weak types, names, ties and the static
+            values in modules. An array of NumPy's differs from one of JAX's; a `ShapeDtypeStruct` stands for either.
+            Arrays go to the devices of the template's arrays if those are committed. All values are the file's, except
+            those that `save` has left out: they are the template's.
+        select: the path of a part (`".encoder"`), of which alone the result consists. Or a function from the name of
+            an array, which is its path without the first dot, to True if it is wanted. Instead of the others, the
+            result has `jax.ShapeDtypeStruct`s. Only the bytes of the selected arrays are read.
+        sharding: where JAX arrays go: a device or a sharding for all of them, or a function from the name and the
+            `jax.ShapeDtypeStruct` of an array to a device, a sharding or None. Each process reads the bytes of its own
+            shards. None, the default, puts arrays where JAX puts new ones.
+        strict: True to raise an error if the file differs from the template. If False, the result is a pair: the
+            template, static values included, with those arrays of the file that fit, and a `LoadReport` of all
+            differences.
+        renames: new names for old ones: `{"old.module:Old": "new.module:New", "old.module:Old.weight": "kernel"}`. A
+            field renamed to None is dropped. A new name may also be given as the class or the function itself, which is
+            trusted then.
+        mmap: True to map the file instead of reading it. Then loading takes no time and no memory, whatever the size,
+            and NumPy arrays are read-only.
+        verify: True to check the digests of the bytes that are read. With `mmap`, the file is read once for that. If
+            False, any byte of a boolean other than 0 counts as True.
+        progress: function called with the bytes done and the total; or True for a bar (needs tqdm).
+        foreign: True if the file may be a safetensors file of another program. Such a file has no tree and no digests.
+            The result is then a flat dictionary: name of a tensor → JAX array. Files of sharedtree's are loaded as
+            trees all the same.
 
     Returns:
-        The tree. What was one object is one object. With `strict=False` and a template, (tree, report).
+        The tree. What was one object when it was saved is one object. With `strict=False` and a template, a pair (tree,
+        report).
 
     Raises:
-        UntrustedTypeError: if the file names what it may not. Nothing was loaded.
-        StructureMismatchError: if a class or the template does not fit, no template has what was left out, a name leads
-            nowhere, a selected part is not there, or arrays have 64-bit numbers and JAX has them switched off.
-        FormatError: if it is no sharedtree file, a malformed one, or one of a newer version; with `foreign`, if it is
-            no safetensors file, or JAX lacks the dtype of a wanted tensor.
-        CorruptFileError: if it was cut short or changed.
-        OSError: if it cannot be read.
-        TypeError: if `path`, `select`, `sharding` or `renames` is of another type than it may be.
-        ValueError: if `renames` has an old name that can be in no file, or `foreign` meets a file without a tree, and
-            another option needs one.
+        UntrustedTypeError: if the file names something that is not allowed. Nothing was loaded.
+        StructureMismatchError: if a class or the template does not fit the file, a value was left out and no template
+            has it, a name leads nowhere, a selected part does not exist, or arrays have 64-bit numbers and these are
+            switched off in JAX.
+        FormatError: if the file is not a sharedtree file, is malformed, or is of a newer version; with `foreign`, if it
+            is not a safetensors file, or JAX lacks the dtype of a wanted tensor.
+        CorruptFileError: if the file was cut short or changed.
+        OSError: if the file cannot be read.
+        TypeError: if `path`, `select`, `sharding` or `renames` has a type that it may not have.
+        ValueError: if `renames` has an old name that no file can have; or if an option needs a tree, and the foreign
+            file has none.
 
-    Cost: one walk over the nodes, and the bytes of the arrays read once into memory JAX uses without a copy on a
-    CPU. Arrays of less than 4 MiB share memory, 16 MiB of it at most, which is freed with the last of them.
+    Cost: one walk over the nodes. The bytes of the arrays are read once, into memory that JAX uses without a copy on a
+    CPU. Arrays of less than 4 MiB share pieces of memory of at most 16 MiB. A piece is freed with the last of its
+    arrays.
 
-    Limitations: with `mmap`, if another program cuts the file short, looking at its arrays ends the process (SIGBUS),
-    and if one writes into it, they change. `save` in this process is safe, to the path or to a file object. On Windows
-    it cannot be replaced meanwhile.
+    Limitations: with `mmap`, if another program cuts the file short, using its arrays ends the process (SIGBUS), and if
+    one writes into the file, the arrays change. `save` in this process is safe, to the path or to a file object. On
+    Windows, the file cannot be replaced while it is mapped.
 
     Example:
         >>> import os, tempfile, equinox as eqx, jax, sharedtree as st
@@ -146,13 +150,13 @@ def load(
         >>> st.load(path, select=".layers[1].bias").shape
         (8,)
     """
-    # A pipe can be opened only once, so whatever looks at the file looks at this source.
+    # The bytes of a pipe can be read only once. So all of the code below reads from this one source.
     with contextlib.closing(open_source(path)) as source:
         reading = {"select": select, "sharding": sharding, "mmap": mmap, "verify": verify, "progress": progress}
         if foreign and is_foreign(source):
-            # Options that need a tree, each true if the user passed it.
-            of_a_tree = {"trusted": trusted, "like": like is not None, "strict": not strict, "renames": renames}
-            return load_tensors(source, **reading, **of_a_tree)
+            # Options that make sense for a tree only. Each value is true if the user passed the option.
+            tree_options = {"trusted": trusted, "like": like is not None, "strict": not strict, "renames": renames}
+            return load_tensors(source, **reading, **tree_options)
         return load_tree(source, trusted=trusted, like=like, strict=strict, renames=renames, **reading)
 
 
@@ -169,12 +173,12 @@ def load_tree(
     verify: bool = True,
     progress: ProgressOption = None,
 ) -> Any:
-    """Loads the tree from an open source, which stays open. Options and errors are those of `load`."""
+    """Loads the tree from an open source. Options, result and errors are those of `load`. The source stays open."""
     # 1. Make the allow-list. A template's classes and functions are trusted.
     trust = Trust(trusted, names_in(like) if like is not None else None)
     # 2. Open and check the file.
-    with opened(source) as (container, manifest):
-        # 3. Plan: every name of the file is judged before anything is read or built.
+    with open_checkpoint(source) as (container, manifest):
+        # 3. Plan: every name of the file is judged before any array is read and anything is built.
         label = container.label
         plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
         # 4. Read the arrays that are wanted.
@@ -187,8 +191,8 @@ class Opened(NamedTuple):
     """An open checkpoint.
 
     Attributes:
-        container: its tensors.
-        manifest: its tree.
+        container: the container, which has the tensors.
+        manifest: the parsed manifest, which describes the tree.
     """
 
     container: Container
@@ -196,29 +200,38 @@ class Opened(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(location: Readable | Source) -> Iterator[Opened]:
-    """Opens a checkpoint, checks container and manifest, and that both describe the same tensors.
+def open_checkpoint(location: Readable | Source) -> Iterator[Opened]:
+    """Yields an open checkpoint, and closes it at the end of the `with` block. A `Source` that was passed stays open.
 
-    An open source stays open.
+    Raises:
+        TypeError, OSError: as `open_source`.
+        FormatError: if the file is not a sharedtree file, is malformed, or is of a newer version; or if its header and
+            its manifest describe different tensors.
+        CorruptFileError: if the file is longer or shorter than its header says, or its header or manifest has changed.
     """
     with open_container(location) as container:
         manifest = parse_manifest(container.manifest)
         disagreement = next(_disagreements(container, manifest), None)
         if disagreement is not None:
-            raise invalid(container.label, disagreement)
+            raise invalid_file_error(container.label, disagreement)
         yield Opened(container, manifest)
 
 
 def _disagreements(container: Container, manifest: Manifest) -> Iterator[str]:
-    """Iterates over texts that say what differs between the tensors of the container and those of the manifest."""
+    """Yields a clause for each difference between the tensors in the container and the arrays in the manifest.
+
+    Of several tensors that the manifest does not name, only the first by name is reported.
+    """
     tensors = container.tensors
     for entry in manifest.arrays:
         tensor = tensors.get(entry.tensor)
         if tensor is None:
             yield f"the manifest names a tensor `{printable(entry.tensor)}`, which is not there"
             continue
-        dtype, shape = stored(dtype_named(entry.dtype), entry.shape)
+        # The stored dtype and shape that the tensor should have.
+        dtype, shape = stored_form(dtype_named(entry.dtype), entry.shape)
         if (tensor.dtype, tensor.shape) != (dtype, shape):
+            # For example "F32[2, 3], and to the manifest it is F32[2, 4]".
             difference = f"{array_text(tensor)}, and to the manifest it is {dtype}{list(shape)}"
             yield f"the tensor `{printable(entry.tensor)}` is {difference}"
     extra = tensors.keys() - {entry.tensor for entry in manifest.arrays}
@@ -247,10 +260,10 @@ def from_bytes(data: bytes | bytearray | memoryview, **options: Any) -> Any:
 
     Args:
         data: the bytes of a file.
-        **options: those of `load`.
+        **options: options of `load`.
 
     Raises:
-        FormatError: as `load`, whose other errors it raises, too.
+        FormatError: as `load`. Other errors are those of `load` as well.
 
     Example:
         >>> import sharedtree as st

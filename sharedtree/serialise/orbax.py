@@ -1,12 +1,13 @@
-"""The same trees through Orbax, for many machines: `sharedtree.orbax.save` and `sharedtree.orbax.restore`.
+"""Trees in Orbax checkpoints, for many machines: `sharedtree.orbax.save` and `sharedtree.orbax.restore`.
 
-Orbax writes and reads the arrays: asynchronously, from many processes, with retention, onto any file system that it
-knows. It lacks the rest of the tree, so the manifest is saved beside the arrays. A step has two items:
+Orbax writes and reads the arrays: asynchronously, from many processes, with retention, to any file system that it
+knows. For the rest of the tree, the manifest is saved beside the arrays. A *step* is one checkpoint of a manager, with
+a number. An *item* is a part of a step with a name. A step of ours has two:
 
     arrays      each distinct array once
-    manifest    a text with its digest, as `docs/format.md` describes it
+    manifest    the manifest's text with its digest. `docs/format.md` describes both
 
-Orbax itself is imported when one of the functions is called.
+Orbax is imported when one of the functions is called.
 """
 
 import contextlib
@@ -25,14 +26,14 @@ from ..core._errors import CorruptFileError, FormatError, MissingStepError, Shar
 from ..core._printing import printable
 from .arrays._orbax_forms import (
     ANOTHER_STEP,
-    for_orbax,
-    from_stored,
-    is_stored,
+    from_orbax_form,
+    is_in_checkpoint,
     key_of,
     not_restored_error,
     require_sound,
+    to_orbax_form,
 )
-from .arrays._placing import ArrayEntry, Placement, Select, Shardings, placements_of, settled
+from .arrays._placing import ArrayEntry, Placement, Select, Shardings, place_arrays, placements_of
 from .container._header import is_unicode
 from .trust._trusted_names import Trust, Trusted
 from .values._changed_classes import Renames
@@ -45,15 +46,16 @@ __all__ = ["restore", "save"]
 # Names of the items, and of the two values in the manifest's item. They are on disk.
 _ARRAYS, _MANIFEST = "arrays", "manifest"
 _TEXT, _CRC = "sharedtree", "sharedtree.crc32"
-# Errors of `load` offer the first call, and here it becomes the second.
+# Errors of `load` offer calls that begin like the first text. In errors of `restore`, the second takes its place.
 _LOAD, _RESTORE = "sharedtree.load(path", "sharedtree.orbax.restore(manager, step"
+# The module of Orbax's arguments, in code that errors print.
 _ARGS = "orbax.checkpoint.args"
 # How many items of a step an error lists.
 _MAX_ITEMS = 20
 
 
 def __dir__() -> list[str]:
-    """Returns the public names, since this file is the public module."""
+    """Returns the public names only. This file is the public module `sharedtree.orbax`, so users complete its names."""
     return __all__
 
 
@@ -72,32 +74,34 @@ def save(
     arrays may be donated and changed. Every process calls it with the same tree; each writes its own shards.
 
     Args:
-        manager: an `orbax.checkpoint.CheckpointManager`, made without `item_names`, or with `"arrays"`, `"manifest"`
-            and those of `items`.
+        manager: an `orbax.checkpoint.CheckpointManager`. If it was made with `item_names`, they have to include
+            `"arrays"`, `"manifest"` and the names in `items`.
         step: the number of the step.
         tree: as for `sharedtree.save`, but arrays may be sharded over the devices of many processes.
         leave_out: as for `sharedtree.save`.
-        items: more to save in the same step, such as the state of a data loader: Orbax's arguments, by name.
-        **options: of `CheckpointManager.save`: `metrics`, `force`, `custom_metadata`.
+        items: further items to save in the same step, such as the state of a data loader: name → Orbax's arguments for
+            it.
+        **options: options of `CheckpointManager.save`: `metrics`, `force`, `custom_metadata`.
 
     Returns:
         True if the step was saved. False if the manager skips it.
 
     Raises:
-        UnserialisableError: if the tree holds something that cannot be saved. All of it is listed. Nothing was written.
+        UnserialisableError: if the tree holds something that cannot be saved. All such values are listed. Nothing was
+            written.
         CycleError: if an object contains itself.
-        TypeError: if `manager` is no `CheckpointManager`.
-        ValueError: if `items` has a name that is taken, or the tree has nothing at a path in `leave_out`; or from
+        TypeError: if `manager` is not a `CheckpointManager`.
+        ValueError: if `items` has one of our own names, or the tree has nothing at an entry of `leave_out`; or from
             Orbax, if the step exists.
         ImportError: if Orbax is not installed.
 
-    Cost: one walk over the nodes, if the step is to be saved at all, and the cost of Orbax. Orbax gets arrays as they
-    are, but for PRNG keys and dtypes TensorStore lacks, which are copied.
+    Cost: if the manager does not skip the step, one walk over the nodes, and the cost of Orbax. Orbax gets most arrays
+    as they are. PRNG keys, and dtypes that TensorStore lacks, are copied.
 
-    Limitations: an array each process holds for itself, a NumPy array or a JAX array on its own devices, must be
-    the same in all: the first process writes it. Orbax keeps no digests of the data of arrays of more than 1 KiB, so a
-    flipped bit in them goes unnoticed; `sharedtree.save` has digests. In one manager, Orbax reads the items of a step
-    with the kind of arguments it saw first: to read `arrays` by hand, use `PyTreeRestore`, or another manager.
+    Limitations: of an array that each process holds for itself, as a NumPy array or on its own devices, the first
+    process writes its own. So it must be the same in all. Orbax keeps no digests of arrays of more than 1 KiB,
+    so a flipped bit in them goes unnoticed; `sharedtree.save` has digests. A manager of Orbax's reads an item with the
+    kind of arguments that it has used first. To read `arrays` by hand, use `PyTreeRestore`, or another manager.
 
     Example:
         >>> import tempfile, jax.numpy as jnp, orbax.checkpoint as ocp, sharedtree as st
@@ -109,15 +113,16 @@ def save(
         (True, True, 'tied')
     """
     # 1. Check the arguments.
-    ocp = _orbax()
+    ocp = _import_orbax()
     _require_manager(manager, "should_save")
-    taken = sorted({_ARRAYS, _MANIFEST} & set(items or ()))
-    if taken:
+    reserved_names = sorted({_ARRAYS, _MANIFEST} & set(items or ()))
+    if reserved_names:
+        name = reserved_names[0]
         raise ValueError(
-            f"`items` has the name `{taken[0]}`, under which the tree itself is saved. Give the item another name:\n"
-            f'    sharedtree.orbax.save(manager, step, tree, items={{"my_{taken[0]}": items["{taken[0]}"]}})'
+            f"`items` has the name `{name}`, under which the tree itself is saved. Give the item another name:\n"
+            f'    sharedtree.orbax.save(manager, step, tree, items={{"my_{name}": items["{name}"]}})'
         )
-    # 2. Ask the manager, before the tree is walked.
+    # 2. Ask the manager if it wants the step, before the tree is walked.
     if not options.get("force") and not manager.should_save(step):
         return False
     # 3. Encode the tree: a manifest, and the distinct arrays.
@@ -125,10 +130,11 @@ def save(
     text = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
     arrays: dict[str, Any] = {}
     for fields, array in zip(encoded.manifest["arrays"], encoded.arrays, strict=True):
+        # In the manifest, an entry is a dictionary, and its shape a list.
         entry = ArrayEntry(**{**fields, "shape": tuple(fields["shape"])})
-        if is_stored(entry):
-            arrays[key_of(entry)] = for_orbax(entry, array)
-    # 4. Pass both to Orbax.
+        if is_in_checkpoint(entry):
+            arrays[key_of(entry)] = to_orbax_form(entry, array)
+    # 4. Pass both to Orbax, and the user's items.
     args = {**(items or {}), _MANIFEST: ocp.args.JsonSave({_TEXT: text, _CRC: _crc(text)})}
     # Orbax refuses an empty item.
     if arrays:
@@ -147,39 +153,40 @@ def restore(
     strict: bool = True,
     renames: Renames | None = None,
 ) -> Any:
-    """Restores a tree of `sharedtree.orbax.save`. No template is needed, and any number of devices will do.
+    """Restores a tree that `sharedtree.orbax.save` has saved. It needs no template, and not as many devices as before.
 
-    Names are looked up as `sharedtree.load` does, and before any array is read.
+    Names are judged and looked up as by `sharedtree.load`, before any array is read.
 
     Args:
         manager: an `orbax.checkpoint.CheckpointManager` for the folder.
-        step: the number of the step. Default: the latest.
+        step: the number of the step; None for the latest.
         trusted: classes and functions, as for `sharedtree.load`.
         like: a template, as for `sharedtree.load`.
-        select: a part to restore: a path, or a function from the name of an array.
-        sharding: where JAX arrays go. Each process reads its own shards. If neither this nor the template says it, the
-            whole array goes to the default device.
-        strict: False to get the template and a report instead of an error for differences.
-        renames: old name → new name, for what was renamed since.
+        select: the part to restore, as for `sharedtree.load`.
+        sharding: where JAX arrays go, as for `sharedtree.load`. Each process reads its own shards. If neither this nor
+            the template says where an array goes, the whole array goes to the default device.
+        strict: as for `sharedtree.load`: False to get the template and a report instead of an error for differences.
+        renames: new names for old ones, as for `sharedtree.load`.
 
     Returns:
-        The tree; with `strict=False` and a template, (tree, report).
+        The tree; with `strict=False` and a template, a pair (tree, report).
 
     Raises:
         UntrustedTypeError: as `sharedtree.load`, before any array is read.
         StructureMismatchError: as `sharedtree.load`, and if there is no memory for the arrays.
-        FormatError: if the step has no manifest, a malformed one, or one of a newer version, or other arrays, or if
-            Orbax fails in any other way. Shapes, dtypes and sizes were compared before any array was read.
-        CorruptFileError: if the manifest was changed, or Orbax finds the arrays damaged or gone.
-        MissingStepError: if the step does not exist, or none at all.
-        TypeError: if `manager` is no `CheckpointManager`, or `select` or `sharding` is of another type than it may be.
+        FormatError: if the step has no manifest, or one that is malformed or of a newer version; if it has other arrays
+            than its manifest says; or if Orbax fails for another reason. Shapes, dtypes and sizes are compared before
+            any array is read.
+        CorruptFileError: if the manifest was changed, or Orbax finds that arrays are damaged or missing.
+        MissingStepError: if the step does not exist, or there is no step at all.
+        TypeError: if `manager` is not a `CheckpointManager`, or `select` or `sharding` has a type that it may not have.
         ImportError: if Orbax is not installed.
 
     Cost: one walk over the nodes. Orbax reads the metadata of all arrays (about 0.5 ms each), then the arrays. Without
     a sharding, the whole array passes through the memory of the host.
 
-    Limitations: the arrays may have up to 65,536 times as many bytes as the files, since Orbax compresses. With
-    `select`, the metadata of all arrays is read all the same.
+    Limitations: since Orbax compresses, a forged step is refused only if its arrays have more than 65,536 times as many
+    bytes as its files. With `select`, the metadata of all arrays is read nevertheless.
 
     Example:
         >>> import tempfile, jax, jax.numpy as jnp, orbax.checkpoint as ocp, sharedtree as st
@@ -191,16 +198,17 @@ def restore(
         True
     """
     # 1. Check the arguments, make the allow-list, and find the step.
-    ocp = _orbax()
+    ocp = _import_orbax()
     _require_manager(manager, "directory")
     trust = Trust(trusted, names_in(like) if like is not None else None)
     step = manager.latest_step() if step is None else step
     if step is None:
-        raise _missing(manager, step)
+        raise _missing_step_error(manager, step)
     label = printable(f"{manager.directory}/{step}")
     with _errors_offer_restore(manager, step):
-        # 2. Read the manifest. 3. Plan: every name is judged before any array is read.
+        # 2. Read the manifest.
         manifest = _read_manifest(ocp, manager, step, label)
+        # 3. Plan: every name is judged before any array is read.
         plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
         # 4. Read the arrays. 5. Build the tree.
         return plan.build_tree(_read_arrays(ocp, manager, step, label, plan, manifest.arrays))
@@ -208,13 +216,16 @@ def restore(
 
 @contextlib.contextmanager
 def _errors_offer_restore(manager: Any, step: int) -> Iterator[None]:
-    """Makes errors of `load` offer `restore`, and the number of another step."""
+    """Changes the texts of errors in the `with` block, which are written for `load` or know no steps.
+
+    Calls of `load` become calls of `restore`, and the advice to restore another step becomes a call with its number.
+    """
     try:
         yield
     except SharedTreeError as error:
         advice = ANOTHER_STEP
         if any(type(arg) is str and ANOTHER_STEP in arg for arg in error.args):
-            # The manager may fail in any way, and the advice stays general.
+            # If the manager cannot list the steps, whatever it raises, the advice stays as it is.
             with contextlib.suppress(Exception):
                 other_steps = [other_step for other_step in sorted(manager.all_steps()) if other_step != step]
                 advice = "There is no other step."
@@ -225,14 +236,14 @@ def _errors_offer_restore(manager: Any, step: int) -> Iterator[None]:
         raise
 
 
-def _require_manager(manager: Any, needed: str) -> None:
-    """Raises `TypeError` unless an object has a method of managers. A path and a `Checkpointer` lack it.
+def _require_manager(manager: Any, attribute: str) -> None:
+    """Raises `TypeError` unless an object has an attribute of managers. A path or a `Checkpointer` does not have it.
 
     Args:
-        manager: the user's object.
-        needed: name of the method.
+        manager: the object that the user has passed.
+        attribute: name of the attribute.
     """
-    if not hasattr(manager, needed):
+    if not hasattr(manager, attribute):
         is_path = isinstance(manager, str | os.PathLike)
         folder = repr(os.path.abspath(os.fsdecode(manager))) if is_path else "folder"
         raise TypeError(
@@ -241,8 +252,8 @@ def _require_manager(manager: Any, needed: str) -> None:
         )
 
 
-def _missing(manager: Any, step: int | None) -> MissingStepError:
-    """Returns the error for a missing step; None stands for the latest."""
+def _missing_step_error(manager: Any, step: int | None) -> MissingStepError:
+    """Returns the error for a step that does not exist. It lists those that do. None stands for the latest step."""
     folder, steps = printable(str(manager.directory)), sorted(manager.all_steps())
     if not steps:
         return MissingStepError(f"`{folder}` has no checkpoint yet.")
@@ -253,8 +264,8 @@ def _missing(manager: Any, step: int | None) -> MissingStepError:
     )
 
 
-def _orbax() -> Any:
-    """Imports Orbax, or raises `ImportError` with the command to install it."""
+def _import_orbax() -> Any:
+    """Returns the module `orbax.checkpoint`. Raises `ImportError`, with the command to install it, if it is missing."""
     try:
         import orbax.checkpoint
     except ImportError as error:
@@ -265,24 +276,31 @@ def _orbax() -> Any:
 
 
 def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
-    """Returns the manifest of a step, once its digest is checked.
+    """Reads the manifest of a step, checks its digest, and parses it.
+
+    Args:
+        ocp: the module `orbax.checkpoint`.
+        manager: the manager.
+        step: number of the step.
+        label: name of the step, for errors.
 
     Raises:
         MissingStepError: if the step does not exist.
-        FormatError: if the step has no readable manifest.
-        CorruptFileError: if the manifest does not have its digest.
+        FormatError: if the step has no readable manifest, or it is malformed or of a newer version.
+        CorruptFileError: if the manifest does not match its digest.
     """
     item: Any = None
+    # The reason in the error, unless Orbax raises one with a better reason.
     why = "it is not what `sharedtree.orbax.save` writes"
     try:
         item = manager.restore(step, args=ocp.args.Composite(**{_MANIFEST: ocp.args.JsonRestore()}))[_MANIFEST]
     # With a damaged checkpoint, Orbax may raise any error.
     except Exception as error:  # noqa: BLE001
         if isinstance(error, FileNotFoundError):
-            # Another program may have removed the step.
+            # The manager remembers the steps that it saw. Another program may have removed this one since.
             manager.reload()
             if step not in manager.all_steps():
-                raise _missing(manager, step) from None
+                raise _missing_step_error(manager, step) from None
         why = _error_text(error)
     text = item.get(_TEXT) if type(item) is dict and item.keys() == {_TEXT, _CRC} else None
     if type(text) is not str or not is_unicode(text):
@@ -292,6 +310,7 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
         items = _items_in(folder)
         if _MANIFEST in items:
             raise not_restored_error(fact)
+        # It is a step of another program.
         raise FormatError(
             f"{fact}What Orbax saved alone, Orbax restores:\n    manager.restore(step, args={_arguments_for(items)})"
         )
@@ -304,11 +323,12 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
 def _folder_of(manager: Any, step: int) -> Any:
     """Returns the folder of a step; None if it cannot be found.
 
-    A manager may put a prefix and zeros before the number.
+    Its name is the number of the step. A manager may put a prefix and zeros before it: `model_007`.
     """
-    # The folder may be on any file system, which may raise anything.
+    # Orbax supports many file systems, which may raise anything.
     with contextlib.suppress(Exception):
         folders = [path for path in manager.directory.iterdir() if re.fullmatch(rf"(.*\D)?0*{step}", path.name)]
+        # Several folders may end like that: `7`, and `old_7`.
         if len(folders) > 1:
             folders = [path for path in folders if path.name == str(step)]
         return folders[0] if folders else None
@@ -316,19 +336,29 @@ def _folder_of(manager: Any, step: int) -> Any:
 
 
 def _items_in(folder: Any) -> dict[str, bool]:
-    """Returns the items of a step on the disk: name → True if it is a JSON value. Empty if they cannot be listed."""
+    """Returns the items of a step on the disk: name → True if the item is a JSON value.
+
+    The result is empty if they cannot be listed.
+
+    Args:
+        folder: folder of the step, one of Orbax's path objects; None if it is not known.
+    """
     items: dict[str, bool] = {}
-    # The file system may raise anything, and there may be no folder.
+    # The file system may raise anything. If there is no folder, this raises `AttributeError`.
     with contextlib.suppress(Exception):
         for path in sorted(folder.iterdir()):
             if path.is_dir():
-                # A JSON value is one file of this name.
+                # Orbax writes a JSON value into one file of this name.
                 items[path.name] = (path / "metadata").exists()
     return items
 
 
 def _arguments_for(items: Mapping[str, bool]) -> str:
-    """Returns the code of Orbax's arguments for restoring these items. An unnamed item is called `default`."""
+    """Returns the code of Orbax's arguments with which to restore some items.
+
+    Args:
+        items: name → True if the item is a JSON value. Orbax calls an item without a name `default`.
+    """
     if items.keys() <= {"default"}:
         return f"{_ARGS}.JsonRestore()" if items.get("default") else f"{_ARGS}.StandardRestore(template)"
     arguments: list[str] = []
@@ -341,23 +371,30 @@ def _arguments_for(items: Mapping[str, bool]) -> str:
 
 
 def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, saved: Sequence[ArrayEntry]) -> list[Any]:
-    """Reads the arrays a plan wants, and puts them where they go. Shapes, dtypes and sizes are compared first.
+    """Reads the arrays that a plan wants, and puts them where they go.
+
+    Before any is read, shapes, dtypes and sizes in Orbax's metadata are compared with the manifest.
 
     Args:
-        ocp: `orbax.checkpoint`.
+        ocp: the module `orbax.checkpoint`.
         manager: the manager.
         step: number of the step.
         label: name of the step, for errors.
-        plan: the wanted arrays and their placements.
+        plan: the plan, which has the entries of the wanted arrays, and their placements.
         saved: entries of all arrays in the manifest.
+
+    Returns:
+        The arrays in the order of `plan.wanted`.
     """
+    # Arrays without bytes are in the manifest alone. `wanted` and `every` have the others: key → Orbax's argument.
     placements = placements_of(plan.wanted, plan.place)
     pairs = zip(plan.wanted, placements, strict=True)
-    stored = [(entry, placement) for entry, placement in pairs if is_stored(entry)]
+    stored = [(entry, placement) for entry, placement in pairs if is_in_checkpoint(entry)]
     wanted = {key_of(entry): _restore_args(ocp, entry, placement) for entry, placement in stored}
-    every = {key_of(entry): ocp.PLACEHOLDER for entry in saved if is_stored(entry)}
+    every = {key_of(entry): ocp.PLACEHOLDER for entry in saved if is_in_checkpoint(entry)}
 
-    def restored(item: dict[str, Any], **options: Any) -> Any:
+    def restore_item(item: dict[str, Any], **options: Any) -> Any:
+        """Returns the arrays that Orbax restores for the keys of `item`."""
         args = ocp.args.PyTreeRestore(item=item, **options)
         return manager.restore(step, args=ocp.args.Composite(**{_ARRAYS: args}))[_ARRAYS]
 
@@ -366,23 +403,30 @@ def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, save
         with _errors_of_orbax(label):
             # A manager can read the metadata of an item only after it has restored the item. So it restores a
             # placeholder for each array first, which reads none of them.
-            restored(every)
+            restore_item(every)
             metadata = manager.item_metadata(step)[_ARRAYS]
         require_sound(metadata, stored, label)
         with _errors_of_orbax(label):
-            read = restored(dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=len(wanted) < len(every))
-    arrays = [from_stored(entry, read.pop(key_of(entry), None)) for entry in plan.wanted]
-    return settled(plan.wanted, placements, arrays)
+            # The values of the item may be anything but placeholders, since `restore_args` say what to restore.
+            is_partial = len(wanted) < len(every)
+            read = restore_item(dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=is_partial)
+    # `pop` lets go of each array of Orbax's as soon as it is converted.
+    arrays = [from_orbax_form(entry, read.pop(key_of(entry), None)) for entry in plan.wanted]
+    return place_arrays(plan.wanted, placements, arrays)
 
 
 def _restore_args(ocp: Any, entry: ArrayEntry, placement: Placement) -> Any:
-    """Returns Orbax's arguments for restoring one array. Raises JAX's error if it does not fit its sharding."""
-    # The sharding of PRNG keys is not that of their data, so they are placed once they are made.
+    """Returns Orbax's arguments for restoring one array.
+
+    Without a sharding, it is restored as a NumPy array. Raises JAX's own `ValueError` if the sharding does not fit.
+    """
+    # A sharding of PRNG keys does not fit their raw data. So the data is read as NumPy's, and the keys are placed
+    # later.
     if placement is None or entry.key is not None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     if isinstance(placement, jax.Device):
         placement = jax.sharding.SingleDeviceSharding(placement)
-    # These raise JAX's own errors: for too many axes, and for a size that is no multiple.
+    # The first call raises for a sharding of too many axes, the second for a size that cannot be divided evenly.
     jax.ShapeDtypeStruct(entry.shape, np.uint8, sharding=placement)
     placement.shard_shape(entry.shape)
     return ocp.ArrayRestoreArgs(sharding=placement)
@@ -390,12 +434,12 @@ def _restore_args(ocp: Any, entry: ArrayEntry, placement: Placement) -> Any:
 
 @contextlib.contextmanager
 def _errors_of_orbax(label: str) -> Iterator[None]:
-    """Turns whatever the parsers of a damaged checkpoint raise into a `CorruptFileError` or a `FormatError`."""
+    """Replaces any error that Orbax raises for a damaged checkpoint by a `CorruptFileError` or a `FormatError`."""
     try:
         yield
     except Exception as error:  # noqa: BLE001
         text = _error_text(error)
-        # TensorStore's words for damaged and missing data.
+        # TensorStore's texts for damaged and missing data have these words.
         if any(word in text for word in ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION")):
             fact = f"The arrays of `{label}` are not what was written. Orbax says:\n{text}\n"
             raise not_restored_error(fact, CorruptFileError) from None
@@ -404,12 +448,13 @@ def _errors_of_orbax(label: str) -> Iterator[None]:
 
 
 def _error_text(error: BaseException) -> str:
-    """Returns the escaped text of another library's error.
+    """Returns the class and the text of another library's error, cut off and with control characters escaped.
 
-    The error itself may quote the checkpoint, so it is dropped.
+    The text may quote the checkpoint, so the error itself is not shown to the user.
     """
     return printable(f"{type(error).__name__}: {str(error)[:1000]}")
 
 
 def _crc(text: str) -> str:
+    """Returns the digest of a manifest: its CRC-32, as eight hexadecimal digits."""
     return f"{zlib.crc32(text.encode()):08x}"

@@ -1,15 +1,15 @@
 """Safetensors files of other programs: tensors with names, and no tree.
 
-Header and arrays are read by the code that reads our files, only without digests. The library `safetensors` is not
-used: of two tensors with one name it takes the last, it lacks dtypes newer than itself, and it wants a path or a copy
-of all bytes.
+The header and the arrays are read by the code that reads our own files, but without digests. The library `safetensors`
+is not used, for three reasons. It accepts two tensors with one name, and returns the last. It lacks dtypes that are
+newer than itself. And it needs a path, or a copy of all bytes.
 """
 
 from typing import Any
 
 from ..core._errors import FormatError
 from ..core._printing import printable
-from .arrays._dtypes import STORED_AS_ITSELF, dtype_named, stored
+from .arrays._dtypes import STORED_AS_ITSELF, dtype_named, stored_form
 from .arrays._placing import ArrayEntry, Select, Shardings, place_of, read_arrays, require_select, struct_of
 from .container._byte_sources import ProgressOption, Source
 from .container._header import BITS, Tensor, read_header
@@ -18,7 +18,7 @@ from .container._reading import Container
 # How many tensors an error lists.
 _MAX_LISTED = 20
 
-# Dtype of safetensors → name of the dtype of NumPy or ml_dtypes.
+# Dtype of safetensors → name of the dtype in NumPy or ml_dtypes.
 _DTYPES = {stored_dtype: dtype for dtype, stored_dtype in STORED_AS_ITSELF.items()} | {
     "C64": "complex64", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F4": "float4_e2m1fn", "F6_E2M3": "float6_e2m3fn", "F6_E3M2": "float6_e3m2fn",
@@ -33,41 +33,44 @@ def load_tensors(
     mmap: bool,
     verify: bool,
     progress: ProgressOption,
-    **of_a_tree: Any,
+    **tree_options: Any,
 ) -> dict[str, Any]:
-    """Loads the tensors as a dictionary by name, in the order of the file. Tensors that are not selected are structs.
+    """Returns name → JAX array, in the order of the file. For tensors that are not selected, `jax.ShapeDtypeStruct`s.
+
+    A tensor that is not selected is missing if JAX has no such dtype.
 
     The file has no digests, so `verify` only refuses booleans whose byte is not 0 or 1. If `verify` is False, any byte
     other than 0 counts as True.
 
     Args:
         source: the bytes of the file.
-        select: as for `load`, but never a path.
+        select: None, or a function from the name of a tensor to True if it is wanted. A path is an error.
         sharding: as for `load`.
         mmap: as for `load`.
         verify: as for `load`.
         progress: as for `load`.
-        **of_a_tree: options of `load` for trees, each true if the user passed it.
+        **tree_options: options of `load` that make sense for a tree only. Each is true if the user passed it.
 
     Raises:
-        ValueError: if the user passed an option for trees.
-        FormatError: if it is malformed, or a selected tensor has a dtype JAX has no arrays of. A tensor that is
-            not selected and has an unknown dtype is left out.
+        ValueError: if the user passed an option that makes sense for a tree only.
+        FormatError: if the file is malformed, or no array can have the dtype of a selected tensor.
+        CorruptFileError: if the file is longer or shorter than its header says.
+        TypeError, StructureMismatchError, MemoryError: as `read_arrays` and `require_select`.
     """
-    # Options that need a tree are errors. A path in `select` needs one, too.
+    # 1. Options for trees are errors, and so is a path in `select`.
     require_select(select)
-    tree_options = [name for name, value in of_a_tree.items() if value] + ["select"] * isinstance(select, str)
-    if tree_options:
+    tree_only = [name for name, value in tree_options.items() if value] + ["select"] * isinstance(select, str)
+    if tree_only:
         raise ValueError(
-            f"`{tree_options[0]}` says something of a tree, and `{source.label}` has none: another program wrote it. "
+            f"`{tree_only[0]}` says something of a tree, and `{source.label}` has none: another program wrote it. "
             "Load its tensors by name, of which `select` may be a function:\n"
             "    tensors = sharedtree.load(path, foreign=True)"
         )
     assert not isinstance(select, str)
-    # Read the header, and choose the tensors.
+    # 2. Read the header, and choose the tensors.
     header = read_header(source, foreign=True)
     wanted = [tensor for tensor in header.tensors if select is None or select(tensor.name)]
-    # Elements of less than a byte are packed, as no array has them. Unknown dtypes have 0 bits here.
+    # Elements of less than a byte share bytes in such files, and in no array. Unknown dtypes count as 0 bits.
     unloadable = [tensor for tensor in wanted if BITS.get(tensor.dtype, 0) < 8]
     if unloadable:
         listed = unloadable[:_MAX_LISTED]
@@ -83,19 +86,22 @@ def load_tensors(
                 ]
             )
         )
-    # Make the entries that a manifest would have, and describe the tensors as `save` would have stored them.
+    # 3. Make the entries that a manifest of ours would have. Give the tensors the stored dtypes and shapes with which
+    # `save` would have written them: complex64 as bytes, with one axis more.
     loadable = [tensor for tensor in header.tensors if tensor.dtype in _DTYPES]
     entries: dict[str, ArrayEntry] = {}
     for tensor in loadable:
         entries[tensor.name] = ArrayEntry(tensor.name, _DTYPES[tensor.dtype], tensor.shape, "jax")
     tensors: list[Tensor] = []
     for tensor in wanted:
-        stored_dtype, stored_shape = stored(dtype_named(entries[tensor.name].dtype), tensor.shape)
+        stored_dtype, stored_shape = stored_form(dtype_named(entries[tensor.name].dtype), tensor.shape)
         tensors.append(tensor._replace(dtype=stored_dtype, shape=stored_shape))
     container = Container(source, header._replace(tensors=tuple(tensors)), is_owner=False)
-    # Read the arrays like those of a file of ours.
+    # 4. Read the arrays like those of a file of ours.
     chosen = [entries[tensor.name] for tensor in wanted]
     reading = {"mmap": mmap, "verify": verify, "progress": progress, "is_foreign": True}
     arrays = read_arrays(container, chosen, place_of(sharding), **reading)
-    read = dict(zip([entry.tensor for entry in chosen], arrays, strict=True))
-    return {name: read[name] if name in read else struct_of(entry) for name, entry in entries.items()}
+    arrays_by_name = dict(zip([entry.tensor for entry in chosen], arrays, strict=True))
+    return {
+        name: arrays_by_name[name] if name in arrays_by_name else struct_of(entry) for name, entry in entries.items()
+    }

@@ -1,12 +1,12 @@
-"""`save` and `to_bytes`: a DAG to a file, each shared node once.
+"""`save` and `to_bytes`: a tree becomes a file, with each shared node once.
 
 `save` has these steps, from top to bottom:
 
     1. check the arguments                nothing is touched yet
     2. encode the tree                    a manifest, and the distinct arrays with their names
     3. make a source of each array        bytes in pieces, read when they are written
-    4. free arrays mapped from the file   only if it is written to in place
-    5. write                              to a file object, or beside the path, which is then replaced
+    4. free arrays mapped from the file   only if the file is overwritten in place
+    5. write                              to a file object, or to a new file that then replaces the one at the path
 """
 
 import io
@@ -21,7 +21,7 @@ import numpy as np
 from ..core._errors import UnserialisableError
 from ..core._printing import printable
 from .arrays._dtypes import tensor_source
-from .container._byte_sources import ProgressOption, showing
+from .container._byte_sources import ProgressOption, progress_reporter
 from .container._header import TensorSource
 from .container._mapped_files import detach_from
 from .container._writing import force_to_disk, replacing, write
@@ -39,49 +39,50 @@ def save(
     metadata: Mapping[str, str] | None = None,
     progress: ProgressOption = None,
 ) -> None:
-    """Saves a tree to one file, from which `load` makes an equal one without a template.
+    """Saves a tree to one file, from which `load` makes an equal tree without a template.
 
     Each array, module and mutable container is written once, however many paths lead to it, and is one object again
     when it is loaded. The file is a valid `.safetensors` file, whose tensors are named by their first paths.
 
     Args:
-        path: where to save. A file there is replaced as a whole or not at all: after a crash or with a full disk it is
-            the old file or the new one. Or a binary file object, which is written to from its position and is neither
-            closed nor forced to the disk.
+        path: where to save. A file at this path is replaced as a whole or not at all: after a crash, or if the disk is
+            full, there is either the old file or the new one. Or a binary file object: it is written to from its
+            position on, and is neither closed nor forced to the disk.
         tree: models, optimizer states, PRNG keys, counters, configurations, in any containers: see `docs/format.md` for
             every kind of value. All of it counts as inside a module.
-        leave_out: values no file can hold, such as the functions of a `TrainState`: names of attributes,
-            `["apply_fn", "tx"]`, which are left out everywhere, or paths of single values, as errors print them. `load`
-            takes these values from its template, `like=`. Such a file is not loaded without one.
+        leave_out: values that no file can hold, such as the functions of a `TrainState`. Either names of attributes,
+            `["apply_fn", "tx"]`, which are left out everywhere; or paths of single values, as errors print them. `load`
+            takes these values from its template, `like=`, and needs one for such a file.
         metadata: texts to save beside the tree. Any reader of safetensors finds them.
-        progress: called with the bytes done and the bytes in all after each write; or True for a bar (needs tqdm).
+        progress: function called with the bytes done and the total after each write; or True for a bar (needs tqdm).
 
     Raises:
-        UnserialisableError: if the tree holds something that cannot be saved, such as a lambda, or if a value that is
-            left out is, or holds, one that is saved. All such values are listed. No file was touched.
+        UnserialisableError: if the tree holds something that cannot be saved, such as a lambda; or if a value that is
+            left out is saved elsewhere in the tree, or holds one that is. All such values are listed. No file was
+            touched.
         CycleError: if an object contains itself.
-        TypeError: if `path` is no path, nor a file in binary mode, or `metadata` or `progress` is of another type than
-            it may be.
-        ValueError: if keys or values of `metadata` are no texts, or a key begins with `sharedtree`; or if the tree has
-            nothing where `leave_out` says.
-        OSError: if the file cannot be written; or if `path` is a file object, and what is saved is mapped from that
-            very file, by `numpy.memmap` say.
+        TypeError: if `path` is neither a path nor a file in binary mode, or `metadata` or `progress` has a type that it
+            may not have.
+        ValueError: if a key or value of `metadata` is not a text, or a key begins with `sharedtree`; or if the tree has
+            nothing at an entry of `leave_out`.
+        OSError: if the file cannot be written; or if `path` is a file object, and an array to be saved is mapped from
+            that very file, for example by `numpy.memmap`.
 
-    Cost: one walk over the nodes, and one pass over the arrays' bytes, which are hashed while they are written. Arrays
-    of JAX are not copied if they are contiguous and on the host. Those of NumPy are copied, 1 MiB at a time, since
-    another thread may write to them: such an array is saved half old and half new, and the file loads. Arrays that are
-    not contiguous are copied 4 MiB at a time. Arrays on other devices are copied one at a time, sharded ones in pieces.
-    For a file object that cannot be patched (a pipe, a compressed stream), NumPy's arrays are kept until they are
-    written, beyond 8 MiB in a temporary file.
+    Cost: one walk over the nodes, and one pass over the arrays' bytes, which are hashed while they are written. JAX
+    arrays are not copied if they are contiguous and on the host. NumPy arrays are copied, 1 MiB at a time, since
+    another thread may write to them: then the file has an array that is half old and half new, and can still be loaded.
+    Arrays that are not contiguous are copied 4 MiB at a time. Arrays on other devices are copied one at a time, sharded
+    ones in pieces. If a file object cannot be patched (a pipe, a compressed stream), copies of NumPy's arrays are kept
+    until they are written: up to 8 MiB in memory, more in a temporary file.
 
     A file object may write into a file that `load(mmap=True)` has mapped. The mapped bytes are read into memory first,
-    so that all arrays stay as they are, those of other trees too (on Linux; elsewhere it is an `OSError`).
+    so that all arrays keep their values, also those of other trees. This works on Linux, and is an `OSError` elsewhere.
 
-    Limitations: the arrays must be addressable by this process; for many processes there is `sharedtree.orbax`. To see
-    if a value that is left out holds one that is saved, its attributes, closures and containers are searched, up to
-    10,000 objects. On a CPU, `jax.device_put` and `from_dlpack` may make a JAX array over the memory of a NumPy array.
-    JAX takes that memory for constant. If something writes to it while the file is written, the file may not load. A
-    file that is replaced keeps its permissions, but no setuid, setgid or sticky bit.
+    Limitations: this process must have all shards of each array; for many processes there is `sharedtree.orbax`. To
+    find out if a value that is left out holds one that is saved, its attributes, closures and containers are searched,
+    up to 10,000 objects. On a CPU, `jax.device_put` and `from_dlpack` may make a JAX array over the memory of a NumPy
+    array, and JAX expects that memory not to change. If something writes to it during the save, the file may be
+    unloadable. A file that is replaced keeps its permissions, but no setuid, setgid or sticky bit.
 
     Example:
         >>> import os, tempfile, jax.numpy as jnp, sharedtree as st
@@ -107,19 +108,20 @@ def save(
     encoded = encode(tree, leave_out)
     # 3. Make a source of each array, and the text of the manifest.
     sources = _sources(encoded)
+    # No part of the manifest can hold itself, so the search for cycles is left out.
     manifest = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
-    # 4. Free arrays that are mapped from the file: what they map is read into memory. A file that is replaced lives on
-    # for its mappings.
+    # 4. Free arrays that are mapped from the file: the mapped bytes are read into memory. If the file is replaced
+    # instead, its mappings keep the old one alive.
     is_path = isinstance(path, str | os.PathLike)
     if not is_path:
         detach_from(path, encoded.names, encoded.arrays)
-    # 5. Write. Only a file that is replaced is forced to the disk.
-    with showing(progress, "saving") as report, replacing(path) if is_path else nullcontext(path) as file:
-        write(file, sources, manifest, metadata, report, force_to_disk if is_path else None)
+    # 5. Write. A user's file object is not forced to the disk.
+    with progress_reporter(progress, "saving") as report, replacing(path) if is_path else nullcontext(path) as file:
+        write(file, sources, manifest, metadata, progress=report, force=force_to_disk if is_path else None)
 
 
 def to_bytes(tree: Any, *, leave_out: str | Iterable[str] = (), metadata: Mapping[str, str] | None = None) -> bytes:
-    """Returns the bytes `save` would write.
+    """Returns the bytes that `save` would write.
 
     Args:
         tree: as for `save`.
@@ -127,7 +129,7 @@ def to_bytes(tree: Any, *, leave_out: str | Iterable[str] = (), metadata: Mappin
         metadata: as for `save`.
 
     Raises:
-        UnserialisableError: as `save`, whose other errors but `OSError` it raises, too.
+        UnserialisableError: as `save`. Other errors are those of `save` as well, except `OSError`.
 
     Cost: as `save`, and a copy of all bytes.
 
@@ -142,7 +144,11 @@ def to_bytes(tree: Any, *, leave_out: str | Iterable[str] = (), metadata: Mappin
 
 
 def _sources(encoded: Encoded) -> list[TensorSource]:
-    """Returns the source of each array's bytes. Raises `UnserialisableError` if another process has a part of one."""
+    """Returns the description of each array as a future tensor.
+
+    Raises:
+        UnserialisableError: if shards of an array are on devices of another process. All such arrays are listed.
+    """
     named_arrays = list(zip(encoded.names, encoded.arrays, strict=True))
     remote_names: list[str] = []
     for name, array in named_arrays:

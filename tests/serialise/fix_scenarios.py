@@ -494,7 +494,9 @@ def a_sharding_that_does_not_fit(path):
         def shard_shape(self, shape):
             raise ValueError("3 is not divisible by 2")
 
-    return Scenario(lambda: _placing._parts(entry, Sharding()), st.errors.StructureMismatchError, {"path": saved(path)})
+    return Scenario(
+        lambda: _placing._parts_to_read(entry, Sharding()), st.errors.StructureMismatchError, {"path": saved(path)}
+    )
 
 
 @scenario
@@ -505,7 +507,7 @@ def a_dtype_that_jax_has_not(path):
 
 
 def a_bar():
-    with _byte_sources.showing(True, "saving"):
+    with _byte_sources.progress_reporter(True, "saving"):
         pass
 
 
@@ -609,7 +611,7 @@ def with_renames(file, names):
     load(file, renames=names["renames"])
 
 
-unknown = _dtypes._unknown
+unknown = _dtypes._unknown_dtype_error
 
 
 def of_another_equinox(change):
@@ -685,7 +687,7 @@ scenarios(
     ),
     a_bar_without_tqdm=made_by(ImportError, a_bar, "tqdm", "tqdm.auto"),
     a_program_without_flatbuffers=made_by(ImportError, lambda: st.Exported.deserialize(b""), "flatbuffers"),
-    without_orbax=made_by(ImportError, st_orbax._orbax, "orbax.checkpoint"),
+    without_orbax=made_by(ImportError, st_orbax._import_orbax, "orbax.checkpoint"),
     names_that_are_not_trusted=lambda path: untrusted(path, st.load, st.errors.UntrustedTypeError),
     an_audit_that_refuses=lambda path: untrusted(path, audited, Report),
     a_library_that_is_not_imported=lambda path: of_optax(path, st.load, st.errors.UntrustedTypeError),
@@ -715,7 +717,7 @@ scenarios(
         path, st.errors.CorruptFileError, (st_orbax, "_crc", lambda text: "00000000")
     ),
     arrays_of_another_checkpoint=lambda path: restoring(
-        path, st.errors.FormatError, (_orbax_forms, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
+        path, st.errors.FormatError, (_orbax_forms, "orbax_form", lambda entry: (np.dtype("int8"), (7,)))
     ),
     arrays_that_orbax_finds_damaged=lambda path: orbax_says(path, "DATA_LOSS", st.errors.CorruptFileError),
     arrays_that_orbax_cannot_read=lambda path: orbax_says(path, "no such array", st.errors.FormatError),

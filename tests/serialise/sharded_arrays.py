@@ -94,14 +94,14 @@ def test_a_large_array_is_never_gathered(monkeypatch, tmp_path):
     host = values((2048, 4096))
     expected = st.to_bytes([jnp.asarray(host)])
     taken = []
-    original = _dtypes._taken
+    original = _dtypes._copy_part
 
     def watched(*args):
         part = original(*args)
         taken.append(part.nbytes)
         return part
 
-    monkeypatch.setattr(_dtypes, "_taken", watched)
+    monkeypatch.setattr(_dtypes, "_copy_part", watched)
     for spec in (P("x"), P(None, "x"), P("y"), P(None, ("x", "y"))):
         taken.clear()
         array = jax.device_put(jnp.asarray(host), NamedSharding(grid(), spec))

@@ -325,16 +325,16 @@ def test_two_that_were_given_are_none():
 
 
 def test_find_spec_is_the_oracle(tmp_path, monkeypatch):
-    from sharedtree.serialise.trust._public_names import import_name
+    from sharedtree.serialise.trust._public_names import program_name
 
     path = tmp_path / "some_program.py"
     path.write_text("")
     main = types.ModuleType("__main__")
     main.__file__ = str(path)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert import_name() is None
+    assert program_name() is None
     monkeypatch.syspath_prepend(str(tmp_path))
     assert pathlib.Path(importlib.util.find_spec("some_program").origin) == path
-    assert import_name() == "some_program"
+    assert program_name() == "some_program"
     main.__file__ = None
-    assert import_name() is None
+    assert program_name() is None

@@ -1,16 +1,17 @@
-"""Files that are mapped into memory. Before such a file is written to in place, its mappings become ordinary memory.
+"""Files that are mapped into memory. Before such a file is overwritten in place, its mappings become ordinary memory.
 
-`load(mmap=True)` maps a file. Its arrays are read from the file whenever somebody looks at them, so they change if the
-file does. `save` to a path is no danger: it makes a new file, and the mapping keeps the old one alive. `save` to a file
-object that was opened with `"r+b"` writes into the very bytes the arrays are read from, perhaps those it is
-about to write. So before it writes, each mapping of that file becomes ordinary memory, at the address where it is:
+`load(mmap=True)` maps a file. The bytes of its arrays are read from the file when they are used, so the arrays change
+if the file does. `save` to a path is no danger: it makes a new file, and the mapping keeps the old one alive. But
+`save` to a file object that was opened with `"r+b"` overwrites the bytes from which those arrays are read. Perhaps
+the arrays to be saved are among them. So before `save` writes, each mapping of the file is replaced by ordinary
+memory at the same address:
 
     address         before                       after
     0x7f..000   →   page 0 of `model`        →   a copy of page 0
     0x7f..000 + n   page n of `model`            a copy of page n
 
-NumPy and JAX arrays over that memory notice nothing, and are no longer read from the file. Linux can do this
-(`mremap`). Elsewhere, and for mappings somebody else made (`numpy.memmap`), `save` refuses before it writes.
+NumPy and JAX arrays keep their values, and no longer depend on the file. Linux can do this (`mremap`). On other
+systems, and for mappings by other code (`numpy.memmap`), `save` raises an error before it writes.
 """
 
 import contextlib
@@ -32,17 +33,17 @@ from ...core._locks import Lock
 from ...core._printing import printable
 
 FileId = tuple[int, int]
-"""Device and inode of a file. All its names and descriptors have the same, while it exists."""
+"""Device and inode of a file. While the file exists, all its names and descriptors have the same pair."""
 
 
 class FileMapping(mmap.mmap):
-    """A file from its beginning, mapped read-only. Set `file_id` right after it is made."""
+    """A read-only mapping of a file from its beginning. Whoever makes one sets `file_id`."""
 
     file_id: FileId
 
 
 class AddressRange(NamedTuple):
-    """Addresses from `start` up to `stop`."""
+    """The addresses from `start` on that are less than `stop`."""
 
     start: int
     stop: int
@@ -52,13 +53,13 @@ class AddressRange(NamedTuple):
         return self.start < other.stop and other.start < self.stop
 
 
-# All mappings that `load(mmap=True)` made and somebody still uses.
+# All mappings that `load(mmap=True)` made and that are still alive. They are ours, others' are foreign.
 _mappings: "weakref.WeakSet[FileMapping]" = weakref.WeakSet()
 _lock = Lock()
 
 
 def map_file(descriptor: int, nbytes: int) -> FileMapping:
-    """Maps the first bytes of a regular file. Raises `ValueError` if the file has fewer."""
+    """Maps the first `nbytes` bytes of a regular file. Raises `ValueError` if the file has fewer."""
     mapping = FileMapping(descriptor, nbytes, access=mmap.ACCESS_READ)
     mapping.file_id = _id_of(os.fstat(descriptor))
     with _lock:
@@ -67,16 +68,19 @@ def map_file(descriptor: int, nbytes: int) -> FileMapping:
 
 
 def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
-    """Makes arrays independent of a file before it is written to in place.
+    """Makes everything mapped from a file independent of it, before the file is overwritten in place.
+
+    Our mappings of the file become ordinary memory. If that is impossible, or if another's mapping holds an array that
+    is to be saved, an error is raised.
 
     Args:
-        file: the file object. If it has no descriptor of a regular file, nothing is done.
-        names: names of the arrays, for errors.
-        arrays: these arrays, NumPy's and JAX's.
+        file: the file object to be written to. If it is no regular file of the system, nothing is done.
+        names: names of the arrays to be saved, for errors.
+        arrays: the arrays to be saved, NumPy's and JAX's.
 
     Raises:
         OSError: with `EBUSY`, if arrays would change that cannot be made independent, or if the file was cut short
-            after arrays to be written were mapped from it. Nothing was written.
+            after arrays to be saved were mapped from it. Nothing was written.
 
     Cost: if the file is mapped, all of it is read into memory.
     """
@@ -85,15 +89,18 @@ def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
         return
     status = os.fstat(descriptor)
     name = str(getattr(file, "name", f"<{type(file).__name__}>"))
+    # The name without control characters.
     label = printable(name)
     if _own_mappings(_id_of(status)):
-        # The mapping of a model that nobody uses any more goes away here, and need not be read.
+        # A model that nobody uses any more may be alive because of a reference cycle. Without its mapping, there is
+        # less to read.
         gc.collect()
     # Our own mappings become memory.
     for mapping in _own_mappings(_id_of(status)):
         if status.st_size < len(mapping):
-            # Opening a file with "wb" empties it, so the mapped bytes are lost.
-            _require_no_overlap(list(_overlapping([_range_of(mapping)], arrays)), names, name, _CUT_SHORT)
+            # Opening a file with "wb" empties it, so the mapped bytes are lost. Arrays that are not to be saved are
+            # lost as well, but that was done by the opening, not by this call.
+            _require_no_overlap(list(_numbers_of_overlapping([_range_of(mapping)], arrays)), names, name, _CUT_SHORT)
             continue
         try:
             _turn_into_memory(mapping)
@@ -102,11 +109,13 @@ def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
                 f"`{label}` is mapped into memory, by `load(mmap=True)`, and to write into it would change the arrays"
             )
             raise OSError(errno.EBUSY, f"{fact} ({error.strerror}). {_COPY}\nNot written", name) from None
-    # Mappings by others, such as `numpy.memmap`, cannot be turned into memory. Their arrays stand in the way.
-    foreign_ranges = list(_mappings_of_others(status))
-    _require_no_overlap(list(_overlapping(foreign_ranges, arrays)), names, name, _MAPPED)
+    # Mappings by others, such as `numpy.memmap`, cannot be turned into memory. They are an error if they hold an array
+    # that is to be saved.
+    foreign_ranges = list(_ranges_mapped_from(status))
+    _require_no_overlap(list(_numbers_of_overlapping(foreign_ranges, arrays)), names, name, _MAPPED)
 
 
+# Ends of the errors' messages.
 _COPY = (
     "Nothing was written. Copy the model into memory, let go of the old one, and save the copy:\n"
     "    model = sharedtree.copy(model)\n"
@@ -120,36 +129,38 @@ _CUT_SHORT = (
 
 
 def _require_no_overlap(numbers: Sequence[int], names: Sequence[str], file_name: str, why: str) -> None:
-    """Raises `OSError` if arrays stand in the way of writing to a file.
+    """Raises `OSError` with `EBUSY` unless `numbers` is empty.
 
     Args:
-        numbers: positions of these arrays in `names`.
-        names: names of all arrays.
+        numbers: positions in `names` of the arrays because of which a file cannot be written to.
+        names: names of all arrays to be saved.
         file_name: name of the file.
-        why: the end of the message.
+        why: the end of the message, which begins with a verb: `_MAPPED` or `_CUT_SHORT`.
     """
     if numbers:
         more = f" and {len(numbers) - 1:,} more" if len(numbers) > 1 else ""
         label, first = printable(file_name), printable(names[numbers[0]])
         message = f"`{label}` cannot be written to: the array `{first}`{more} {why}"
+        # `OSError` appends `: 'name'` to its text, hence "Not written" at the end.
         raise OSError(errno.EBUSY, f"{message}\nNot written", file_name)
 
 
 def _id_of(status: os.stat_result) -> FileId:
+    """Returns the device and inode in a result of `os.stat`."""
     return status.st_dev, status.st_ino
 
 
 def _descriptor_of(file: Any) -> int | None:
-    """Returns the descriptor of a regular file whose bytes change if `file` is written to; None if there is none.
+    """Returns the descriptor of the regular file whose bytes change if `file` is written to; None if none change.
 
-    A compressing object has the descriptor of the file it writes to. Appending to a file changes no byte that
-    it has, so it needs no care.
+    An object that compresses (`gzip.GzipFile`) returns the descriptor of the file it writes to. If a file is open for
+    appending, the bytes in it do not change, so this returns None.
     """
     try:
         descriptor = file.fileno()
         if type(descriptor) is not int or not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-    # It is no file of the system, or a closed one. Then `write` raises the error.
+    # It is no file of the system, or is closed. In the latter case, writing will raise the error.
     except (AttributeError, OSError, ValueError):
         return None
     with contextlib.suppress(ImportError):
@@ -161,41 +172,49 @@ def _descriptor_of(file: Any) -> int | None:
 
 
 def _own_mappings(file_id: FileId) -> list[FileMapping]:
+    """Returns our own open mappings of a file."""
     with _lock:
         return [mapping for mapping in _mappings if mapping.file_id == file_id and not mapping.closed]
 
 
 def _range_of(mapping: mmap.mmap) -> AddressRange:
+    """Returns the addresses that a mapping takes."""
     start = np.frombuffer(mapping, np.uint8).ctypes.data
     return AddressRange(start, start + len(mapping))
 
 
-def _overlapping(ranges: Sequence[AddressRange], arrays: Sequence[Any]) -> Iterator[int]:
-    """Iterates over the numbers of the arrays that have memory in one of some ranges of addresses."""
+def _numbers_of_overlapping(ranges: Sequence[AddressRange], arrays: Sequence[Any]) -> Iterator[int]:
+    """Yields the positions in `arrays` of the arrays with memory in any of the ranges."""
+    # Without a range, no array is looked at.
     for number, array in enumerate(arrays if ranges else ()):
         if any(memory.overlaps(address_range) for memory in _memory_of(array) for address_range in ranges):
             yield number
 
 
 def _memory_of(array: Any) -> Iterator[AddressRange]:
-    """Iterates over an array's ranges of addresses in the host's memory. Shards on other devices have none."""
+    """Yields the address ranges of an array in the host's memory. Shards of a JAX array on other devices have none."""
     if not array.size:
         return
     if isinstance(array, np.ndarray):
         yield AddressRange(*np.lib.array_utils.byte_bounds(array))
         return
-    # JAX raises a `RuntimeError` for a deleted array. The user gets the error from `write`.
+    # JAX raises a `RuntimeError` for a deleted array. Here it counts as an array without memory. The user gets JAX's
+    # error when the array is written.
     with contextlib.suppress(RuntimeError):
         for shard in array.addressable_shards:
             if shard.device.platform == "cpu":
                 yield AddressRange(*np.lib.array_utils.byte_bounds(np.asarray(shard.data)))
 
 
-def _mappings_of_others(status: os.stat_result) -> Iterator[AddressRange]:
-    """Iterates over the ranges where this process has mapped a file, as far as the system lists them.
+def _ranges_mapped_from(status: os.stat_result) -> Iterator[AddressRange]:
+    """Yields the address ranges that this process has mapped from a file. Without such a list (not Linux), yields none.
 
-    Some file systems (overlayfs, btrfs) have another device in that list than `stat` says, and some another inode. So a
-    mapping counts if it has the inode, or the name, of the file. Too many may count, but not too few.
+    On some file systems (overlayfs, btrfs) the list has another device than `stat` returns, on others another inode. So
+    a mapping counts if its inode or its path is that of the file. Another file's mapping may count by mistake, but no
+    mapping of this file is missed.
+
+    Args:
+        status: result of `os.stat` for the file.
     """
     try:
         with open("/proc/self/maps", "rb") as maps:
@@ -206,6 +225,7 @@ def _mappings_of_others(status: os.stat_result) -> Iterator[AddressRange]:
     # Path in the list → True if it leads to the file now.
     leads_to_file: dict[bytes, bool] = {}
     for line in lines:
+        # For example b"7f5c1000-7f5c3000 r--s 00000000 08:01 1234    /tmp/model". The path may be missing.
         addresses, _, _, _, inode, *name = line.split(maxsplit=5)
         # Ordinary memory has no inode.
         if inode == b"0":
@@ -222,7 +242,11 @@ def _mappings_of_others(status: os.stat_result) -> Iterator[AddressRange]:
 
 @functools.cache
 def _libc() -> Any:
-    """Returns the C library with the signatures of its functions that move memory. Raises `OSError` if not on Linux."""
+    """Returns the C library, with the signatures of the functions used below.
+
+    Raises:
+        OSError: if the system is not Linux.
+    """
     if not sys.platform.startswith("linux"):
         raise OSError(errno.ENOSYS, "no memory can be put in the place of a mapping here")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -236,28 +260,30 @@ def _libc() -> Any:
 
 # What `mmap` and `mremap` return after an error.
 _FAILED = ctypes.c_void_p(-1).value
-# `MREMAP_MAYMOVE | MREMAP_FIXED`: memory moves to the address that is given, over what is there.
+# `MREMAP_MAYMOVE | MREMAP_FIXED`: `mremap` moves memory to a certain address, and unmaps whatever was there.
 _MAYMOVE_AND_FIXED = 3
 
 
 def _turn_into_memory(mapping: FileMapping) -> None:
-    """Puts a copy of a mapping in its place, in one step: whoever reads it meanwhile reads the same bytes.
+    """Replaces a mapping by a copy in ordinary memory at the same address.
 
-    The mapping object unmaps the copy in the end, as it would have unmapped the file.
+    The system replaces it in one step, so a thread that reads the memory at the same time reads the same bytes.
+    When the mapping object is freed, it unmaps the copy, as it would have unmapped the file.
 
     Raises:
-        OSError: if there is no memory.
+        OSError: if there is no memory, or the system is not Linux.
     """
     libc, (start, stop) = _libc(), _range_of(mapping)
     nbytes = stop - start
     read_and_write = mmap.PROT_READ | mmap.PROT_WRITE
+    # The arguments -1 and 0: there is no file, and so no offset in it.
     memory = libc.mmap(None, nbytes, read_and_write, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if memory == _FAILED:
         raise _last_error()
-    # The copy becomes read-only like the mapping, and is then moved over it.
+    # The copy becomes read-only like the mapping, and is then moved to its address.
     ctypes.memmove(memory, start, nbytes)
-    is_placed = libc.mprotect(memory, nbytes, mmap.PROT_READ) == 0
-    if not is_placed or libc.mremap(memory, nbytes, nbytes, _MAYMOVE_AND_FIXED, start) == _FAILED:
+    is_read_only = libc.mprotect(memory, nbytes, mmap.PROT_READ) == 0
+    if not is_read_only or libc.mremap(memory, nbytes, nbytes, _MAYMOVE_AND_FIXED, start) == _FAILED:
         error = _last_error()
         libc.munmap(memory, nbytes)
         raise error
@@ -266,5 +292,6 @@ def _turn_into_memory(mapping: FileMapping) -> None:
 
 
 def _last_error() -> OSError:
+    """Returns the error of the last call of the C library."""
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number))

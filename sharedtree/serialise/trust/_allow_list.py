@@ -1,11 +1,13 @@
-"""What every file may name without being trusted: a row a package, of harmless functions and of classes that are data.
+"""Names that every file may use without being trusted: harmless functions, and classes that are data.
 
-Nothing here reads or writes a file, calls back to Python, takes a function to evaluate, or changes a setting. The rows
-in `libraries/` have the names of those libraries; here are the packages without one.
+There is a row for each library. No function in it reads or writes a file, calls back to Python, takes a function to
+evaluate, or changes a setting. Some libraries have a file in `sharedtree/libraries/`, which has their row. The rows of
+all others are here. `core/_node_types.NamesInFiles` explains the fields of a row.
 """
 
 from ...core._node_types import LIBRARIES, NamesInFiles
 
+# Names of functions that both `numpy` and `jax.numpy` have.
 _ELEMENTWISE = """
     abs absolute acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh
     bitwise_and bitwise_count bitwise_invert bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
@@ -17,11 +19,11 @@ _ELEMENTWISE = """
     spacing sqrt square subtract tan tanh true_divide trunc where
 """
 
-# The kinds of classes that are data, in libraries of which every class of these kinds is harmless.
+# For libraries in which all classes of these kinds are harmless data.
 _DATA = ("module", "namedtuple", "placeholder", "enum")
 
 _ROWS = (
-    # Of the standard library, these names and nothing else.
+    # The standard library: these names and nothing else.
     NamesInFiles(
         classes="""
             builtins: bool int float complex str bytes bytearray tuple list dict set frozenset object slice range
@@ -97,7 +99,8 @@ _ROWS = (
                 owens_t poch polygamma rel_entr sici softmax spence sph_harm_y wofz xlog1py xlogy zeta
         """,
     ),
-    # The states of Optax are namedtuples. Its transformations hold functions, which it makes on each call.
+    # The states of Optax are namedtuples. Its transformations hold functions that it makes on each call, and no name
+    # leads to these.
     NamesInFiles("optax", kinds=("namedtuple",)),
     NamesInFiles("chex"),
     NamesInFiles(
@@ -154,7 +157,8 @@ _ROWS = (
 def _names(table: str) -> frozenset[str]:
     """Returns the names in a table.
 
-    `"jax: Array jit"` gives `jax:Array` and `jax:jit`. Words before any module stand alone.
+    `"jax: Array jit"` gives `jax:Array` and `jax:jit`. Words before the first module are returned as they are: a table
+    of packages, `"jax jaxlib"`, gives `jax` and `jaxlib`.
     """
     module, names = "", list[str]()
     for word in table.split():
@@ -165,42 +169,42 @@ def _names(table: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _all(field: str) -> frozenset[str]:
-    """Returns the names in one field of all rows."""
+def _names_of_all_rows(field: str) -> frozenset[str]:
+    """Returns the names that all rows together have in one of their fields."""
     return frozenset().union(*[_names(getattr(row, field)) for row in _ROWS])
 
 
-# ---- The allow-list: built in are the libraries that have a row ----
+# ---- The allow-list: the rows as tables ----
 
 ROW_OF = {package: row for row in _ROWS for package in _names(row.packages)}
 """Top-level package → what every file may name of it."""
 
 NAMES_ONLY = frozenset([package for package, row in ROW_OF.items() if row.only_names])
-"""Top-level packages of which single names are allowed. To trust one of them as a whole changes nothing."""
+"""Top-level packages of which only names in the list are allowed, even if the user trusts the package."""
 
 PACKAGES = frozenset(ROW_OF) - NAMES_ONLY
-"""Top-level packages that are known, and from which more may be named if the user trusts them."""
+"""Top-level packages of known libraries, except those in `NAMES_ONLY`. If the user trusts one, more is allowed."""
 
-STATE = _all("state")
-"""Classes whose instances hold state. That allows nothing; it is what a table of a file says of them."""
+STATE = _names_of_all_rows("state")
+"""Classes whose instances hold state, not parameters. Allows nothing: tables about a file use it for a column."""
 
 STATE_ENTRIES = tuple([row.state_entry for row in _ROWS if row.state_entry])
-"""The entries by which instances say which of their attributes are state."""
+"""For each library that has one: the entry of an instance that says which of its attributes are state."""
 
-INSTANCES = _all("instances")
-"""Classes of which a file may have instances, beside those whose kind allows it."""
+INSTANCES = _names_of_all_rows("instances")
+"""Classes of which a file may hold instances, in addition to the kinds of classes that a row allows as a whole."""
 
-CLASSES = _all("classes")
-"""Classes that a file may name as values. It may have no instances of them by that."""
+CLASSES = _names_of_all_rows("classes")
+"""Classes that a file may name as values. That does not allow instances of them."""
 
-TOKENS = _all("tokens")
-"""Objects that libraries compare by identity."""
+TOKENS = _names_of_all_rows("tokens")
+"""Objects that mark a choice, and that their library compares by identity."""
 
-FUNCTIONS = _all("functions") | TOKENS
-"""Functions that every file may name, one by one."""
+FUNCTIONS = _names_of_all_rows("functions") | TOKENS
+"""Functions and tokens that every file may name."""
 
-IF_TRUSTED = _all("if_trusted")
-"""Classes that are allowed if the user trusts their library."""
+IF_TRUSTED = _names_of_all_rows("if_trusted")
+"""Classes that are allowed only if the user trusts their library."""
 
-KEPT_BACK = _all("kept_back")
-"""Classes and modules of known libraries that are not allowed unless the user trusts the library."""
+KEPT_BACK = _names_of_all_rows("kept_back")
+"""Names of classes, and modules with all their classes, that are allowed only if the user trusts the library."""

@@ -1,8 +1,10 @@
-"""Classes whose instances files may have: seven kinds, all rebuilt without a call of the class.
+"""Classes of which a file may hold instances. There are seven kinds, and none is rebuilt by calling the class.
 
-Modules of Equinox, dataclasses and namedtuples are rebuilt field by field; `sharedtree.Module`s and classes of treeo,
-treex and Flax NNX attribute by attribute; placeholders are only there; enums have members by name; other classes that
-are registered, with JAX or with `register_node`, have functions that take instances apart and make them.
+module, dataclass, namedtuple   Equinox modules and others: rebuilt field by field
+attributes                      `sharedtree.Module`s, classes of treeo, treex and Flax NNX: attribute by attribute
+placeholder                     an instance stands for something, and has no contents
+enum                            members are found by name
+registered                      registered with JAX or `register_node`: rebuilt by the registered functions
 """
 
 import enum
@@ -13,18 +15,22 @@ from ...core._class_attributes import ABSENT
 from ...core._node_types import ClassKind, is_in_jax_registry, is_namedtuple, library_in_files, node_types_by_class
 
 FIELD_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder"})
-"""Kinds that are rebuilt field by field, and may turn into one another."""
+"""Kinds that are rebuilt field by field or attribute by attribute.
 
+A class may change from one of these kinds to another, and old files can still be loaded.
+"""
+
+# Class → its kind, for classes that were looked up.
 _kinds: weakref.WeakKeyDictionary[type, ClassKind | None] = weakref.WeakKeyDictionary()
 
 
 def is_rebuildable(cls: Any) -> bool:
-    """Returns True if an object is a class of one of the seven kinds."""
+    """Returns True if an object is a class of one of the seven kinds; False for anything else."""
     return kind_of(cls) is not None
 
 
 def kind_of(cls: Any) -> ClassKind | None:
-    """Returns the kind of a class; None if its instances cannot be rebuilt, or if it is no class at all."""
+    """Returns the kind of a class; None if it has none of the seven kinds, or the object is no class."""
     if not isinstance(cls, type):
         return None
     kind = _kinds.get(cls, ABSENT)
@@ -35,17 +41,19 @@ def kind_of(cls: Any) -> ClassKind | None:
 
 
 def _find_kind(cls: Any) -> ClassKind | None:
-    """Works out the kind of a class.
+    """Determines the kind of a class, without the cache.
 
-    If several fit, the first of these wins: enum, namedtuple, the row of its library.
+    If several kinds fit, the first of these is returned: "enum", "namedtuple", the kind by its library, "registered".
     """
     if issubclass(cls, enum.Enum):
         return "enum"
     if is_namedtuple(cls):
         return "namedtuple"
-    by_library = library_in_files(cls)
-    if by_library is not None:
-        return by_library[1]
-    # JAX has these in its registry, too, and files have kinds of nodes for them.
+    # The file of a library in `sharedtree/libraries/` knows the kinds of its classes. Dataclasses count as a library.
+    library_and_kind = library_in_files(cls)
+    if library_and_kind is not None:
+        _, kind = library_and_kind
+        return kind
+    # Built-in classes do not count as registered: files have nodes of other kinds for their instances.
     is_plain = cls in (type(None), tuple, list, dict, set, frozenset, object, type)
     return "registered" if not is_plain and (cls in node_types_by_class or is_in_jax_registry(cls)) else None

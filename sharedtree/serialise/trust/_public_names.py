@@ -5,7 +5,10 @@ A name has two parts, the module and the qualname in it:
     jax.nn:relu             not the private module in which JAX keeps it
     equinox.nn:MLP          not equinox.nn._mlp:MLP
 
-`core/_class_attributes.py` looks names up. Here an object gets the name by which it will be found again.
+`core/_class_attributes.py` looks names up. This file finds the name by which an object can be looked up again.
+
+Words: the *home* of an object is the module in its `__module__`. A *space* is the dictionary of a module. The *root* of
+a name is its top-level package. `MAIN` is `"__main__"`, and `CHILD` the name of the main module in a spawned process.
 """
 
 import importlib.abc
@@ -39,12 +42,13 @@ from ...core._locks import Lock
 from ...core._node_types import Naming, RefusalError
 from ._allow_list import CLASSES, FUNCTIONS, NAMES_ONLY, PACKAGES
 
-# Id → the object and its name. The entry keeps its object alive, so the id is not used again.
+# Id of an object → the object, and the name that was found for it. The entry keeps the object alive, so that no other
+# object gets its id.
 _lock = Lock()
-_proved: dict[int, tuple[Any, str]] = {}
+_found_names: dict[int, tuple[Any, str]] = {}
 
 
-# ---- Names: public path proved by identity at save ----
+# ---- Object → name ----
 
 
 class NamelessError(RefusalError):
@@ -52,37 +56,39 @@ class NamelessError(RefusalError):
 
 
 def name_of(obj: Any) -> str:
-    """Returns a name that leads back to an object: that with the fewest private parts, then the shortest.
+    """Returns the best name that leads to an object.
+
+    A name that the object states itself comes first, if it leads to the object. Otherwise, of the names under which
+    modules of its package hold it, that with the fewest private parts, then the shortest.
 
     Raises:
-        NamelessError: if no name gives the object back.
+        NamelessError: if no name leads to the object.
 
     Cost: the first time a look into each loaded module of the object's package, later a few dictionary look-ups.
     """
-    proof = _proved.get(id(obj))
-    # Modules can be changed, so a name is proved again before it is used again.
-    if proof is not None and proof[0] is obj and leads_to(proof[1], obj):
-        return proof[1]
-    # First the name that the object itself says, then any under which a module holds it.
+    entry = _found_names.get(id(obj))
+    # Modules can be changed, so the name is checked again.
+    if entry is not None and entry[0] is obj and leads_to(entry[1], obj):
+        return entry[1]
     name = verified_name_of(obj)
     if name is None:
         spaces = candidate_namespaces(obj).items()
         names: list[str] = []
         for module, space in spaces:
-            # Another thread may import something meanwhile, hence the copy.
+            # A copy, since another thread may change the module's dictionary.
             names += [f"{module}:{key}" for key, value in list(space.items()) if value is obj]
-        # The object may be held by a package other than its own: `types` holds classes of `builtins`, and Flax holds
-        # initialisers that a function of JAX made.
+        # If its own package has no name for it, another package may, and that name may be on the allow-list: `types`
+        # has classes of `builtins`, and Flax has initialisers that a function of JAX made.
         name = best_name(obj, names) or best_name(obj, CLASSES | FUNCTIONS)
     if name is None:
-        raise _nameless(obj)
+        raise _nameless_error(obj)
     with _lock:
-        _proved[id(obj)] = (obj, name)
+        _found_names[id(obj)] = (obj, name)
     return name
 
 
-def _nameless(obj: Any) -> NamelessError:
-    """Returns the error for an object without a name: its nature, and a fix for its author."""
+def _nameless_error(obj: Any) -> NamelessError:
+    """Returns the error for an object without a name: what it is, and what its author can do."""
     qualname, home = getattr(obj, "__qualname__", "") or "", home_of(obj)
     is_class, is_lambda, is_local = isinstance(obj, type), "<lambda>" in qualname, "<locals>" in qualname
     fact = f"{'a class' if is_class else 'something'} that `{home}:{qualname or '?'}` does not lead back to"
@@ -93,7 +99,8 @@ def _nameless(obj: Any) -> NamelessError:
     elif is_local:
         fact = "a lambda inside a function" if is_lambda else "a function defined inside a function"
         fix = "Move it to module level; what it closes over goes into `functools.partial` or into a module's fields."
-    elif root_of(home) in PACKAGES:  # as `equinox.internal.str2jax` makes classes
+    # For example, `equinox.internal.str2jax` makes a class on each call.
+    elif root_of(home) in PACKAGES:
         fix = "A library made it on the fly. Leave out what holds it, and make that anew after loading."
     elif is_class:
         fix = f"Let the module `{home}` hold this very class under the name `{qualname}`."
@@ -112,59 +119,71 @@ def _why_nameless(obj: Any) -> str | None:
 
 
 def _may_be_value(cls: Any) -> bool:
-    """Returns True if a class may be written by name as a value. Classes of known packages must be on the list."""
+    """Returns True if a class itself may be written as a value, by its name, provided that it has one.
+
+    Classes of known libraries and of `builtins` must be on the allow-list. Others have to be trusted when the file is
+    loaded.
+    """
     if cls.__module__.partition(".")[0] not in PACKAGES | NAMES_ONLY | {"builtins"}:
         return True
     return _why_nameless(cls) is None and name_of(cls) in CLASSES
 
 
 NAMING = Naming(_why_nameless, _may_be_value)
-"""What the rows of `libraries/` ask about a value when an instance is written."""
+"""Functions about names that the files in `sharedtree/libraries/` call when an instance is written."""
 
 
 # ---- The running program: `__main__` included ----
 
 
-def import_name() -> str | None:
-    """Returns the running program's module as others would import it; None if there is no such name.
+def program_name() -> str | None:
+    """Returns the name of the module by which other programs can import the running one; None if there is none.
 
-    What `train.py` defines is `__main__:Net` while `python train.py` runs, and `train:Net` to everyone who imports it.
-    Under the first name no other program would find it, so files have the second, if there is one: a top-level module
-    that Python would take from the very file of the program. Nothing is imported to find out.
+    While `python train.py` runs, its class `Net` is `__main__:Net`. For a program that imports `train`, the same class
+    is `train:Net`. Only the latter name is of use to others, so it is the one in saved files.
 
-    Notebooks and `python -c` have no file. With `python -m`, Python knows the name. Looks through Python's path.
+    The name is that of a top-level module that Python would import from the very script that is running, or the one
+    that `python -m package.train` states. Notebooks and `python -c` have no script, so there is no name. Nothing is
+    imported to find out.
+
+    Cost: a search of Python's path.
     """
     space = namespace(sys.modules.get(MAIN))
-    file, spec = space.get("__file__"), space.get("__spec__")
-    if type(file) is not str:
+    script, spec = space.get("__file__"), space.get("__spec__")
+    if type(script) is not str:
         return None
-    # `python -m package.train` says its name in the spec.
+    # With `python -m package.train`, the spec has that name. Otherwise there is no spec.
     spec_name = getattr(spec, "name", None)
     if type(spec_name) is str and spec_name != MAIN:
-        return spec_name if _is_file(getattr(spec, "origin", None), file) else None
-    name = os.path.basename(file).removesuffix(".py")
-    # A file must not be taken for one of a library, and what is named like the standard library cannot be trusted.
+        return spec_name if _is_path_of(getattr(spec, "origin", None), script) else None
+    name = os.path.basename(script).removesuffix(".py")
+    # A script may be called like a known library. Its classes must not be taken for that library's. A script that is
+    # called like a module of the standard library could never be trusted.
     if not name.isidentifier() or name in PACKAGES | NAMES_ONLY | sys.stdlib_module_names | {MAIN}:
         return None
     try:
         found_spec: Any = importlib.util.find_spec(name)
-    # Finders may be anyone's and raise anything. A module without a spec is a `ValueError`.
+    # Users can install finders, which may raise anything. For a loaded module without a spec, Python raises
+    # `ValueError`.
     except Exception:  # noqa: BLE001
         return None
-    return name if _is_file(getattr(found_spec, "origin", None), file) else None
+    return name if _is_path_of(getattr(found_spec, "origin", None), script) else None
 
 
-def _is_file(origin: Any, file: str) -> bool:
-    return type(origin) is str and os.path.realpath(origin) == os.path.realpath(file)
+def _is_path_of(origin: Any, script: str) -> bool:
+    """Returns True if the `origin` of a spec is a path, and leads to the same file as `script`."""
+    return type(origin) is str and os.path.realpath(origin) == os.path.realpath(script)
 
 
-# ---- Loading imports nothing: which module the user has to import ----
+# ---- Loading imports nothing, so errors say which module the user has to import ----
 
 
 def module_to_import(module: str) -> str | None:
-    """Returns the module the user has to import before names of a module can be looked up.
+    """Returns the module that the user has to import before names of `module` can be looked up.
 
-    That is the nearest public module of its name: `flax.nnx` for `flax.nnx.nn._linear`. None if it is imported already.
+    That is the public beginning of its name: `flax.nnx.nn` for `flax.nnx.nn._linear`. If that is imported already, it
+    is `module` itself. None if `module` is imported, or if it is of a known library whose public beginning is.
+
     Nothing is imported to find out.
 
     Raises:
@@ -172,20 +191,20 @@ def module_to_import(module: str) -> str | None:
     """
     if module in sys.modules:
         return None
-    # `public` is the longest beginning of the name without a private part, and at least the first part.
+    # `public` is the beginning of the name before the first private part, and at least the first part.
     parts = module.split(".")
     num_public = next((i for i, part in enumerate(parts) if part.startswith("_")), len(parts)) or 1
     public = ".".join(parts[:num_public])
     if public in sys.modules and root_of(module) in PACKAGES:
         return None
     target = module if public in sys.modules else public
-    # Where a module below an imported package is, Python can say without running anything. So only the first part that
-    # is not imported can be looked for.
+    # Does the module exist? Without running code, Python can only look inside packages that are imported already. So
+    # this looks for the longest beginning of the name that is imported, and one part more.
     num_loaded = next(i for i in range(len(parts)) if ".".join(parts[: i + 1]) not in sys.modules)
     missing = ".".join(parts[: num_loaded + 1])
     try:
         is_installed = importlib.util.find_spec(missing) is not None
-    # Finders may be anyone's and raise anything. What is below a module that is no package is an `ImportError`.
+    # Users can install finders, which may raise anything. If the part above is no package, Python raises `ImportError`.
     except Exception:  # noqa: BLE001
         is_installed = False
     if not is_installed:
@@ -194,29 +213,31 @@ def module_to_import(module: str) -> str | None:
 
 
 def is_in_site_packages(package: str) -> bool:
-    """Returns True if a loaded package lies where `pip` puts packages, so that its user did not write it."""
+    """Returns True if a loaded package lies in a folder of `pip`'s, so that somebody else has written it."""
     file: Any = namespace(sys.modules.get(package)).get("__file__")
     if type(file) is not str:
         return False
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    place = pathlib.Path(_real(file))
-    return any(folder in place.parents for folder in map(pathlib.Path, map(_real, folders)))
+    place = pathlib.Path(_canonical_path(file))
+    return any(folder in place.parents for folder in map(pathlib.Path, map(_canonical_path, folders)))
 
 
 class Library(NamedTuple):
-    """A known library as it is installed. `pip` knows it by the name of its package."""
+    """A known library as it is installed: the name by which `pip` knows it, and its version."""
 
     name: str
     version: str
 
 
+# The beginning of a version, without a suffix such as `+cpu`.
 _VERSION = re.compile(r"[0-9][0-9a-z.]*")
 
 
 def library_of(package: str) -> Library | None:
-    """Returns the library a loaded package belongs to; None for what users may have written themselves.
+    """Returns the known library that a loaded package is; None for a package that the user may have written.
 
-    The name comes from a file, so no metadata of an installation is read for it: the loaded package says its version.
+    The version is the package's `__version__`. `package` may come from a file, so no metadata of an installation is
+    read for it.
     """
     version: Any = namespace(sys.modules.get(package)).get("__version__")
     if package not in PACKAGES or type(version) is not str or not is_in_site_packages(package):
@@ -225,5 +246,6 @@ def library_of(package: str) -> Library | None:
     return None if numbers is None else Library(package, numbers[0])
 
 
-def _real(folder: str) -> str:
-    return os.path.normcase(os.path.realpath(folder))
+def _canonical_path(path: str) -> str:
+    """Returns the path by which two spellings of one path can be compared."""
+    return os.path.normcase(os.path.realpath(path))

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...core._errors import FormatError
 from ...core._printing import printable
-from ..arrays._dtypes import clear_unused, dtype_name, dtype_named
+from ..arrays._dtypes import clear_unused_bits, dtype_name, dtype_named
 
 Atom = list[str]
 """The tag of an atom, and its texts."""
@@ -237,7 +237,7 @@ def _read_dtype(text: str) -> np.dtype[Any]:
 def _clear_unused_bits(raw: bytes, dtype: np.dtype[Any]) -> bytes:
     """Returns a copy of the bytes with zeros where the dtype has unused bits, so that equal scalars have one text."""
     data = np.frombuffer(bytearray(raw), np.uint8)
-    clear_unused(data, dtype)
+    clear_unused_bits(data, dtype)
     return data.tobytes()
 
 

@@ -24,7 +24,7 @@ from ...core._errors import FormatError, StructureMismatchError
 from ...core._printing import printable
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
 from ..trust._public_names import CHILD, MAIN, is_well_formed, library_of, root_of
-from ..trust._resolved_names import renames_as_code, updating
+from ..trust._resolved_names import renames_as_code, update_command
 from ._instances import fault_of_attribute, layout_of, maker_from_pairs
 from ._nodes import Manifest, TypeEntry
 
@@ -84,7 +84,7 @@ def changed_kind_error(name: str, cls: Any, kind_in_file: str) -> StructureMisma
     installed = f"{library.name} {library.version}"
     return StructureMismatchError(
         f"{fact} Another version of {library.name} wrote it than is installed, {installed}. Update:\n"
-        f"{updating(library.name)}"
+        f"{update_command(library.name)}"
     )
 
 
@@ -273,7 +273,7 @@ class _ClassChange:
             # The end of either text is the beginning of the sentence below: "say what became of them".
             fact += (
                 f" Another version of {library.name} wrote the file than is installed, {library.version}. Update:\n"
-                f"{updating(library.name)}\nOr, if it is the newest, say"
+                f"{update_command(library.name)}\nOr, if it is the newest, say"
             )
         else:
             fact += " Say"

@@ -47,9 +47,9 @@ from ..trust._public_names import (
     NamelessError,
     find,
     home_of,
-    import_name,
     is_in_site_packages,
     name_of,
+    program_name,
     root_of,
     verified_name_of,
 )
@@ -113,7 +113,7 @@ class Named:
     @functools.cached_property
     def _program(self) -> str | None:
         """Module name by which other programs import the running program. None if they cannot import it."""
-        return import_name()
+        return program_name()
 
     def atom_of_module(self, obj: Any) -> list[str] | None:
         """Returns the atom for an Equinox module that is written by name. None if it must be taken apart.
