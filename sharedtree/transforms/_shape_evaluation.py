@@ -164,7 +164,7 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
         )
 
 
-def as_it_is(
+def apply_vanilla(
     transform: Callable[..., Any], function: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
 ) -> Callable[..., Any]:
     """Applies the vanilla transform to a function, without any translation.
