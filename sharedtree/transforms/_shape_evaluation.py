@@ -145,7 +145,7 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
     caches_traces = False
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """Returns the function under `jax.make_jaxpr`. It gets leaf groups, so there is nothing for Equinox to filter."""
+        """Returns the function under `jax.make_jaxpr`. It gets leaf groups, so Equinox need not filter."""
         return jax.make_jaxpr(self.inner(policy), return_shape=True)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
