@@ -242,8 +242,8 @@ def jacfwd() -> Any:
 
     Args:
         function: the function. Without it, returns a decorator.
-        options: options of `jax.jacfwd`; `policy=`, a `Policy`, and `in_place=`, which wins over it; `wrt=`, a filter as
-            `grad` has it.
+        options: options of `jax.jacfwd`; `policy=`, a `Policy`, and `in_place=`, which wins over it; `wrt=`, a filter
+            as `grad` has it.
 
     Returns:
         A function that returns the Jacobian. It has the tree of the function's result, with a tree in the shape of the
@@ -262,8 +262,8 @@ def jacrev() -> Any:
 
     Args:
         function: the function. Without it, returns a decorator.
-        options: options of `jax.jacrev`; `policy=`, a `Policy`, and `in_place=`, which wins over it; `wrt=`, a filter as
-            `grad` has it.
+        options: options of `jax.jacrev`; `policy=`, a `Policy`, and `in_place=`, which wins over it; `wrt=`, a filter
+            as `grad` has it.
 
     Returns:
         A function that returns the Jacobian. It has the tree of the function's result, with a tree in the place of each
@@ -286,8 +286,8 @@ def hessian() -> Any:
 
     Args:
         function: the function. Without it, returns a decorator.
-        options: options of `jax.hessian`; `policy=`, a `Policy`, and `in_place=`, which wins over it; `wrt=`, a filter as
-            `grad` has it.
+        options: options of `jax.hessian`; `policy=`, a `Policy`, and `in_place=`, which wins over it; `wrt=`, a filter
+            as `grad` has it.
 
     Returns:
         A function that returns the Hessian, a tree in the shape of the argument, with another such tree in the place of

@@ -130,7 +130,8 @@ class MakeJaxprTransform(CheckpointTransform):
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
         """Returns the jaxpr. With the option `return_shape`, returns a pair of the jaxpr and the tree of shapes.
 
-        Overrides the last step of a call. The function `leave`, called below, builds a tree from its leaf groups.
+        Overrides the last step of a call. `used` is for transforms that compute, and is not read. The function `leave`,
+        called below, builds a tree from its leaf groups.
         """
         if not self.options.get("return_shape"):
             return result
