@@ -62,7 +62,7 @@ NAME_OF_ADAPTER: dict[Callable[..., Any], str] = {
     eqx.filter_eval_shape: "_shape_evaluation.FILTER_EVAL_SHAPE",
     jax.make_jaxpr: "_shape_evaluation.MakeJaxprTransform",
     eqx.filter_make_jaxpr: "_shape_evaluation.FilterMakeJaxprTransform",
-    jax.named_call: "_shape_evaluation.as_it_is",
+    jax.named_call: "_shape_evaluation.apply_vanilla",
     jax.export.export: "_shape_evaluation.exporting",
 }
 """Transform → file and name of its adapter."""

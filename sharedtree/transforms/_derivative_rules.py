@@ -7,11 +7,11 @@ The function and its rules take and return modules with their ties. JAX sees lea
     bwd(Net(a), dy) → Pair(d, e), dx              bwd(LeafGroup([a]), dy) → (LeafGroup([d + e, dx]),)
 
 Arguments in `nondiff_argnums` are called *static* here: JAX passes them to the function and to the rules, and does not
-trace them. The others are the *operands*, which are one leaf group for JAX.
+trace them. All other arguments are the *operands*. They are one leaf group for JAX.
 
-JAX may call a rule long after the call to which it belongs, and while it differentiates another rule. So each call
-makes a vanilla object of its own, for example a new `jax.custom_vjp`. Its rules know the structures of this call and
-hold none of its arrays.
+A *vanilla object* is what the vanilla transform returns, for example a `jax.custom_vjp` object. JAX may call a rule
+long after the call to which it belongs, and while it differentiates another rule. So each call makes a vanilla object
+of its own. Its rules know the structures of this call and hold none of its arrays.
 """
 
 import copy
@@ -53,59 +53,68 @@ class RuleTransform(FunctionTransform):
     """A function with rules, with identities preserved. Its methods, such as `defvjp`, set the rules later.
 
     `_vanilla` is the vanilla object with the user's own function and rules. It checks options and rules, and raises
-    JAX's own errors. For each call, `with_rules` makes another vanilla object. Its function and rules take leaf groups.
-    A subclass implements `with_rules` for one transform.
+    JAX's own errors. For each call, `make_vanilla` makes another vanilla object, whose function and rules take leaf
+    groups. A subclass implements `make_vanilla` for one transform.
     """
 
     takes_rules = True
     rules_given: Any = None
-    """The arguments of the method that set the rules, such as `defvjp`. None until it is called."""
-    unknown_methods: frozenset[str] = frozenset()
-    """Names of methods that set rules of a kind unknown to this package."""
+    """The user's arguments of the method that sets the rules, such as `defvjp`. None until the method is called."""
+    unsupported_methods: frozenset[str] = frozenset()
+    """Methods of the vanilla object that set rules of other forms. An adapter would have to translate these forms."""
 
+    # The transform cannot write changes back (see the base).
     writes = False
 
     # Attributes of the copy of this object that belongs to one call, see `_for_one_call`.
     _operands: FlatDag
     """The operands, with shapes and dtypes in place of their arrays."""
-    _primal: Inner | None = None
-    """The function that JAX calls in place of the user's. None under transforms that do not need it again."""
-    _returned: Structure | None
+    _inner_function: Inner | None = None
+    """The function that JAX calls in place of the user's, for errors. None under transforms that do not need it."""
+    _result_structure: Structure | None
     """The structure of the function's result. None until JAX has called the function itself, and not a rule."""
 
     # The object that the user has ------------------------------------------------------------------------------------
 
     def _made_alike(self) -> How | None:
-        # Two objects of one function may have different rules, so they have no traces in common.
+        # The base returns the key by which two wrappers of one function are compared. Objects with rules may have
+        # different rules for one function. None: each equals only itself.
         return None
 
     def check_options(self) -> None:
         """Applies the transform, which refuses wrong options. Called without rules, it raises JAX's own error."""
         self._vanilla = self.transform(self.function, **self.options)
-        # Under `jax_custom_vjp3`, JAX 0.10 returns an object of another class with another name for these.
+        # Under `jax_custom_vjp3`, JAX 0.10 returns an object of another class, with another name for the attribute.
         static = getattr(self._vanilla, "nondiff_argnums", None) or getattr(self._vanilla, "static_argnums", ())
-        self._static = tuple(sorted(static))
+        self._nondiff_positions = tuple(sorted(static))
 
     def __getattr__(self, name: str) -> Any:
-        """Returns a method of the vanilla object that begins with `def`. Its rules are not translated.
+        """Returns a method of the vanilla object whose name begins with `def`, if this class has none of that name.
+
+        The method sets rules on the user's vanilla object alone. `called` turns to that object if no other rules are
+        set. There the rules get no modules, but what vanilla JAX passes to them.
 
         Raises:
-            TypeError: if the method sets rules of a kind unknown to this package.
+            TypeError: if the method is one of `unsupported_methods`.
             AttributeError: if the name does not begin with `def`, or the vanilla object has no such method.
         """
+        # While this object is made or copied, `_vanilla` may be missing. Then `self._vanilla` below would call this
+        # method again, without end.
         if not name.startswith("def") or "_vanilla" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        # First, for the AttributeError of an older JAX without the method.
         method = getattr(self._vanilla, name)
-        if name in self.unknown_methods:
-            raise self.unknown_rules(f"the rules that `{name}` sets")
+        if name in self.unsupported_methods:
+            raise self.unsupported_rules_error(f"the rules that `{name}` sets")
         return method
 
-    def unknown_rules(self, rules: str, option: str = "") -> TypeError:
-        """Makes the error for rules with other arguments or results than this class translates.
+    def unsupported_rules_error(self, rules: str, option: str = "") -> TypeError:
+        """Makes the error for rules whose arguments or results have a form that this class does not translate.
 
         Args:
-            rules: the rules, in words.
-            option: the option that asks for such rules, as code after the function. Empty if a method sets them.
+            rules: the rules, in words: "the rules that `defremat` sets".
+            option: the option that asks for such rules, as code to put after the function: ", with_logs=True". Empty if
+                a method sets the rules.
         """
         vanilla = public_name(self.transform) or "jax.custom_vjp"
         return TypeError(
@@ -132,7 +141,7 @@ class RuleTransform(FunctionTransform):
         return duplicate
 
     def _state_of_rules(self) -> dict[str, Any]:
-        """Returns the attribute with the rules, if they were set on this object."""
+        """Returns the attribute with the rules by its name. Empty if no rules were set on this object."""
         return {name: value for name, value in self.__dict__.items() if name == "rules_given"}
 
     # One call -------------------------------------------------------------------------------------------------------
@@ -154,17 +163,19 @@ class RuleTransform(FunctionTransform):
                 "what changes, and leave the arguments as they are:\n"
                 f"    f = {in_code(self.transform_name, 'in_place=False', 'f')}"
             )
-        args, kwargs = self._by_position(tuple(args), kwargs)
+        args, kwargs = self._bind_by_position(tuple(args), kwargs)
         with self.enter(args, kwargs, policy) as call:
             transform_of_call = self._for_one_call(call)
-            vanilla = transform_of_call.with_rules(policy, self.function)
-            return leave((vanilla(*call.groups, *self.statics_of(call)),))
+            vanilla = transform_of_call.make_vanilla(policy, self.function)
+            return leave((vanilla(*call.groups, *self.statics_for_jax(call)),))
 
-    def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _bind_by_position(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Turns keyword arguments and defaults into positional arguments, as JAX does for rules.
 
-        If the function has no signature, the arguments stay as they are. If they do not fit the signature, calls the
-        vanilla object for JAX's own error.
+        If the function has no signature, or the arguments do not fit it, returns them unchanged. If an argument is
+        missing, or can be passed by keyword only, calls the vanilla object first, which raises JAX's own error.
 
         Returns:
             Positional arguments and keyword arguments.
@@ -172,57 +183,61 @@ class RuleTransform(FunctionTransform):
         try:
             bound = inspect.signature(self.function).bind(*args, **kwargs)
         except (TypeError, ValueError) as error:
+            # `bind` writes "missing a required argument: 'x'".
             if str(error).startswith("missing"):
-                # JAX itself says best what is wrong.
+                # Called for JAX's own error.
                 self._vanilla(*args, **kwargs)
             return args, kwargs
         bound.apply_defaults()
         if kwargs.keys() & bound.kwargs.keys():
-            # An argument can be passed by keyword only, which JAX itself refuses.
+            # `bound.kwargs` has the arguments that can be passed by keyword only. JAX refuses them.
             self._vanilla(*args, **kwargs)
             return args, kwargs
         return bound.args, {}
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Returns the positions in `nondiff_argnums`. JAX does not trace these arguments."""
-        return self._static
+        """Returns the positions in `nondiff_argnums`, the same for each call. JAX does not trace these arguments."""
+        return self._nondiff_positions
 
-    def statics_of(self, call: Call) -> Sequence[Any]:
-        """Returns the arguments in `nondiff_argnums` as JAX gets them."""
+    def statics_for_jax(self, call: Call) -> Sequence[Any]:
+        """Returns the arguments in `nondiff_argnums` in the form in which JAX gets them: here as they are."""
         return call.statics
 
     @property
-    def _positions_of_statics(self) -> tuple[int, ...]:
-        """Positions of the static arguments for JAX, after the one leaf group of all other arguments."""
-        return tuple(range(1, 1 + len(self._static)))
+    def _nondiff_positions_for_jax(self) -> tuple[int, ...]:
+        """The option `nondiff_argnums` of the vanilla object of a call.
+
+        This object takes the leaf group of all operands first, at position 0, and then the static arguments.
+        """
+        return tuple(range(1, 1 + len(self._nondiff_positions)))
 
     def _for_one_call(self, call: Call) -> Self:
-        """Returns a copy of this object to which the rules of one call refer. It holds no array of the call."""
+        """Makes the copy of this object to which the rules of one call refer. It holds no array of the call."""
         copy_for_call = self._without_function()
-        types = [_type_of(leaf) for leaf in call.tree.leaves.values()]
+        types = [_abstract_leaf(leaf) for leaf in call.tree.leaves.values()]
         copy_for_call._operands = FlatDag.of_leaves(call.tree.structure, types)  # pyright: ignore[reportArgumentType]
-        copy_for_call._returned = None
+        copy_for_call._result_structure = None
         return copy_for_call
 
-    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the vanilla object for one call. It takes leaf groups, and so do its rules.
 
-        Called on the copy that belongs to the call.
+        Called on the copy that `_for_one_call` makes.
 
         Args:
             policy: what carries identity.
-            function: the user's function.
+            function: the user's function. The copy itself does not refer to it.
         """
         raise NotImplementedError
 
     # What JAX calls: the function and the rules, on leaf groups -------------------------------------------------------
 
-    def inner_of(self, policy: Policy, call_rule: Callable[..., Any], function: Callable[..., Any]) -> Inner:
+    def make_inner(self, policy: Policy, call_rule: Callable[..., Any], function: Callable[..., Any]) -> Inner:
         """Makes the function for JAX to call in place of the user's function or rule.
 
         Args:
             policy: what carries identity.
-            call_rule: (policy, `function`, *arguments from JAX) → the result for JAX. A method such as `primal`.
+            call_rule: (policy, `function`, *arguments from JAX) → the result for JAX. A method such as `call_primal`.
             function: the user's function or rule.
         """
         return Inner(
@@ -231,55 +246,58 @@ class RuleTransform(FunctionTransform):
             lambda current, args, kwargs: call_rule(policy, current, *args, **kwargs),
         )
 
-    def primal(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls the user's function for JAX, and packs its result. Records the structure in `_returned`."""
-        return self.packed_result(policy, function, args, None)
+    def call_primal(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls the user's function for JAX. Returns the leaf group of its result.
 
-    def packed_result(
+        Keeps the structure of the result in `_result_structure`.
+        """
+        return self.call_and_pack(policy, function, args, None)
+
+    def call_and_pack(
         self,
         policy: Policy,
         rule: Callable[..., Any],
         args: Sequence[Any],
         pack_second: Callable[[FunctionTrace, Any], Any] | None,
     ) -> Any:
-        """Calls the function, or a rule that returns a pair of the function's result and something else.
+        """Calls the function, or a rule that returns a pair: the function's result, and something else.
 
         Args:
             policy: what carries identity.
             rule: the function or the rule.
             args: the leaf group of the operands, and static arguments.
-            pack_second: (trace, second of the pair) → what JAX gets for it. None for the function itself, which returns
-                no pair.
+            pack_second: (trace, second entry of the pair) → what JAX gets for this entry. None for the function itself,
+                which returns no pair.
 
         Returns:
             For the function, the leaf group of its result. For a rule, a pair: the leaf group of the function's result,
-            and what `pack_second` returned. If a rule returned no pair, its result unchanged: JAX says best what is
-            wrong.
+            and what `pack_second` returned. If a rule returned no pair, its result unchanged, for JAX to refuse.
 
         Raises:
             SharingMismatchError: if the result of a rule has another structure than that of the function.
         """
-        trace, result = self.run(policy, rule, args, returns_pair=pack_second is not None)
+        trace, result = self.call_with_groups(policy, rule, args, returns_pair=pack_second is not None)
         # 1. Take the pair of a rule apart.
         second = None
         if pack_second is not None:
             if not isinstance(result, (tuple, list)) or len(result) != 2:
                 return result
             result, second = result
-        # 2. Pack the function's result.
+        # 2. Warn of ties that the function or the rule lost, and pack the function's result.
         tree = trace.walked(result)
         trace.check_walked(tree)
         packed = trace.pack(result)
         if pack_second is None:
-            self._returned = packed.structure
+            self._result_structure = packed.structure
             return packed
-        return self._like_result_of_function(packed, rule), pack_second(trace, second)
+        return self._repack_like_function(packed, rule), pack_second(trace, second)
 
-    def _like_result_of_function(self, packed: LeafGroup, rule: Callable[..., Any]) -> LeafGroup:
-        """Compares the result in a rule with that of the function. Returns its leaves with the function's structure.
+    def _repack_like_function(self, packed: LeafGroup, rule: Callable[..., Any]) -> LeafGroup:
+        """Returns the result in a rule as a leaf group with the structure of the function's own result.
 
-        JAX compares the structures as aux data, so they must be one. Two structures also differ if only the notes on
-        their leaves do, such as `untied on purpose`. If JAX has not called the function, returns the result as it is.
+        JAX compares structures as aux data. The two structures may differ, and the results fit even so: a structure
+        also holds notes on leaves, such as that a tie was undone on purpose. If JAX has not called the function,
+        returns `packed` itself.
 
         Args:
             packed: the function's result as the rule returned it.
@@ -288,22 +306,23 @@ class RuleTransform(FunctionTransform):
         Raises:
             SharingMismatchError: if the two differ in shape, static values or ties.
         """
-        returned = self._returned
+        returned = self._result_structure
         # JAX may run a rule without the function. Then there is nothing to compare.
         if returned is None or returned is packed.structure:
             return packed
-        # Words for the two sides in errors. The second argument of `name_of` is the default.
+        # Words for the two sides in errors. The second argument of `name_of` is printed if the first has no name.
         of_function, of_rule = (f"in what `{name}` returns" for name in (name_of(self, self), name_of(rule, rule)))
         tree_of_function = FlatDag.of(returned, [None] * len(returned.records))
         tree_of_rule = FlatDag.of(packed.structure, [None] * len(packed.structure.records))
         path = (_Result(),)
-        # An exact join refuses each tie that only its first tree has. Of the ties that only its second tree has, it
-        # refuses those of modules and references alone. So each tree is the first one once.
+        # The two trees must have the same ties. An exact join refuses each tie that only its first tree has. Of the
+        # ties that only its second tree has, it refuses those of modules and references alone. So there are two joins,
+        # and each tree is the first one in one of them. They are called for their errors alone.
         join(tree_of_function, tree_of_rule, Sides(self.transform_name, of_function, of_rule), path, exact=True)
         join(tree_of_rule, tree_of_function, Sides(self.transform_name, of_rule, of_function), path, exact=True)
         return whole(packed.leaves, returned)
 
-    def run(
+    def call_with_groups(
         self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, returns_pair: bool = False
     ) -> tuple[FunctionTrace, Any]:
         """Calls the user's function or rule with arguments built from leaf groups. Returns the trace and the result.
@@ -312,7 +331,7 @@ class RuleTransform(FunctionTransform):
             policy: what carries identity.
             function: the function or the rule.
             args: the leaf group of the operands, and static arguments.
-            returns_pair: True if only the first of the two values returned reaches the caller.
+            returns_pair: True for a rule that returns a pair, of which only the first entry reaches the caller.
         """
         received = self.receive_arguments(args)
         trace = FunctionTrace(self.terms(policy), function)
@@ -321,17 +340,18 @@ class RuleTransform(FunctionTransform):
 
     # Cotangents -----------------------------------------------------------------------------------------------------
 
-    def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
+    def call_cotangent_rule(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
         """Calls a rule for cotangents, and fits its result to the leaf group of the operands.
 
         Args:
             policy: what carries identity.
             rule: (*static arguments, residuals, cotangent of the result) → cotangents of the operands. Under
                 `jax.custom_gradient`, it takes the cotangent alone.
-            args: arguments of the rule, as modules.
+            args: arguments of the rule, with modules and not leaf groups.
 
         Returns:
-            A tuple of one leaf group: the cotangent of the one leaf group that the vanilla object takes.
+            A tuple of one leaf group with the cotangents of all operands. For JAX, the vanilla object has one operand:
+            the leaf group.
 
         Raises:
             SharingMismatchError: if there are not as many cotangents as operands; if one differs from its operand in
@@ -339,20 +359,20 @@ class RuleTransform(FunctionTransform):
         """
         operands = as_tuple(self._operands)
         num_operands = len(operands.records[operands.root][1])
-        # 1. Call the rule. Gradients, pullbacks and `retie` in it add to `whole_sums` the arrays that are the whole sum
-        # over their paths.
+        # 1. Call the rule. Whatever knows that an array is the whole sum over its paths adds it to `whole_sums`:
+        # gradients, pullbacks and `retie` do, inside the rule.
         with noting_whole() as whole_sums:
             received = flat_dag_of(Arguments(Names(rule).of(len(args)), args, {}), self.rules(policy))
             # The last argument is the cotangent of the result.
-            cotangents = received.child(len(args) - 1)
-            leaves = [received.leaves[number] for number in cotangents.leaf_numbers]
+            cotangent = received.child(len(args) - 1)
+            leaves = [received.leaves[number] for number in cotangent.leaf_numbers]
             # The cotangent of a tied leaf of the result is a whole sum, too. The rule may pass it on.
-            note_tied(cotangents, leaves)
+            note_tied(cotangent, leaves)
             result = rule(*args)
         # 2. Refuse a wrong number of cotangents.
-        result = self.as_several(result, num_operands)
+        result = self.wrap_single_cotangent(result, num_operands)
         if not isinstance(result, (tuple, list)) or len(result) != num_operands:
-            self._refuse_as_jax(rule, result)
+            self._raise_jax_error_for_cotangents(rule, result)
             is_sequence = isinstance(result, (tuple, list))
             description = f"{len(result)} values" if is_sequence else f"a `{type(result).__name__}`"
             raise SharingMismatchError(
@@ -362,60 +382,69 @@ class RuleTransform(FunctionTransform):
                 "    return (cotangent, None)"
             )
         # 3. Add up the cotangents of each leaf. If they do not fit, JAX raises its own error where it has one.
-        fit = self.fit(policy, whole_sums=whole_sums, adds_up=True)
+        fit = self.fit(policy, whole_sums=whole_sums, are_cotangents=True)
         try:
             leaves = list(fit_to_leaves(operands, tuple(result), "cotangents", fit).values())
         except SharingMismatchError:
-            self._refuse_as_jax(rule, result)
+            self._raise_jax_error_for_cotangents(rule, result)
             raise
         pairs = zip(leaves, operands.leaves.values(), strict=True)
         if any(np.shape(leaf) != np.shape(operand) for leaf, operand in pairs):
-            self._refuse_as_jax(rule, result)
-        # 4. Warn of lost ties. A rule may take the whole cotangent of a tied leaf and compute with it path by path. The
-        # arrays that it returns were added up above, though each of them may be the whole sum.
-        lost = ties_lost_between(cotangents, flat_dag_of(tuple(result), self.rules(policy)), policy)
+            self._raise_jax_error_for_cotangents(rule, result)
+        # 4. Warn of lost ties. A rule may take the whole cotangent of a tied leaf and compute with it path by path.
+        # Step 3 has added up the arrays that it returned, though each of them may be the whole sum.
+        lost = ties_lost_between(cotangent, flat_dag_of(tuple(result), self.rules(policy)), policy)
         report_lost_ties((), lost, policy, Names(rule))
         return (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
 
-    def as_several(self, result: Any, num_operands: int) -> Any:
-        """Returns the result of a rule, in a tuple if JAX lets the rule return a single cotangent without one."""
+    def wrap_single_cotangent(self, result: Any, num_operands: int) -> Any:
+        """Puts the result of a rule into a tuple, if JAX lets the rule return a single cotangent without one.
+
+        Here returns the result unchanged: most transforms want a tuple. `jax.custom_gradient` does not.
+        """
         return result
 
-    def fit(self, policy: Policy, *, whole_sums: Any = None, adds_up: bool = False) -> Fit:
-        """Returns the terms on which the tangents or cotangents that a rule returned are fitted to leaves.
+    def fit(self, policy: Policy, *, whole_sums: Any = None, are_cotangents: bool = False) -> Fit:
+        """Returns the rules by which the tangents or cotangents that a derivative rule returned are fitted to leaves.
 
         Args:
             policy: what carries identity.
-            whole_sums: arrays known to be the whole sum over their paths.
-            adds_up: True for cotangents, False for tangents.
+            whole_sums: arrays known to be the whole sum over their paths. None for tangents.
+            are_cotangents: True for cotangents, False for tangents.
         """
-        # Under JAX's convention, the traced leaves are those that JAX traces.
+        # `convention="jax"`: the traced leaves are those that JAX traces, also in an Equinox module.
         rules = self.rules(policy)._replace(convention="jax")
-        return Fit(self.transform_name, rules, adds_up, may_lack=True, is_of_rule=True, whole_sums=whole_sums)
+        return Fit(
+            self.transform_name, rules, are_cotangents, none_is_zero=True, is_of_rule=True, whole_sums=whole_sums
+        )
 
-    def _refuse_as_jax(self, rule: Callable[..., Any], result: Any) -> None:
-        """Raises JAX's own error for cotangents that do not fit, by differentiating dummies with the same results.
+    def _raise_jax_error_for_cotangents(self, rule: Callable[..., Any], result: Any) -> None:
+        """Raises JAX's own error for cotangents that do not fit, if JAX has one.
 
-        Does nothing if JAX finds nothing wrong, if there are modules, which JAX would take apart in its message, or if
-        the transform is not `jax.custom_vjp`.
+        For that, makes a dummy function whose dummy rule returns the same cotangents, and differentiates it. Does
+        nothing if the transform is not `jax.custom_vjp`, or if an operand holds a module, which JAX would take apart in
+        its message.
 
         Args:
             rule: the user's rule.
             result: what the rule returned.
+
+        Raises:
+            TypeError, ValueError: JAX's own errors.
         """
-        if self._primal is None or holds_modules(self._operands):
+        if self._inner_function is None or holds_modules(self._operands):
             return
         # JAX would trace the user's function again, or even call it (`jax_custom_vjp3`). So a dummy with its name and
         # signature takes its place. Another one takes the place of the rule and returns the same result.
-        vanilla = VANILLA_CUSTOM_VJP(returning(self._primal.function, 0.0))
-        vanilla.defvjp(lambda *args: (0.0, None), returning(rule, result))
+        vanilla = VANILLA_CUSTOM_VJP(dummy_returning(self._inner_function.function, 0.0))
+        vanilla.defvjp(lambda *args: (0.0, None), dummy_returning(rule, result))
         arguments = unpack(self._operands.structure, list(self._operands.leaves.values()))
         # Static arguments have None as their name.
         operands = [arg for name, arg in zip(arguments.names, arguments.args, strict=True) if name is not None]
         jax.eval_shape(lambda *args: jax.vjp(vanilla, *args)[1](0.0), *operands)
 
     def raise_refusal(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
-        """Raises the error. The base calls the vanilla transform first, but that has no rules here."""
+        """Raises the error. The base would call the vanilla transform first, but an object made so has no rules."""
         raise error
 
 
@@ -425,7 +454,7 @@ class RuleTransform(FunctionTransform):
 class CustomVjpTransform(RuleTransform):
     """A function under `jax.custom_vjp`, with identities preserved."""
 
-    unknown_methods = frozenset({"defvjp_with_logs", "defvjp_with_accums", "defremat", "defremat_with_logs"})
+    unsupported_methods = frozenset({"defvjp_with_logs", "defvjp_with_accums", "defremat", "defremat_with_logs"})
 
     @lists_options_of(VANILLA_CUSTOM_VJP.defvjp)
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any) -> None:
@@ -433,34 +462,40 @@ class CustomVjpTransform(RuleTransform):
 
         Args:
             fwd: the arguments → (the result, residuals). Both may hold modules, and keep their ties.
-            bwd: (residuals, cotangent of the result) → a cotangent for each argument, in its shape or None.
+            bwd: (residuals, cotangent of the result) → a cotangent for each argument, in the shape of the argument. It
+                may be None.
             positional: options of `jax.custom_vjp.defvjp`, by position.
             options: options of `jax.custom_vjp.defvjp`, by name.
         """
-        # The vanilla object checks the options, and has the rules where it answers in place of this one.
+        # The user's vanilla object checks the rules and options.
         self._vanilla.defvjp(fwd, bwd, *positional, **options)
         self.rules_given = fwd, bwd, positional, options
 
-    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `jax.custom_vjp` for one call, with both of its rules on leaf groups."""
         fwd, bwd, positional, options = self.rules_given
         transform_options = (
-            {**self.options, "nondiff_argnums": self._positions_of_statics} if self._static else self.options
+            {**self.options, "nondiff_argnums": self._nondiff_positions_for_jax}
+            if self._nondiff_positions
+            else self.options
         )
-        self._primal = self.inner_of(policy, self.primal, function)
-        vanilla = self.transform(self._primal, **transform_options)
-        rules = self.inner_of(policy, self._forward, fwd), self.inner_of(policy, self._backward, bwd)
+        self._inner_function = self.make_inner(policy, self.call_primal, function)
+        vanilla = self.transform(self._inner_function, **transform_options)
+        rules = self.make_inner(policy, self._call_fwd, fwd), self.make_inner(policy, self._call_bwd, bwd)
         vanilla.defvjp(*rules, *positional, **options)
         return vanilla
 
-    def _forward(self, policy: Policy, fwd: Callable[..., Any], *args: Any) -> Any:
+    def _call_fwd(self, policy: Policy, fwd: Callable[..., Any], *args: Any) -> Any:
         """Calls `fwd` for JAX. Returns the leaf groups of the result and of the residuals."""
-        return self.packed_result(policy, fwd, args, lambda trace, residuals: trace.pack(residuals))
+        return self.call_and_pack(policy, fwd, args, lambda trace, residuals: trace.pack(residuals))
 
-    def _backward(self, policy: Policy, bwd: Callable[..., Any], *args: Any) -> Any:
-        """Calls `bwd` for JAX. It gets static arguments, and the leaf groups of the residuals and of the cotangent."""
+    def _call_bwd(self, policy: Policy, bwd: Callable[..., Any], *args: Any) -> Any:
+        """Calls `bwd` for JAX, which passes static arguments and the leaf groups of the residuals and of the cotangent.
+
+        Returns a tuple of one leaf group: the cotangents of the operands.
+        """
         *static, residuals, cotangent = args
-        return self.cotangents(policy, bwd, *static, tree_of(residuals), tangents_of(cotangent))
+        return self.call_cotangent_rule(policy, bwd, *static, build_tree(residuals), tangents_of(cotangent))
 
 
 class CustomGradientTransform(RuleTransform):
@@ -469,41 +504,46 @@ class CustomGradientTransform(RuleTransform):
     The function returns its rule beside its result, so no method sets rules.
     """
 
-    # Anything but None: there are no rules to wait for.
+    # Not None, which would say that the rules have not been set yet.
     rules_given = ()
 
     def check_options(self) -> None:
-        """Refuses the options of newer JAX that give a rule other arguments or another result.
+        """Refuses the options of newer JAX under which a rule has other arguments or another result.
 
         Raises:
-            TypeError: if there is such an option.
+            TypeError: if such an option is set.
         """
-        # First, since JAX knows best which options it has.
+        # This comes first, so that JAX itself refuses options that it does not know.
         super().check_options()
         for name in ("with_logs", "remat", "with_accums"):
             option = self.options.get(name)
             if option:
-                raise self.unknown_rules(f"the rules that it takes with `{name}`", f", {name}={option!r}")
+                raise self.unsupported_rules_error(f"the rules that it takes with `{name}`", f", {name}={option!r}")
 
-    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Makes a function under `jax.custom_gradient`. Its rule comes with each result."""
-        return self.transform(self.inner_of(policy, self._result_and_rule, function), **self.options)
+    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes a function under `jax.custom_gradient`. It returns its rule with each result."""
+        return self.transform(self.make_inner(policy, self._call_function_with_rule, function), **self.options)
 
-    def _result_and_rule(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
+    def _call_function_with_rule(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
         """Calls the user's function for JAX. Returns the leaf group of its result, and a rule on leaf groups."""
-        return self.packed_result(policy, function, args, lambda _, rule: self.inner_of(policy, self._backward, rule))
+        return self.call_and_pack(
+            policy, function, args, lambda _, rule: self.make_inner(policy, self._call_gradient_rule, rule)
+        )
 
-    def _backward(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
-        """Calls the user's rule for JAX, with trees in the place of leaf groups of cotangents."""
-        return self.cotangents(policy, rule, *map(tangents_of, args))
+    def _call_gradient_rule(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
+        """Calls the user's rule for JAX, with a tree in the place of the leaf group of the cotangent.
 
-    def as_several(self, result: Any, num_operands: int) -> Any:
+        Returns a tuple of one leaf group: the cotangents of the operands.
+        """
+        return self.call_cotangent_rule(policy, rule, *map(tangents_of, args))
+
+    def wrap_single_cotangent(self, result: Any, num_operands: int) -> Any:
         """Wraps the cotangent of a single operand in a tuple. JAX lets rules of this transform return it by itself."""
         return (result,) if num_operands == 1 and not isinstance(result, (tuple, list)) else result
 
 
 class Summands(list[Any]):
-    """Tangents of one result, one from each rule of `defvjps`. Their sum is its tangent."""
+    """Tangents of one result, one from each rule that `defjvps` sets. Their sum is the tangent of the result."""
 
 
 class CustomJvpTransform(RuleTransform):
@@ -530,12 +570,13 @@ class CustomJvpTransform(RuleTransform):
 
         Args:
             jvps: for each argument, (its tangent, the result, *arguments) → a tangent of the result. None for an
-                argument whose tangent does not count.
+                argument on which the result is treated as not depending: its tangent adds nothing.
         """
+        # Raises JAX's own error, for example if there are `nondiff_argnums`.
         self._vanilla.defjvps(*jvps)
 
         def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-            """Is the one rule made of all. `_pack_tangent` adds up the tangents that it returns."""
+            """Calls the function and all rules. Returns the result, and the tangents, which `_pack_tangent` adds up."""
             result = self(*primals)
             # JAX allows fewer rules than arguments.
             pairs = zip(jvps, tangents, strict=False)
@@ -543,83 +584,90 @@ class CustomJvpTransform(RuleTransform):
 
         self.rules_given = jvp, (), {}
 
-    def statics_of(self, call: Call) -> Sequence[Any]:
-        """Packs each argument in `nondiff_argnums` into a leaf group by itself.
+    def statics_for_jax(self, call: Call) -> Sequence[Any]:
+        """Packs each argument in `nondiff_argnums` into a leaf group of its own.
 
-        JAX flattens and rebuilds these arguments to stop the gradient, which would lose their ties.
+        To stop the gradient, `jax.custom_jvp` flattens these arguments and builds them again. Without the groups, they
+        would lose their ties.
         """
         rules = self.rules(Policy())
         return [whole(*pack(value, Tags(), rules)) for value in call.statics]
 
     def receive_arguments(self, args: Sequence[Any]) -> Any:
-        """Builds the arguments of the function, also those in `nondiff_argnums`, which `statics_of` has packed."""
+        """Builds the arguments of the function, also those in `nondiff_argnums`, which `statics_for_jax` has packed."""
         group, *static = args
-        return super().receive_arguments([group, *map(tree_of, static)])
+        return super().receive_arguments([group, *map(build_tree, static)])
 
-    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `jax.custom_jvp` for one call, with its rule on leaf groups."""
         jvp, positional, options = self.rules_given
         transform_options = (
-            {**self.options, "nondiff_argnums": self._positions_of_statics} if self._static else self.options
+            {**self.options, "nondiff_argnums": self._nondiff_positions_for_jax}
+            if self._nondiff_positions
+            else self.options
         )
-        self._primal = self.inner_of(policy, self.primal, function)
-        vanilla = self.transform(self._primal, **transform_options)
-        vanilla.defjvp(self.inner_of(policy, self._forward, jvp), *positional, **options)
+        self._inner_function = self.make_inner(policy, self.call_primal, function)
+        vanilla = self.transform(self._inner_function, **transform_options)
+        vanilla.defjvp(self.make_inner(policy, self._call_jvp_rule, jvp), *positional, **options)
         return vanilla
 
-    def _forward(self, policy: Policy, jvp: Callable[..., Any], *args: Any) -> Any:
+    def _call_jvp_rule(self, policy: Policy, jvp: Callable[..., Any], *args: Any) -> Any:
         """Calls the user's rule for JAX.
 
-        JAX passes the static arguments, a 1-tuple with the leaf group of all primals, and a 1-tuple with the leaf group
-        of all tangents.
+        JAX passes the static arguments, a tuple with the leaf group of all primals, and a tuple with the leaf group of
+        all tangents.
 
         Returns:
-            The leaf group of the result, and that of its tangent. If the rule returned no pair, what it returned.
+            The leaf group of the result, and that of its tangent. If the rule returned no pair, its result unchanged.
 
         Raises:
             SharingMismatchError: if the result differs from that of the function, or the tangent from the result.
         """
         *static, (primal_group,), (tangent_group,) = args
-        # One tangent for each argument of the function. Static arguments have a place, too, which is skipped below.
+        # One entry for each argument of the function. The entries of static arguments are skipped below.
         all_tangents = tangents_of(tangent_group, is_gradient=False).args
 
-        # `packed_result` calls this with the arguments of the function, in their order. The user's rule gets the static
-        # ones first, and then all others as one tuple.
+        # `call_and_pack` calls this with the arguments of the function, in their order. The user's rule gets the static
+        # ones first, and then one tuple of all others.
         def rule(*args: Any) -> Any:
             """Calls the user's rule with static arguments first, as JAX does."""
-            statics = [args[i] for i in self._static]
-            primals = tuple([arg for i, arg in enumerate(args) if i not in self._static])
-            tangents = tuple([arg for i, arg in enumerate(all_tangents) if i not in self._static])
+            statics = [args[i] for i in self._nondiff_positions]
+            primals = tuple([arg for i, arg in enumerate(args) if i not in self._nondiff_positions])
+            tangents = tuple([arg for i, arg in enumerate(all_tangents) if i not in self._nondiff_positions])
             return jvp(*statics, primals, tangents)
 
-        # The lambda leaves the tangent as it is: it can be packed only when the structure of the result is known.
-        packed = self.packed_result(policy, rule, (primal_group, *static), lambda _, tangent_out: tangent_out)
+        # The lambda returns the tangent as it is. It is packed below, when the structure of the result is known.
+        packed = self.call_and_pack(policy, rule, (primal_group, *static), lambda _, tangent_out: tangent_out)
         if type(packed) is not tuple or type(packed[0]) is not LeafGroup:
-            # No pair. JAX itself says best what is wrong.
+            # The rule returned no pair. JAX refuses its result, with its own error.
             return packed
         result, tangent_out = packed
         if type(tangent_out) is not Summands:
-            self._refuse_tangent_as_jax(jvp, result, tangent_out)
+            self._raise_jax_error_for_tangent(jvp, result, tangent_out)
         return result, self._pack_tangent(policy, result, tangent_out)
 
-    def _refuse_tangent_as_jax(self, jvp: Callable[..., Any], result: LeafGroup, tangent: Any) -> None:
-        """Raises JAX's own error for a tangent of another structure, by differentiating a dummy with the same result.
+    def _raise_jax_error_for_tangent(self, jvp: Callable[..., Any], result: LeafGroup, tangent: Any) -> None:
+        """Raises JAX's own error if the tangent has another structure than the result, and the result no module.
 
-        Does nothing if the structure is that of the result, or if there are modules, which JAX would take apart in its
-        message.
+        For that, makes a dummy function that returns the same value, with a dummy rule that returns the value and the
+        tangent, and differentiates it. If there are modules, JAX would take them apart in its message.
 
         Args:
             jvp: the user's rule.
             result: the leaf group of the result.
             tangent: the tangent that the rule returned.
+
+        Raises:
+            TypeError: JAX's own error.
         """
-        if self._primal is None or holds_modules(FlatDag.of_leaves(result.structure, result.leaves)):
+        # `make_vanilla` has set `_inner_function`, so it is None for type checkers alone.
+        if self._inner_function is None or holds_modules(FlatDag.of_leaves(result.structure, result.leaves)):
             return
-        value = tree_of(result)
+        value = build_tree(result)
         if jtu.tree_structure(tangent) != jtu.tree_structure(value):
             # Dummies with the names and signatures of the user's function and rule.
-            vanilla = VANILLA_CUSTOM_JVP(returning(self._primal.function, value))
-            vanilla.defjvp(returning(jvp, (value, tangent)))
+            vanilla = VANILLA_CUSTOM_JVP(dummy_returning(self._inner_function.function, value))
+            vanilla.defjvp(dummy_returning(jvp, (value, tangent)))
             jax.eval_shape(lambda: jax.jvp(vanilla, (0.0,), (0.0,)))
 
     def _pack_tangent(self, policy: Policy, result: LeafGroup, tangent: Any) -> LeafGroup:
@@ -633,10 +681,13 @@ class CustomJvpTransform(RuleTransform):
         tree = FlatDag.of_leaves(result.structure, result.leaves)
         fit = self.fit(policy)
         total: list[Any] = []
-        # Without a single rule the sum is empty, and the tangent zero.
-        for summand in tangent or [None] if type(tangent) is Summands else [tangent]:
+        # If all rules of `defjvps` are None, there is no summand, and the tangent is zero: None stands for it.
+        for summand in (tangent or [None]) if type(tangent) is Summands else [tangent]:
             tangents = fit_to_leaves(tree, summand, "tangent", fit).values()
-            leaves = [_tangent_or_zeros(primal, leaf) for primal, leaf in zip(result.leaves, tangents, strict=True)]
+            leaves = [
+                _fill_in_zeros(result_leaf, tangent_leaf)
+                for result_leaf, tangent_leaf in zip(result.leaves, tangents, strict=True)
+            ]
             if total:
                 total = [_add_tangents(*triple) for triple in zip(result.leaves, total, leaves, strict=True)]
             else:
@@ -652,7 +703,7 @@ class CustomVmapTransform(RuleTransform):
 
         Args:
             vmap_rule: (size of the axis, list with a tree of booleans for each argument, *arguments) → (the result, a
-                tree of booleans in its shape). True marks a leaf that has the axis.
+                tree of booleans with the structure of the result). True marks a leaf that has the axis.
 
         Returns:
             The rule.
@@ -661,36 +712,40 @@ class CustomVmapTransform(RuleTransform):
         self.rules_given = vmap_rule
         return vmap_rule
 
-    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_vanilla(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """Makes the object of `custom_vmap` for one call, with its rule on leaf groups."""
-        vanilla = self.transform(self.inner_of(policy, self.primal, function), **self.options)
-        vanilla.def_vmap(self.inner_of(policy, self._batched, self.rules_given))
+        vanilla = self.transform(self.make_inner(policy, self.call_primal, function), **self.options)
+        vanilla.def_vmap(self.make_inner(policy, self._call_vmap_rule, self.rules_given))
         return vanilla
 
-    def _batched(self, policy: Policy, rule: Callable[..., Any], size: int, in_batched: Any, group: LeafGroup) -> Any:
+    def _call_vmap_rule(
+        self, policy: Policy, rule: Callable[..., Any], size: int, in_batched: Any, group: LeafGroup
+    ) -> Any:
         """Calls the user's rule for JAX.
 
         Args:
             policy: what carries identity.
             rule: the user's rule.
             size: the size of the axis.
-            in_batched: a list of one leaf group of booleans, since the vanilla object takes one leaf group.
+            in_batched: a list with one leaf group of booleans, one for each leaf of `group`.
             group: the leaf group of the operands.
 
         Returns:
-            The leaf group of the result, and one of booleans. If the rule returned no pair, what it returned.
+            The leaf group of the result, and a leaf group of booleans. If the rule returned no pair, its result
+            unchanged.
         """
-        in_batched_trees = list(tree_of(in_batched[0]).args)
+        in_batched_trees = list(build_tree(in_batched[0]).args)
 
         def rule_of_arguments(*args: Any) -> Any:
-            """Calls the user's rule with the arguments of the function alone, as `packed_result` does."""
+            """Takes the arguments of the function, as `call_and_pack` passes them, and calls the user's rule."""
             return rule(size, in_batched_trees, *args)
 
+        # Only the name is copied, for errors. The signature differs.
         functools.update_wrapper(rule_of_arguments, rule, ("__name__", "__qualname__"), ())
-        # The lambda leaves the booleans as they are: they can be packed only when the structure of the result is known.
-        packed = self.packed_result(policy, rule_of_arguments, (group,), lambda _, out_batched: out_batched)
+        # The lambda returns the booleans as they are. They are packed below, when the structure of the result is known.
+        packed = self.call_and_pack(policy, rule_of_arguments, (group,), lambda _, out_batched: out_batched)
         if type(packed) is not tuple or type(packed[0]) is not LeafGroup:
-            # No pair. JAX itself says best what is wrong.
+            # The rule returned no pair. JAX refuses its result, with its own error.
             return packed
         return packed[0], self._pack_out_batched(*packed)
 
@@ -699,7 +754,7 @@ class CustomVmapTransform(RuleTransform):
 
         Args:
             result: the leaf group of the result.
-            out_batched: a boolean, or a tree of booleans in the shape of the result or of its beginning.
+            out_batched: a boolean, or a prefix tree of booleans: its shape is the upper part of the result's shape.
 
         Raises:
             SharingMismatchError: if the paths of a tied leaf have different booleans.
@@ -719,46 +774,46 @@ class CustomVmapTransform(RuleTransform):
         return LeafGroup([label_of[number].label for number in tree.leaf_numbers], result.selection)
 
 
-def _tangent_or_zeros(primal: Any, tangent: Any) -> Any:
-    """Returns a tangent, or zeros if it is None. For leaves that are not inexact, JAX wants zeros of the dtype float0.
+def _fill_in_zeros(leaf: Any, tangent: Any) -> Any:
+    """Returns the tangent of a leaf, or zeros if it is None. Returns float0 zeros for any leaf that is not inexact.
 
     Args:
-        primal: the leaf.
+        leaf: the leaf.
         tangent: its tangent.
     """
-    if not is_inexact(primal):
-        return np.zeros(jnp.shape(primal), jax.dtypes.float0)
-    return jnp.zeros_like(primal) if tangent is None else tangent
+    if not is_inexact(leaf):
+        return np.zeros(jnp.shape(leaf), jax.dtypes.float0)
+    return jnp.zeros_like(leaf) if tangent is None else tangent
 
 
-def _add_tangents(primal: Any, a: Any, b: Any) -> Any:
+def _add_tangents(leaf: Any, a: Any, b: Any) -> Any:
     """Adds two tangents of a leaf. Those of a leaf that is not inexact are float0 zeros and cannot be added.
 
     Args:
-        primal: the leaf.
+        leaf: the leaf.
         a: a tangent.
         b: another one.
     """
-    return a + b if is_inexact(primal) else a
+    return a + b if is_inexact(leaf) else a
 
 
-def returning(function: Callable[..., Any], value: Any) -> Inner:
-    """Makes a function that looks like `function` and returns `value` for all arguments."""
+def dummy_returning(function: Callable[..., Any], value: Any) -> Inner:
+    """Makes a function with the name and signature of `function` that returns `value` for all arguments."""
     return Inner(function, lambda: function, lambda *_: value)
 
 
 class _Result:
-    """The first key of paths in errors about a result."""
+    """The first key of paths in errors about a result: they begin with "result"."""
 
     def __str__(self) -> str:
         return "result"
 
 
-def _type_of(leaf: Any) -> Any:
-    """Returns the shape and dtype of an array. Returns any other leaf unchanged: a number, or what JAX will refuse."""
+def _abstract_leaf(leaf: Any) -> Any:
+    """Returns the shape and dtype of an array. Returns any other leaf unchanged, for example a Python number."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
 
 
-def tree_of(group: LeafGroup) -> Any:
+def build_tree(group: LeafGroup) -> Any:
     """Builds the tree that a leaf group was packed from."""
     return unpack(group.structure, group.leaves)

@@ -4,8 +4,8 @@ Each leaf is placed once. Then the tree is built anew, with the leaves in their 
 
     device_put({"a": w, "b": w}, device)        w is moved to v        {"a": v, "b": v}
 
-The *prefix* says where each leaf goes: one place for the whole tree, or a tree of places with the upper part of the
-tree's shape. A place is what JAX takes, such as a device or a sharding.
+The *prefix* says where each leaf goes: one placement for the whole tree, or a tree of placements with the upper part of
+the tree's shape. A *placement* here is any object that JAX takes, such as a device or a sharding.
 """
 
 from collections.abc import Callable
@@ -34,15 +34,15 @@ T = TypeVar("T")
 @lists_options_of(jax.device_put)
 @api_boundary
 def device_put(tree: T, device: Any = None, **options: Unpack[Placing]) -> T:
-    """Moves a whole tree with `jax.device_put`. Each shared array is moved once and stays shared.
+    """Moves the arrays of a whole tree with `jax.device_put`. Each shared array is moved once and stays shared.
 
     Args:
         tree: a module, or any container of modules and arrays.
-        device: a device, a sharding, or a tree prefix of them.
+        device: a device, a sharding, or a prefix tree of devices and shardings.
         options: further options of `jax.device_put`.
 
     Returns:
-        A tree of new nodes with the same ties. Its static leaves are those of `tree`.
+        A tree of new modules and containers with the same ties. Its static leaves are those of `tree`.
 
     Raises:
         InconsistentSharingError: if a prefix sends one array to two places.
@@ -55,22 +55,22 @@ def device_put(tree: T, device: Any = None, **options: Unpack[Placing]) -> T:
         (True, True)
     """
 
-    def put(leaf: Any, place: Any) -> Any:
-        return jax.device_put(leaf, place, **options)
+    def place_leaf(leaf: Any, placement: Any) -> Any:
+        return jax.device_put(leaf, placement, **options)
 
-    return _place_leaves(tree, device, put, option="device", transform="device_put")
+    return _place_leaves(tree, device, place_leaf, option="device", transform="device_put")
 
 
 @api_boundary
 def with_sharding_constraint(tree: T, shardings: Any) -> T:
-    """Constrains a whole tree with `jax.lax.with_sharding_constraint`. Each shared array stays shared.
+    """Constrains the arrays of a whole tree with `jax.lax.with_sharding_constraint`. Each shared array stays shared.
 
     Args:
         tree: a module, or any container of modules and arrays.
-        shardings: a sharding, or a tree prefix of them.
+        shardings: a sharding, or a prefix tree of shardings.
 
     Returns:
-        A tree of new nodes with the same ties.
+        A tree of new modules and containers with the same ties. Its static leaves are those of `tree`.
 
     Raises:
         InconsistentSharingError: if a prefix constrains one array in two ways.
@@ -81,21 +81,24 @@ def with_sharding_constraint(tree: T, shardings: Any) -> T:
         ...     jax.make_mesh((1,), ("x",)), jax.sharding.PartitionSpec()
         ... )
         >>> w = jnp.ones(2)
-        >>> constrained = st.jit(lambda t: st.with_sharding_constraint(t, everywhere))([w, w])
+        >>> constrain = lambda dag: st.with_sharding_constraint(dag, everywhere)
+        >>> constrained = st.jit(constrain)(st.Dag([w, w])).tree
+        >>> constrained[0] is constrained[1]
+        True
     """
     constrain = jax.lax.with_sharding_constraint
     return _place_leaves(tree, shardings, constrain, option="shardings", transform="with_sharding_constraint")
 
 
 def filter_shard(call: CallWithOperands, x: Any, device_or_shardings: Any) -> Any:
-    """Does `equinox.filter_shard(x, device_or_shardings)`, with each shared array placed once. Returns the new tree.
+    """Adapter of `equinox.filter_shard`. Places each shared array once, and returns the new tree.
 
-    This is the adapter of `equinox.filter_shard`. Like `device_put`, it takes its whole argument as one model.
+    Like `device_put`, it takes its whole argument as one model.
 
     Args:
-        call: the policy of the call, and the name of the transform.
+        call: the call of the transform. Only its policy and its title are used.
         x: the tree. This parameter and the next have the names of Equinox's parameters.
-        device_or_shardings: a device, a sharding, or a tree prefix of them.
+        device_or_shardings: a device, a sharding, or a prefix tree of devices and shardings.
     """
     # The tree is read under the policy of the innermost `Context`.
     with Context(call.policy):
@@ -104,33 +107,34 @@ def filter_shard(call: CallWithOperands, x: Any, device_or_shardings: Any) -> An
         )
 
 
-def _place_leaves(tree: T, prefix: Any, put: Callable[[Any, Any], Any], *, option: str, transform: str) -> T:
+def _place_leaves(tree: T, prefix: Any, place_leaf: Callable[[Any, Any], Any], *, option: str, transform: str) -> T:
     """Places each leaf of a tree once, and builds the tree anew. Returns the new tree.
 
     Args:
         tree: a module, or any container of modules and arrays.
-        prefix: a place, or a tree prefix of places.
-        put: (leaf, place) → the leaf in this place.
+        prefix: a placement, or a prefix tree of placements.
+        place_leaf: (leaf, placement) → the leaf in this place.
         option: name of the option with the prefix, for errors.
         transform: name of the transform, for errors.
 
     Raises:
-        InconsistentSharingError: if the prefix has two places for one array.
+        InconsistentSharingError: if the prefix has two placements for one array.
     """
     # The whole tree is read as one model, so a tie in a plain container counts, too. The tree becomes the only child of
     # a new root, whose name begins the paths in errors. A `Branch` of one prefix fits this root.
     dag = read_tree(Arguments(("tree",), (tree,), {}))
     outcomes = Outcomes(dag, placement_treatment(option, Branch((prefix,))))
-    # Raises for the first leaf or node with two places. `conflicts` is empty if each has one.
+    # `conflicts` has the records of leaves and nodes with two placements. `raise_inconsistent` always raises, so the
+    # loop ends with the first of them, if there is one.
     for record in sorted(outcomes.conflicts()):
         raise_inconsistent(outcomes, record, transform)
-    # A *visit* is a record and the part of the prefix under which it is reached. A leaf may have several visits. All of
-    # them mean one place by now, so the label of any will do.
+    # A *visit* is a record and the part of the prefix under which it is reached. A leaf may have several visits. There
+    # is no conflict, so the labels of all of them mean one place, and any of these labels will do.
     leaf_visits = [visit for visit in outcomes.visits() if visit.record in dag.leaves]
-    place_of = {visit.record: outcomes.group_label(visit) for visit in leaf_visits}
-    # `put` may return one array for two leaves that are not tied. `with_repeats_copied` copies it, so that they stay
-    # two objects.
-    leaves = with_repeats_copied([put(leaf, place_of[record]) for record, leaf in dag.leaves.items()])
+    placement_of = {visit.record: outcomes.group_label(visit) for visit in leaf_visits}
+    # `place_leaf` may return one array for two leaves that are not tied. `with_repeats_copied` copies it, so that they
+    # stay two objects.
+    leaves = with_repeats_copied([place_leaf(leaf, placement_of[record]) for record, leaf in dag.leaves.items()])
     # What is known of the old leaves, such as that their tie was undone on purpose, holds for the new ones.
     hand_on(list(dag.leaves.values()), leaves)
     return unpack(dag.structure, leaves).args[0]

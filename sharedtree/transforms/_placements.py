@@ -7,9 +7,9 @@ Sharding rules that go by parameter names do this to a tied embedding.
     Net(w, w)  under  Net(P("x"), P("x", None))        one place, written in two ways
 
 A *prefix* is a sharding for the whole tree, or a tree of shardings that has the upper part of the tree's shape. A
-sharding in it is a *label*, and holds for all leaves below it. The *treatment* of an option, which this file makes,
-says how its prefix is read. `Outcomes` in `_leaf_labels` spreads the labels over the leaves, and finds the arrays with
-two labels.
+sharding in the prefix is a *label*, and holds for all leaves below it. A *specification* is a `PartitionSpec`, such as
+`P("x")`: a sharding without its mesh. A `Treatment` says how the prefix of an option is read. `Outcomes` in
+`_leaf_labels` spreads the labels over the leaves, and finds the arrays with two labels.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from ._leaf_labels import REFUSED, Treatment, labels_in
 
 
 def placement_treatment(name: str, prefix: Any, *, containers: bool = False) -> Treatment:
-    """Makes the treatment of an option with shardings.
+    """Makes the treatment of an option with shardings. Under it, two places for one array of a module are an error.
 
-    The treatment refuses two places for one array of a module: the transform that has the option raises an error.
+    The transform that has the option raises the error.
 
     Args:
         name: name of the option, for errors.
@@ -35,16 +35,18 @@ def placement_treatment(name: str, prefix: Any, *, containers: bool = False) -> 
     """
 
     def describe(placement: Placement) -> str:
-        return f"{name} {_description(placement.sharding, prefix)}"
+        # For example "out_shardings P('x')".
+        return f"{name} {_describe_sharding(placement.sharding, prefix)}"
 
     return Treatment(
         name,
         prefix,
         is_label=is_sharding,
-        # Labels of one leaf are compared as placements. The leaf and its record make no difference.
+        # A label becomes a `Placement`, so that two spellings of one sharding are equal. The leaf and its record make
+        # no difference.
         resolve=lambda label, _leaf, _record: Placement(label),
         describe=describe,
-        advice=_advice_on_rules,
+        advice=_advise_on_rules,
         # Two places for one array within the modules of one argument are an error, and no reason to split the array.
         within_module=REFUSED,
         has_containers=containers,
@@ -67,8 +69,8 @@ def is_sharding(obj: Any) -> bool:
 class Placement:
     """The place of an array under a sharding. Two placements are equal if their shardings are two spellings of one.
 
-    `P("x")` and `P()` are not equal, even on a mesh of one device, where they come to the same. So contradictory rules
-    are refused on a developer's machine, too.
+    `P("x")` and `P()` are not equal, even on a mesh of one device, where both put the array in the same place. So
+    contradictory rules are refused on a developer's machine, too.
 
     Args:
         sharding: a label in a prefix of shardings.
@@ -86,7 +88,7 @@ class Placement:
         # Labels of two classes count as different places.
         return type(sharding) is type(other_sharding) and bool(sharding == other_sharding)
 
-    # Outcomes are compared and never hashed.
+    # A treatment compares placements, and never hashes them.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
@@ -108,7 +110,7 @@ def _canonical(sharding: Any) -> Any:
 
 def shortest_spec(spec: PartitionSpec) -> PartitionSpec:
     """Returns the shortest spelling of a specification: `P("x")` for `P("x", None)` and for `P(("x",))`."""
-    # These two name axes of partial sums. A new specification, made from the entries alone, would lose them.
+    # These two attributes name axes of partial sums. A new specification, made from the entries alone, would lose them.
     if spec.unreduced or spec.reduced:
         return spec
     # A tuple of one axis is that axis, and an empty tuple is None.
@@ -119,31 +121,33 @@ def shortest_spec(spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*axes)
 
 
-def _description(sharding: Any, prefix: Any) -> str:
-    """Describes a sharding for errors: its specification, its mesh if the prefix has several, and its kind of memory.
+def _describe_sharding(sharding: Any, prefix: Any) -> str:
+    """Describes a sharding for errors: its specification, its mesh if the prefix has several, and unusual memory.
+
+        P('x')          P('x') on the mesh {'x': 2} of the devices [0, 1]          P('x') in pinned_host
 
     Args:
         sharding: a label in the prefix.
         prefix: the prefix.
     """
+    # Anything but a `NamedSharding` is printed by its `repr`, cut off if it is long.
     if not isinstance(sharding, NamedSharding):
-        # The `repr`, cut off if it is long.
         return shown(sharding)
     text = str(shortest_spec(sharding.spec))
     meshes = [label.mesh for label in labels_in(prefix, is_sharding) if isinstance(label, NamedSharding)]
     if any(mesh != meshes[0] for mesh in meshes):
-        # An abstract mesh has no devices.
+        # An abstract mesh has no devices. For it, the text ends in "of the devices []".
         devices = sharding.mesh.device_ids.ravel().tolist() if isinstance(sharding.mesh, Mesh) else []
         text += f" on the mesh {dict(sharding.mesh.shape)} of the devices {shown(devices)}"
-    # The usual memory is not named.
+    # The usual kind of memory is not named.
     return text if sharding.memory_kind in (None, "device") else f"{text} in {sharding.memory_kind}"
 
 
-def _advice_on_rules(leaves: Sequence[Any]) -> str:
-    """Returns the advice in an error: how rules by parameter names can give a tied array one place.
+def _advise_on_rules(leaves: Sequence[Any]) -> str:
+    """Returns the last lines of an error: how rules by parameter names can give a tied array one place.
 
     Args:
-        leaves: the leaves with conflicts. The advice is the same for all.
+        leaves: the leaves with conflicts. Not used: the advice is the same for all.
     """
     return (
         "What is tied within one argument has one place. Change the rule for one of these paths; or make rules by name "

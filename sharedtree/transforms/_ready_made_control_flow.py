@@ -1,4 +1,8 @@
-"""The loops and branches of `jax.lax` with identities preserved, ready made, with types for type checkers."""
+"""The loops and branches of `jax.lax` with identities preserved, ready made, with types for type checkers.
+
+A *carry* is the state that an iteration receives and returns. *Operands* are the arguments of all branches. A *tie*
+is one object at several paths of a tree, here mostly an array or a module.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
@@ -44,10 +48,12 @@ def scan(
     The carry, `xs` and the results may be models. A tied leaf of the carry is one object in each iteration and is
     carried once. The same holds for ties within a slice of `xs` and within `y`.
 
-    Each iteration must return the carry with the same classes, static values and ties of modules. A tie of arrays or
-    lists in the first carry need not be meant, as in `State(zeros, zeros)`. So it holds if the iterations return it. If
-    not, the two are separate from the beginning. A lost tie of arrays warns as in `jit`, and costs one more trace. A
-    static number that changes becomes a traced leaf.
+    Each iteration must return the carry with the same classes, static values and ties of modules, with two exceptions:
+
+    - A static number that changes becomes a traced leaf.
+    - A tie of arrays or lists may get lost. Often it is not meant, as in the first carry `State(zeros, zeros)`. If the
+      iterations return two objects, the two are separate from the beginning. This costs one more trace. A lost tie of
+      arrays warns as in `jit`.
 
     With `in_place=True`, changes of the carry are written back into the caller's objects when the loop ends. For that,
     each object that holds traced leaves must come back in its place. Changes of a slice of `xs` come back stacked.
@@ -58,7 +64,7 @@ def scan(
         xs: the tree to scan over, along the first axis of each of its leaves.
         length: number of iterations. Needed only if `xs` is None.
         reverse: True to run from the last slice to the first, as `jax.lax.scan` does.
-        unroll: number of iterations to unroll, or True for all, as `jax.lax.scan` has it.
+        unroll: number of iterations to unroll, or True for all, as in `jax.lax.scan`.
         options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Returns:
@@ -66,8 +72,9 @@ def scan(
         caller's own objects where they came back.
 
     Raises:
-        SharingMismatchError: if the carry comes back with another class, static value or tie of modules.
-        InconsistentSharingError: if one module is both carried and scanned over. An array in both becomes two arrays.
+        SharingMismatchError: if the carry comes back with another class, another static value (but for numbers), or
+            other ties of modules.
+        InconsistentSharingError: if one module is both in the carry and in `xs`. An array in both becomes two arrays.
 
     Example:
         >>> import equinox as eqx, jax.numpy as jnp, sharedtree as st
@@ -96,7 +103,7 @@ def while_loop(
     The carry is treated as by `scan`, with the same errors.
 
     Args:
-        cond_fun: carry → boolean scalar, True to go on. What it changes in place is lost.
+        cond_fun: carry → boolean scalar, True to go on. If it changes the carry in place, the changes are lost.
         body_fun: carry → next carry.
         init_val: the first carry.
         options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
@@ -135,7 +142,7 @@ def fori_loop(
         upper: the index after the last one.
         body_fun: (index, carry) → next carry.
         init_val: the first carry.
-        unroll: number of iterations to unroll, or True for all, as `jax.lax.fori_loop` has it.
+        unroll: number of iterations to unroll, or True for all, as in `jax.lax.fori_loop`.
         options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Returns:
@@ -185,13 +192,14 @@ def associative_scan(
 ) -> X:
     """Computes the cumulative results of an associative function: `preserve_identities(jax.lax.associative_scan)`.
 
-    The result of `fn` must have the classes, static values and ties of modules of `elems`, as a carry of `scan` must.
+    The result of `fn` must fit `elems` as the next carry of `scan` must fit the first: the same classes, static values
+    and ties of modules.
 
     Args:
         fn: (slice, slice) → slice. Must be associative.
         elems: the tree to combine, along one axis of each leaf.
         reverse: True to combine from the last slice to the first.
-        axis: the axis. The first by default.
+        axis: the axis along which the slices are taken. The first by default.
         options: `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
@@ -218,22 +226,24 @@ def cond(
 @lists_options_of(jax.lax.cond, *OURS)
 @api_boundary
 def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: Any) -> Any:
-    """Applies one of two functions to the operands, as a boolean says: `preserve_identities(jax.lax.cond)`.
+    """Applies one of two functions to the operands, chosen by a boolean: `preserve_identities(jax.lax.cond)`.
 
-    The results of both functions must have the same classes, static values and ties of modules. Two things may differ.
-    If only one result has a tie of arrays or mutable containers, the tie is lost. If a static Python number differs, it
-    comes out as an array.
+    The results of both functions must have the same classes, static values and ties of modules. Two things may differ:
+
+    - If only one result has a tie of arrays or mutable containers, the tie is lost.
+    - If a static Python number differs, it comes out as an array.
 
     Args:
         pred: boolean scalar. True to apply `true_fun`, False to apply `false_fun`.
         true_fun: operands → result.
         false_fun: operands → result, of the same shape.
         operands: arguments of both functions.
-        options: `operand=`, as `jax.lax.cond` has it; `policy=`, a `Policy`, and `in_place=`, which wins over it.
+        options: `operand=`, one operand by keyword, as in `jax.lax.cond`; `policy=`, a `Policy`, and `in_place=`, which
+            wins over it.
 
     Returns:
         The result of the function, a new object. With `in_place=True`, operands in it are the caller's own objects, if
-        both functions return the same ones.
+        both functions return the same operands at the same paths.
 
     Raises:
         SharingMismatchError: if the results differ in a tie of modules, in classes or in static values.
@@ -263,19 +273,20 @@ def switch(index: Any, branches: Sequence[Callable[[T], R]], *, operand: T, **op
 @lists_options_of(jax.lax.switch, *OURS)
 @api_boundary
 def switch(index: Any, branches: Any, *operands: Any, **options: Any) -> Any:
-    """Applies one of several functions to the operands, as an index says: `preserve_identities(jax.lax.switch)`.
+    """Applies one of several functions to the operands, chosen by an index: `preserve_identities(jax.lax.switch)`.
 
     Results are treated as by `cond`, with the same errors.
 
     Args:
-        index: integer scalar, number of the function. JAX clamps it to the valid numbers.
+        index: integer scalar, the index of the function in `branches`. JAX clamps it to the valid indices.
         branches: functions of the operands, with results of one shape.
         operands: arguments of all functions.
-        options: `operand=`, as `jax.lax.switch` has it; `policy=`, a `Policy`, and `in_place=`, which wins over it.
+        options: `operand=`, one operand by keyword, as in `jax.lax.switch`; `policy=`, a `Policy`, and `in_place=`,
+            which wins over it.
 
     Returns:
         The result of the function, a new object. With `in_place=True`, operands in it are the caller's own objects, if
-        all functions return the same ones.
+        all functions return the same operands at the same paths.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st

@@ -4,7 +4,8 @@ Each is `preserve_identities` of the vanilla transform. It has the options of th
 a `Policy`, and `in_place=`, which wins over the policy. With a function it returns the function under the transform,
 without one a decorator.
 
-A function without a body, such as `jit` below, gives the name and the docstring. `ready_made` makes the transform.
+A *stub*, a function without a body such as `jit` below, has the name and the docstring. `ready_made` makes the
+transform from it. The name of the decorator, such as `_jit`, tells type checkers the type of the transform.
 """
 
 import functools
@@ -42,17 +43,17 @@ def ready_made(transform: Callable[..., Any], *our_options: str) -> Callable[[St
 
     Args:
         transform: the vanilla transform.
-        our_options: options that this package adds to it, beside `policy` and `in_place`.
+        our_options: options that this package adds to it, beside `policy` and `in_place`. They are listed in the
+            signature. The adapter of the transform takes them.
     """
 
     def decorate(stub: Stub) -> Any:
         """Makes the transform, with the name of the stub, its completed docstring, and a signature for `help`."""
 
         @api_boundary
-        def ready(*function: Any, **options: Any) -> Any:
-            # `preserve_identities` is applied in each call and not once above. It imports the adapters, and importing
-            # this module must not.
-            return preserve_identities(transform)(*function, **options)
+        def ready(*function_and_options: Any, **options: Any) -> Any:
+            # `preserve_identities` imports the adapters, so it is called here, and not when this module is imported.
+            return preserve_identities(transform)(*function_and_options, **options)
 
         functools.update_wrapper(ready, stub)
         ready.__doc__ = _completed_docstring(stub.__doc__ or "", title_of(transform))
@@ -148,7 +149,7 @@ def grad() -> Any:
     that holds a leaf, or the leaf. It can be
 
     - a class: selects its instances, and leaves whose innermost module is an instance;
-    - a string: selects values with this `tag`;
+    - a string: selects values whose attribute `tag` is this string;
     - a function of a path (a tuple of names, keys and indices) and a value, or of a leaf: selects where it is True;
     - `...` or True: selects everything; False: selects nothing;
     - a list or tuple of filters: selects a value if one of them does;
@@ -164,9 +165,9 @@ def grad() -> Any:
 
     The gradient has the shape and the ties of the model, and `None` for leaves that were not selected. `apply_updates`
     and `flax.nnx.Optimizer` take it as it is. `optimizer` does if the model passed to `init` has `None` there, too. A
-    filter is asked at each path of a tie, twice. A module or variable must be selected at all of its paths or at none.
-    An array that is selected at some of its paths is two arrays inside, with an `UntiedWarning`. A filter that selects
-    nothing raises `ValueError`.
+    filter is asked twice at each path, also at each path of a tie. A module or variable must be selected at all of its
+    paths or at none. An array that is selected at some of its paths only is two arrays inside, with an `UntiedWarning`.
+    A filter that selects nothing raises `ValueError`.
 
     An array in both a differentiated argument and another one is two arrays inside, as in vanilla JAX. Its gradient
     lacks the part that flows through the second. If two differentiated arguments hold one array, each gets the sum.
@@ -200,8 +201,9 @@ def value_and_grad() -> Any:
 def vmap() -> Any:
     """Maps a function over array axes, as if it ran on each slice: `preserve_identities(jax.vmap)`.
 
-    `in_axes` and `out_axes` may reach inside modules. A shared module must have the same axes at all of its paths. An
-    array that is mapped over different axes at two of its paths is two arrays inside.
+    `in_axes` and `out_axes` may reach inside modules. A shared module must have the same axes at all of its paths, or
+    `InconsistentSharingError` is raised. An array that is mapped over different axes at two of its paths is two arrays
+    inside.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -240,10 +242,12 @@ def jacfwd() -> Any:
 
     Args:
         function: the function. Without it, returns a decorator.
-        options: options of `jax.jacfwd`; `policy=`, a `Policy`, and `wrt=`, a filter as `grad` has it.
+        options: options of `jax.jacfwd`; `policy=`, a `Policy`, and `in_place=`, which wins over it; `wrt=`, a filter
+            as `grad` has it.
 
     Returns:
-        A function that returns the Jacobian, in the form described for `jacrev`.
+        A function that returns the Jacobian. It has the tree of the function's result, with a tree in the shape of the
+        argument in the place of each leaf, as under `jacrev`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -258,13 +262,14 @@ def jacrev() -> Any:
 
     Args:
         function: the function. Without it, returns a decorator.
-        options: options of `jax.jacrev`; `policy=`, a `Policy`, and `wrt=`, a filter as `grad` has it.
+        options: options of `jax.jacrev`; `policy=`, a `Policy`, and `in_place=`, which wins over it; `wrt=`, a filter
+            as `grad` has it.
 
     Returns:
-        A function that returns the Jacobian, which is the result of the function with a tree in the place of each leaf.
-        This tree has the shape and the ties of the argument. Each of its leaves is a block of the Jacobian: the
-        derivative of one leaf of the result in one leaf of the argument. The block of a tied leaf is the sum over its
-        paths.
+        A function that returns the Jacobian. It has the tree of the function's result, with a tree in the place of each
+        leaf. This inner tree has the shape and the ties of the argument. Each of its leaves is a block of the Jacobian:
+        the derivative of one leaf of the result with respect to one leaf of the argument. The block of a tied leaf is
+        the sum over its paths.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -281,11 +286,12 @@ def hessian() -> Any:
 
     Args:
         function: the function. Without it, returns a decorator.
-        options: options of `jax.hessian`; `policy=`, a `Policy`, and `wrt=`, a filter as `grad` has it.
+        options: options of `jax.hessian`; `policy=`, a `Policy`, and `in_place=`, which wins over it; `wrt=`, a filter
+            as `grad` has it.
 
     Returns:
         A function that returns the Hessian, a tree in the shape of the argument, with another such tree in the place of
-        each leaf. The second derivative in two tied leaves is the sum over the paths of both.
+        each leaf. The second derivative with respect to two tied leaves is the sum over the paths of both.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -300,14 +306,15 @@ def hessian() -> Any:
 def shard_map() -> Any:
     """Runs a function on each device, with its shards of the arguments: `preserve_identities(jax.shard_map)`.
 
-    Each device gets one shard of a tied array. `in_specs` and `out_specs` may reach inside modules. A shared module
-    must have the same specifications at all of its paths. An array with different specifications at two of its paths is
-    two arrays inside. As in JAX, each call outside `jit` traces the function, so put `jit` around it.
+    A tied array is one shard on each device, and not one for each path. `in_specs` and `out_specs` may reach inside
+    modules. A shared module with different specifications at two of its paths is an error. An array with different
+    specifications at two of its paths is two arrays inside. As in JAX, each call outside `jit` traces the function, so
+    put `jit` around it.
 
     Args:
         function: the function. Without it, returns a decorator.
         options: options of `jax.shard_map`; `policy=`, a `Policy`, and `in_place=`, which wins over it. With
-            `in_place=True`, changed arguments leave the function with the specifications in `in_specs`.
+            `in_place=True`, a changed argument comes out of the function with its specification in `in_specs`.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -341,7 +348,7 @@ def pmap() -> Any:
         >>> st.pmap(lambda d: d.tree["a"] + d.tree["b"])(st.Dag({"a": w, "b": w}))
         Array([[2., 2.]], dtype=float32)
 
-    Limitations: the function that it returns has no `lower`.
+    Limitations: the function that `pmap` returns has no `lower`.
     """
 
 
@@ -371,10 +378,12 @@ def make_jaxpr() -> Any:
 def filter_jit() -> Any:
     """Compiles a function whose arguments need not be arrays: `preserve_identities(equinox.filter_jit)`.
 
-    Arrays are traced. All other leaves are static, outside modules too. The rest is as under `jit`.
+    Arrays are traced. All other leaves are static, outside modules too, where `jit` traces Python numbers. The rest is
+    as under `jit`.
 
     Args:
-        function: the function. A module becomes a module whose call is compiled. Without it, returns a decorator.
+        function: the function. If it is a module, returns a module whose call is compiled. Without it, returns a
+            decorator.
         options: options of `equinox.filter_jit`; `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Example:
@@ -387,10 +396,10 @@ def filter_jit() -> Any:
 
 @_grad(eqx.filter_grad, "wrt")
 def filter_grad() -> Any:
-    """Differentiates a scalar function in its inexact arrays: `preserve_identities(equinox.filter_grad)`.
+    """Differentiates a scalar function by its inexact arrays: `preserve_identities(equinox.filter_grad)`.
 
     The gradient of a module is a module with the same ties. For leaves that are not differentiated, it holds `None`.
-    The gradient of a tied leaf is the sum over its paths.
+    The gradient of a tied leaf is the sum over its paths. `wrt=` is a filter as `grad` has it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -405,7 +414,9 @@ def filter_grad() -> Any:
 def filter_value_and_grad() -> Any:
     """Computes a scalar function and its gradient: `preserve_identities(equinox.filter_value_and_grad)`.
 
-    The gradient is that of `filter_grad`.
+    Returns a function that returns a pair of the value and the gradient. With `has_aux=True`, the value is itself a
+    pair, with the auxiliary data. The gradient is as under `filter_grad`, in the inexact arrays of the first argument.
+    `wrt=` is a filter as `grad` has it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -419,11 +430,13 @@ def filter_value_and_grad() -> Any:
 def filter_vmap() -> Any:
     """Maps a function over the axes of arrays: `preserve_identities(equinox.filter_vmap)`.
 
-    By default, only arrays are mapped. A shared module must have the same axes at all of its paths. An array that is
-    mapped over different axes at two of its paths is two arrays inside.
+    By default, arrays are mapped over their first axis, and other leaves are not mapped. A shared module must have the
+    same axes in `in_axes` at all of its paths, or `InconsistentSharingError` is raised. An array that is mapped over
+    different axes at two of its paths is two arrays inside.
 
     Args:
-        function: the function. A module becomes a module whose call is mapped. Without it, returns a decorator.
+        function: the function. If it is a module, returns a module whose call is mapped. Without it, returns a
+            decorator.
         options: options of `equinox.filter_vmap`; `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Example:
@@ -438,7 +451,7 @@ def filter_vmap() -> Any:
 def filter_checkpoint() -> Any:
     """Recomputes intermediate values in the backward pass: `preserve_identities(equinox.filter_checkpoint)`.
 
-    Leaves that are no arrays are static. The rest is as under `checkpoint`.
+    Arrays are traced, all other leaves are static. The rest is as under `checkpoint`.
 
     Args:
         function: the function. Without it, returns a decorator.

@@ -1,7 +1,8 @@
 """The transforms with operands beside the function, and those with rules for derivatives, ready made.
 
-Of a module, only the inexact traced leaves are differentiated. Its tangents and cotangents are modules with the same
-ties, and None for all other leaves. Loops and branches are in `_ready_made_control_flow`.
+Operands are arguments of the transform itself, as in `jax.vjp(function, *primals)`. Of a module, only the inexact
+traced leaves are differentiated. Its tangents and cotangents are modules with the same ties, and None for all other
+leaves. Loops and branches are in `_ready_made_control_flow`.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,8 @@ def vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
 
     Returns:
         The value, and a function that maps a cotangent of the value to a tuple with a cotangent for each primal. With
-        `has_aux=True`, the auxiliary data too. The function is a pytree, as JAX's own is, and can be passed to `jit`.
+        `has_aux=True`, the auxiliary data too. The returned function is a pytree, as JAX's own is, and can be passed to
+        `jit`.
 
     The cotangent of a tied leaf of a primal is the sum over its paths. The cotangent of a tied leaf of the value can be
     one object at all of its paths, which counts once, or several objects, which are added up. If two primals hold one
@@ -98,8 +100,8 @@ def jvp(function: Any, /, *operands: Any, **options: Any) -> Any:
 
     Args:
         function: the function to differentiate.
-        operands: the tuple of its arguments, the primals, and the tuple of their tangents. A leaf tied in the primals
-            must have one object as its tangent.
+        operands: two tuples: the arguments of the function (`primals`), and their tangents. A leaf tied in the primals
+            must have one object as its tangent, at all of its paths.
         options: options of `jax.jvp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
@@ -140,7 +142,8 @@ def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
 
     Returns:
         The value, and a function that maps a tangent for each primal to the tangent of the value. With `has_aux=True`,
-        the auxiliary data too. The function wants tangents as `jvp` does. It is a pytree, and can be passed to `jit`.
+        the auxiliary data too. The returned function takes tangents of the same form as `jvp`. It is a pytree, and can
+        be passed to `jit`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -168,7 +171,8 @@ def linear_transpose(
         options: options of `jax.linear_transpose`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        A function that maps a cotangent of the value to a tuple with a cotangent for each primal, as `vjp` returns one.
+        A function that maps a cotangent of the value to a tuple with a cotangent for each primal, as the function that
+        `vjp` returns does.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -201,8 +205,8 @@ def filter_vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
         options: options of `equinox.filter_vjp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        The value, and a function that maps a cotangent of the value to a tuple with a cotangent for each primal, None
-        for leaves that are not inexact. With `has_aux=True`, the auxiliary data too.
+        The value, and a function that maps a cotangent of the value to a tuple with a cotangent for each primal. The
+        cotangent of a leaf that is not inexact is None. With `has_aux=True`, the auxiliary data too.
 
     The function it returns raises:
         SharingMismatchError: if a cotangent does not have the shape of the value.
@@ -227,8 +231,8 @@ def filter_jvp(function: Callable[..., R], primals: Any, tangents: Any, **option
     Args:
         function: the function to differentiate.
         primals: tuple of its arguments.
-        tangents: tuple of their tangents, None for leaves that are not differentiated. A tied leaf has one tangent, at
-            all of its paths.
+        tangents: tuple of their tangents, with None for leaves that are not differentiated and for zeros. A tied leaf
+            must have one object as its tangent, at all of its paths.
         options: keyword arguments of the function, which are not differentiated; `policy=`, a `Policy`,
             and `in_place=`, which can only be False.
 
@@ -256,12 +260,13 @@ def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any
     """Returns a function's result with shapes in place of arrays: `preserve_identities(equinox.filter_eval_shape)`.
 
     The function is traced, and nothing is computed. So you get the structure of a model that does not fit into memory,
-    for example as a template from which a saved model is read.
+    for example as a template into which a saved model is loaded.
 
     Args:
         function: the function.
-        args: its arguments. Leaves that are neither arrays nor shapes are static.
-        kwargs: its keyword arguments; also `policy=`, if it is a `Policy`, and `in_place=`, which has no effect.
+        args: its arguments. Leaves that are neither arrays nor `jax.ShapeDtypeStruct`s are static.
+        kwargs: its keyword arguments. Two names are options of ours, and do not reach the function: `in_place=`, which
+            has no effect, and `policy=`, if it is a `Policy`.
 
     Returns:
         The result, with a `jax.ShapeDtypeStruct` for each array, one object for a tied array. Other leaves are as the
@@ -286,12 +291,13 @@ def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any
 def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Returns a function's result with shapes in place of arrays: `preserve_identities(jax.eval_shape)`.
 
-    The function is traced, and nothing is computed. Nothing is written back in place.
+    The function is traced, and nothing is computed. With `in_place=True`, nothing is written back.
 
     Args:
-        function: the function, also one under `jit`.
+        function: the function. It may be under `sharedtree.jit`.
         *args: its arguments, with arrays or `jax.ShapeDtypeStruct`s.
-        **kwargs: its keyword arguments; also `policy=`, if it is a `Policy`, and `in_place=`.
+        **kwargs: its keyword arguments. Two names are options of ours, and do not reach the function: `in_place=`, and
+            `policy=`, if it is a `Policy`.
 
     Returns:
         The result, with a `jax.ShapeDtypeStruct` for each traced leaf, one object for a tied leaf.
@@ -322,20 +328,21 @@ def custom_vjp() -> Any:
     - `fwd` returns the result and the residuals. Residuals may hold modules. One object in them is one object in `bwd`.
     - `bwd` gets the residuals and a cotangent, in the shape and with the ties of the result. It returns a cotangent for
       each argument, in the shape of the argument, or `None` for a leaf or a part without a gradient.
-    - At the paths of a tied leaf, different arrays are added up, and numbers are added at each path. One array at
-      several paths counts once if it is known to be the whole sum: if it is a tied leaf of the incoming cotangent, of a
-      gradient made by this package, or of what `st.retie` returned. Any other array at several paths is an error, since
-      it could also be the share of each path.
+    - The cotangent of a tied leaf of an argument is the sum over its paths. Different arrays at these paths are added
+      up, and a number is added for each path. One array at several paths counts once if it is known to be the whole
+      sum: if it is a tied leaf of the incoming cotangent, of a gradient made by this package, or of a tree that
+      `st.retie` returned. Any other array at several paths is an error, since it could also be the share of each path.
 
     Args:
         function: the function. Without it, returns a decorator. `nondiff_argnums` and other options of
-            `jax.custom_vjp` can follow. Arguments named by `nondiff_argnums` are passed on unchanged.
+            `jax.custom_vjp` can follow by position. Arguments at the positions in `nondiff_argnums` are passed on
+            unchanged.
         options: options of `jax.custom_vjp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        The function. Its method `defvjp(fwd, bwd)` sets the rules, with the options of `jax.custom_vjp.defvjp`. With
-        `symbolic_zeros`, `fwd` gets a `CustomVJPPrimal` of JAX for each leaf, and a zero in the cotangent is a
-        `SymbolicZero`.
+        The function under the transform. Its method `defvjp(fwd, bwd)` sets the rules, with the options of
+        `jax.custom_vjp.defvjp`. With `symbolic_zeros=True`, `fwd` gets a `CustomVJPPrimal` of JAX for each leaf, and a
+        zero in the cotangent is a `SymbolicZero`.
 
     The function it returns raises:
         SharingMismatchError: if `fwd` returns another structure than the function; or if `bwd` returns another shape
@@ -379,12 +386,12 @@ def custom_jvp() -> Any:
 
     Args:
         function: the function. Without it, returns a decorator. `nondiff_argnums` and other options of
-            `jax.custom_jvp` can follow.
+            `jax.custom_jvp` can follow by position.
         options: options of `jax.custom_jvp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
-        The function. Its method `defjvp(jvp)` sets the rule, with the options of `jax.custom_jvp.defjvp`. `defjvps`
-        sets a rule for each argument instead.
+        The function under the transform. Its method `defjvp(jvp)` sets the rule, with the options of
+        `jax.custom_jvp.defjvp`. Its method `defjvps` sets one rule for each argument instead.
 
     The function it returns raises:
         SharingMismatchError: if the rule returns another structure than the function, a tangent of another shape, or

@@ -1,11 +1,11 @@
 """`jax.eval_shape`, `jax.make_jaxpr` and their Equinox counterparts: a function is traced, and nothing is computed.
 
-In place of arrays, results hold `jax.ShapeDtypeStruct`s, in modules with the sharing of the function's results. A tied
-leaf is one input of the jaxpr, and one output:
+Results hold `jax.ShapeDtypeStruct`s in place of arrays, in modules with the sharing of the function's results. These
+structs are called *shapes* here. A tied leaf is one input of the jaxpr, and one output:
 
     make_jaxpr(lambda net: net)(Net(w, w))      { lambda ; a:f32[2]. let  in (a,) }
 
-Nothing is written back in place, for there are no values.
+There are no values, so with `in_place=True` nothing is written back.
 """
 
 import dataclasses
@@ -29,18 +29,19 @@ from ._joining_trees import holds_modules
 from ._leaf_groups import LeafGroup, whole, without_statics
 from .checks._lost_changes import only_traced
 
-# The class of functions under `jax.jit`.
+# The class of the functions that `jax.jit` returns.
 _VanillaJitted = type(VANILLA_JIT(lambda: None))
 
+# An empty dictionary that cannot be changed, since it is a default.
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
 def eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
-    """Adapter of `jax.eval_shape`, which JAX implements by `jax.jit`.
+    """Adapter of `jax.eval_shape`. It uses the adapter of `jax.jit`, as JAX does.
 
     Args:
         call: the call of the transform.
-        fun: the user's function. If it is under `sharedtree.jit`, it is traced with the options of that.
+        fun: the user's function. If it is under `sharedtree.jit`, it is traced with the options that it has there.
         args: positional arguments of the function.
         kwargs: its keyword arguments.
 
@@ -55,16 +56,19 @@ def eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: Mapping
     if not callable(fun):
         # JAX itself says best what is wrong.
         return call.transform(fun, *args, **kwargs)
+    # The last argument has the options of `jax.jit`: none.
     jitted = _ShapesUnderJit(jax.jit, fun, call.policy, {})
     if type(fun) is not _VanillaJitted:
         return jitted.eval_shape(*args, **kwargs)
-    # The function is under `jax.jit` itself, which keeps its options hidden. Without modules, JAX evaluates it alone.
+    # The user has put the function under `jax.jit`, which does not show the options that it got. Without modules, the
+    # vanilla `eval_shape` is called, which knows them.
     with jitted.enter(args, dict(kwargs), call.policy) as packed_call:
         if not holds_modules(packed_call.tree):
             return call.transform(fun, *args, **kwargs)
     try:
         return jitted.eval_shape(*args, **kwargs)
     except ValueError as error:
+        # JAX names static arguments in its error, which has no type of its own.
         if "static arg" not in str(error):
             raise
         raise ValueError(
@@ -85,18 +89,19 @@ def filter_eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: 
     Returns:
         The result of the function, with a `jax.ShapeDtypeStruct` for each array.
     """
-    jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _without_changes(call.policy), {})
-    # Only the `TypeError` counts: it says that the arguments do not fit the signature.
+    # The last argument has the options of `equinox.filter_jit`: none.
+    jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _not_in_place(call.policy), {})
+    # Called for its `TypeError` alone, which says that the arguments do not fit the signature.
     try:
         jitted.arguments(args, dict(kwargs))
     except TypeError:
-        # The arguments do not fit the function. Equinox itself says best what is wrong.
+        # Equinox raises its own error for these arguments.
         return call.transform(fun, *args, **kwargs)
     return jitted.eval_shape(*args, **kwargs)
 
 
 class _ShapesUnderJit(JitTransform):
-    """A function under `jax.jit`, whose messages name `jax.eval_shape`, which the user called."""
+    """A function under `jax.jit` for `jax.eval_shape`, which the user called. Messages name this transform."""
 
     @functools.cached_property
     def transform_name(self) -> str:
@@ -104,7 +109,7 @@ class _ShapesUnderJit(JitTransform):
 
 
 class _ShapesUnderFilterJit(FilterJitTransform):
-    """A function under `equinox.filter_jit`, whose messages name `equinox.filter_eval_shape`."""
+    """A function under `equinox.filter_jit` for `equinox.filter_eval_shape`. Messages name this transform."""
 
     @functools.cached_property
     def transform_name(self) -> str:
@@ -114,15 +119,20 @@ class _ShapesUnderFilterJit(FilterJitTransform):
 class MakeJaxprTransform(CheckpointTransform):
     """A function under `jax.make_jaxpr`, with identities preserved."""
 
+    # Options without influence on a trace of the function.
     only_for_transform = frozenset({"axis_env", "return_shape"})
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """Traces the function without writing changes back, and without warnings that they are lost."""
+        """Traces the function. Changes of its arguments are not written back, and no warning says so."""
         with only_traced():
-            return super().called(args, kwargs, _without_changes(policy))
+            return super().called(args, kwargs, _not_in_place(policy))
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Returns the jaxpr. With the option `return_shape`, returns a pair of the jaxpr and the tree of shapes."""
+        """Returns the jaxpr. With the option `return_shape`, returns a pair of the jaxpr and the tree of shapes.
+
+        Overrides the last step of a call. `used` is for transforms that compute, and is not read. The function `leave`,
+        called below, builds a tree from its leaf groups.
+        """
         if not self.options.get("return_shape"):
             return result
         jaxpr, shapes = result
@@ -132,19 +142,21 @@ class MakeJaxprTransform(CheckpointTransform):
 class FilterMakeJaxprTransform(MakeJaxprTransform):
     """A function under `equinox.filter_make_jaxpr`, with identities preserved."""
 
+    # Each call traces, so a retrace is not worth a warning.
     caches_traces = False
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """Returns the function under `jax.make_jaxpr`. It gets leaf groups, so Equinox has nothing to filter."""
+        """Returns the function under `jax.make_jaxpr`. It gets leaf groups, so Equinox need not filter."""
         return jax.make_jaxpr(self.inner(policy), return_shape=True)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """Builds a triple, as Equinox returns it: the jaxpr, the shapes, and the static part of the result.
+        """Returns a triple, as Equinox does: the jaxpr, the tree of shapes, and the static part of the result.
 
         The shapes have `None` for static leaves, the static part has `None` for shapes.
         """
         jaxpr, shapes = result
         structure = shapes.structure
+        # Static leaves become None in the shapes. The static part has the structure of the result, and None as leaves.
         structure_without_statics = intern(tuple(without_statics(structure.records)), structure.root)
         return (
             jaxpr,
@@ -153,25 +165,31 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
         )
 
 
-def as_it_is(
+def apply_vanilla(
     transform: Callable[..., Any], function: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
 ) -> Callable[..., Any]:
-    """Returns a function under the vanilla transform, without any translation.
+    """Applies the vanilla transform to a function, without any translation.
 
-    It is for transforms that pass on the very objects that they get, as `jax.named_call` does.
+    It is the adapter of transforms that pass on the very objects that they get, as `jax.named_call` does.
+
+    Args:
+        transform: the vanilla transform.
+        function: the user's function.
+        policy: not used: there is nothing to preserve.
+        options: options of the transform.
     """
     return transform(function, **options)
 
 
 def exporting(transform: Callable[..., Any], *args: Any) -> Any:
-    """Adapter of `jax.export.export`. The package `serialise` implements it."""
-    # Imported here, since `serialise` imports this package, and costs time to import.
+    """Adapter of `jax.export.export`. The subpackage `serialise` implements it."""
+    # Imported by name and only here: `serialise` imports this package, and costs time to import.
     package = __name__.partition(".")[0]
     return importlib.import_module(f"{package}.serialise._export").exporting(transform, *args)
 
 
-def _without_changes(policy: Policy) -> Policy:
-    """Returns a policy under which nothing is written back. A trace without values has nothing to write."""
+def _not_in_place(policy: Policy) -> Policy:
+    """Returns a policy with `in_place=False`. A trace without values has nothing to write back."""
     return dataclasses.replace(policy, in_place=False)
 
 

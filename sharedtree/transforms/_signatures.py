@@ -1,13 +1,17 @@
 """Types for type checkers: the transforms, their options, and the functions that they return.
 
-A checker cannot tell whether a transform is `jax.jit`, but it can compare signatures. So each class that begins with
-`Like` describes a signature that no other transform of JAX has. `preserve_identities` has an overload for each.
+There are four sorts of classes:
+
+- Classes that begin with `Like`, such as `LikeJit`: signatures of the vanilla transforms. A checker cannot tell whether
+  a transform is `jax.jit`, but it can compare signatures. So each of these classes describes a signature that no other
+  transform of JAX has. `preserve_identities` has an overload for each.
+- Classes of options, named by what the transform does: `Compiling` has the options of `jax.jit`. They have the options
+  of all supported versions of JAX. A version without an option refuses it itself.
+- Transforms with identities preserved, such as `Jit`, the type of `sharedtree.jit`.
+- Functions that these return, such as `Jitted`.
 
     preserve_identities(jax.jit)     `jax.jit` returns a `jax.stages.Wrapped`, so it is a `LikeJit`
-                                     the overload for `LikeJit` returns a `Jit`, the type of `sharedtree.jit`
-
-The classes of options, named by what the transform does (`Compiling`, `Differentiating`), have the options of all
-supported versions of JAX. A version without an option refuses it itself.
+                                     the overload for `LikeJit` returns a `Jit`
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +21,8 @@ import jax
 
 from ..ties._policy_and_context import PolicyOption
 
+# P: parameters of a function. Q: those of a method without `self`. A: its first argument. R: its result. X: its
+# auxiliary data.
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 # The bound lets a checker infer `Any` for the parameter of a lambda.
@@ -33,6 +39,7 @@ class Jitted(Protocol, Generic[P, R_co]):
     __wrapped__: Callable[..., Any]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
+    # As an attribute of a class, it binds to an instance as a method does.
     @overload
     def __get__(self, instance: None, owner: Any = None) -> Self: ...
     @overload
@@ -46,8 +53,9 @@ class Jitted(Protocol, Generic[P, R_co]):
 class _Unlike:
     """A class without instances. It tells `LikeGrad` from `LikeValueAndGrad`.
 
-    The annotation of `jax.grad` says that it returns a plain `Callable`, so a checker accepts any result of that, also
-    this class. `jax.value_and_grad` is annotated to return functions of a `_Pair`, which is none.
+    `jax.grad` is annotated to return a plain `Callable`. A function of this type may return anything, so a checker
+    accepts `jax.grad` as a transform whose functions return an `_Unlike`. `jax.value_and_grad` is annotated to return
+    functions with a pair as their result. A pair is no `_Unlike`, so `jax.value_and_grad` is no `LikeGrad`.
     """
 
 
@@ -56,7 +64,7 @@ _Pair = tuple[Any, Any]
 
 
 class LikeJit(Protocol):
-    """Transforms whose functions can be lowered: `jax.jit`."""
+    """Transforms that return functions with the method `lower`: `jax.jit`."""
 
     def __call__(self, fun: Callable[..., Any], /) -> jax.stages.Wrapped: ...  # noqa: D102
 
@@ -68,26 +76,26 @@ class LikeCheckpoint(Protocol):
 
 
 class LikeGrad(Protocol):
-    """Transforms with the option `reduce_axes`, whose functions return anything: `jax.grad`."""
+    """Transforms with the option `reduce_axes` that return functions with any result: `jax.grad`."""
 
     def __call__(self, fun: Callable[..., Any], *, reduce_axes: Sequence[Any] = ...) -> Callable[..., _Unlike]: ...  # noqa: D102
 
 
 class LikeValueAndGrad(Protocol):
-    """Transforms with the option `reduce_axes`, whose functions return a pair: `jax.value_and_grad`."""
+    """Transforms with the option `reduce_axes` that return functions with a pair as result: `jax.value_and_grad`."""
 
     def __call__(self, fun: Callable[..., Any], *, reduce_axes: Sequence[Any] = ...) -> Callable[..., _Pair]: ...  # noqa: D102
 
 
 class Usual(TypedDict, total=False):
-    """Options of every ready-made transform."""
+    """Options that this package adds to every transform. The classes below add those of one vanilla transform."""
 
     policy: PolicyOption
     in_place: bool | None
 
 
 class Scanning(Usual, total=False):
-    """Options of `jax.lax.scan`, with its experimental one."""
+    """The experimental option of `jax.lax.scan`. Its other options are parameters of `sharedtree.scan`."""
 
     _split_transpose: bool
 
@@ -110,13 +118,16 @@ class Compiling(Usual, total=False):
 
 
 class FilterCompiling(Compiling, total=False):
-    """Options of `equinox.filter_jit`, which passes those of `jax.jit` on."""
+    """Options of `equinox.filter_jit`, which passes options of `jax.jit` on to it."""
 
     donate: str
 
 
 class Rematerialising(TypedDict, total=False):
-    """Options of `jax.checkpoint`. `policy` is JAX's checkpoint policy, or a `Policy` of this package."""
+    """Options of `jax.checkpoint`. `policy` is JAX's checkpoint policy, or a `Policy` of this package.
+
+    It is no subclass of `Usual`, where `policy` cannot be JAX's.
+    """
 
     prevent_cse: Any
     concrete: bool
@@ -127,7 +138,10 @@ class Rematerialising(TypedDict, total=False):
 
 
 class Differentiating(Usual, total=False):
-    """Options of `jax.grad` and its relatives, without those on which the type of the result depends."""
+    """Options of `jax.grad`, `jax.value_and_grad` and Jacobians that do not change the type of the result.
+
+    `wrt` is an option of this package.
+    """
 
     holomorphic: bool
     allow_int: bool
@@ -136,7 +150,7 @@ class Differentiating(Usual, total=False):
 
 
 class Argnums(Differentiating, total=False):
-    """All options of `jax.grad` and its relatives."""
+    """All options of `jax.grad`, `jax.value_and_grad` and Jacobians, with those that change the type of the result."""
 
     argnums: int | Sequence[int]
     has_aux: bool
@@ -206,7 +220,7 @@ class Transposing(Usual, total=False):
 
 
 class Placing(TypedDict, total=False):
-    """Options of `jax.device_put`."""
+    """Options of `jax.device_put`. `sharedtree.device_put` takes none of this package's."""
 
     src: Any
     donate: Any
@@ -251,6 +265,8 @@ class Checkpoint(Protocol):
 class Grad(Protocol):
     """`jax.grad` with identities preserved. Without `argnums`, the gradient has the type of the first argument."""
 
+    # The overloads, in order: without `argnums` and without auxiliary data; without `argnums` and with auxiliary data;
+    # with any options; without a function, so that it returns a decorator.
     @overload
     def __call__(
         self,
@@ -278,8 +294,9 @@ class Grad(Protocol):
 
 
 class ValueAndGrad(Protocol):
-    """`jax.value_and_grad` with identities preserved. The types of gradients are those of `Grad`."""
+    """`jax.value_and_grad` with identities preserved. Gradients have the same types as under `Grad`."""
 
+    # With `has_aux=True`, R is the pair of the value and the auxiliary data.
     @overload
     def __call__(
         self, function: Callable[Concatenate[A, P], R], /, *, has_aux: bool = False, **options: Unpack[Differentiating]
@@ -376,7 +393,7 @@ class CustomJvp(Protocol, Generic[P, R_co]):
 
 
 class CustomVjpDecorator(Protocol):
-    """`jax.custom_vjp` with identities preserved. It returns a `CustomVjp`, or a decorator that does."""
+    """`jax.custom_vjp` with identities preserved. It returns a `CustomVjp`. Without a function, returns a decorator."""
 
     @overload
     def __call__(
@@ -394,7 +411,7 @@ class CustomVjpDecorator(Protocol):
 
 
 class CustomJvpDecorator(Protocol):
-    """`jax.custom_jvp` with identities preserved. It returns a `CustomJvp`, or a decorator that does."""
+    """`jax.custom_jvp` with identities preserved. It returns a `CustomJvp`. Without a function, returns a decorator."""
 
     @overload
     def __call__(

@@ -1,10 +1,14 @@
 """Fits tangents and cotangents, which users write as trees, to the leaves of the tree to which they belong.
 
-Each differentiated leaf has one. A user's tree may have other ties than the tree it belongs to:
+Each differentiated leaf gets one tangent or cotangent. A user's tree may have other ties than the tree to which it
+belongs:
 
-- The cotangent of a tied leaf is the sum over its paths. One object at several paths counts once. A rule may return it
-  either as the whole sum or as the share of each path, so there it must be known to be the whole sum.
+- The cotangent of a tied leaf is the sum over its paths. Different objects at its paths are *shares*, which are added
+  up. One object at several paths is the *whole sum*, and counts once. But a derivative rule may also mean it as the
+  share of each path. So from rules it is accepted only if it is known to be the whole sum.
 - The tangent of a tied leaf must be one object at all paths.
+
+The *value tree* is the user's tree. A *value* is a tangent or cotangent in it, for a leaf at one of its paths.
 
 A leaf is *outside* if plain containers alone lead to it, with no module on the way. Outside modules, leaves are treated
 as JAX treats them: the transform itself accepts or refuses their values.
@@ -42,19 +46,19 @@ class Fit(NamedTuple):
     Attributes:
         title: name of the transform, for errors.
         rules: how the user's tree is walked.
-        adds_up: True for cotangents: a tied leaf may have several values, which are added up. False for tangents.
-        may_lack: True if None stands for zero, also in place of a whole subtree.
-        is_of_rule: True if a rule returned the tree. Then its static values are not compared, and what it has for
-            leaves that are not differentiated is ignored. Values of several dtypes are converted to the leaf's dtype
-            before they are added up.
-        whole_sums: the objects known to be the whole sum over their paths. None if it need not be known, since one
-            object at several paths always counts once.
+        are_cotangents: True for cotangents, of which a tied leaf may have several, to be added up. False for tangents.
+        none_is_zero: True if None stands for zero, also in place of a whole subtree.
+        is_of_rule: True if a derivative rule returned the value tree. Then its static values are not compared, and its
+            values for leaves that are not differentiated are ignored. Values of several dtypes are converted to the
+            leaf's dtype before they are added up.
+        whole_sums: the objects known to be the whole sum over their paths. None if one object at several paths always
+            counts as the whole sum.
     """
 
     title: str
     rules: Rules
-    adds_up: bool
-    may_lack: bool
+    are_cotangents: bool
+    none_is_zero: bool
     is_of_rule: bool = False
     whole_sums: Container[Any] | None = None
 
@@ -67,7 +71,7 @@ class ValueAtPath(NamedTuple):
 
 
 def as_tuple(tree: FlatDag) -> FlatDag:
-    """Replaces the root of a tree of call arguments by a tuple of the positional ones.
+    """Returns a tree of call arguments with another root: a tuple of the positional arguments.
 
     Tangents of the arguments are written in this shape.
 
@@ -78,9 +82,9 @@ def as_tuple(tree: FlatDag) -> FlatDag:
     assert tuple_type is not None
     op, children = tree.records[tree.root]
     assert type(op) is Node
-    # The static data of `Arguments` are the names of its arguments. The positional ones are the first children.
-    positional, _, _ = op.aux.peek()
-    children = children[: len(positional)]
+    # The aux data of an `Arguments` begin with the names of the positional arguments, which are its first children.
+    positional_names, _, _ = op.aux.peek()
+    children = children[: len(positional_names)]
     root = Node(tuple_type, Static(None), tuple_type.keys_of(children))
     return FlatDag([*tree.records[: tree.root], (root, children)], tree.root, tree.objects)
 
@@ -95,13 +99,13 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
         fit: how the values are fitted.
 
     Returns:
-        Number of a leaf → its value, one for all paths of the leaf, in the order of the leaves. None stands for zero,
+        Record of a leaf → the one value for all paths of the leaf, in the order of the leaves. None stands for zero,
         and in modules for a leaf that is not differentiated.
 
     Raises:
         SharingMismatchError: if the value tree has another shape, if a tied leaf has several tangents, if cotangents
-            that would be added up differ in shape, or if nobody knows whether one object is the whole sum over several
-            paths.
+            that would be added up differ in shape, or if nobody knows whether one object at several paths is the whole
+            sum or the share of each path.
     """
     # Under Equinox's filters, anything but an array is static outside modules too, and has no tangent.
     records, outside = tree.records, set[int]() if fit.rules.filtered else tree.outside
@@ -110,46 +114,46 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
     values_of: dict[int, list[ValueAtPath]] = {}
     matched: list[RecordPair] = []
     # Walk both trees together, and collect the values of each record. `pairs` yields the records at each path of both,
-    # but goes on below two nodes only if they are of one class and have as many children. Where they differ, `True`
-    # accepts the pair, so there is no `Mismatch`. `_fault` judges it.
-    for pair in pairs(tree, FlatDag(value_records, value_root), lambda i, j: True):
+    # but goes on below two nodes only if they are of one class and have as many children. It asks the lambda about all
+    # other pairs. `True` accepts them, so there is no `Mismatch`: `_describe_misfit` judges the pairs below.
+    for pair in pairs(tree, FlatDag(value_records, value_root), lambda _record, _value_record: True):
         assert not isinstance(pair, Mismatch)
         number = pair.left
         value: Any = tags.objects[pair.right]
         # None stands for zero, also for each record of a whole subtree.
-        if value is None and fit.may_lack:
+        if value is None and fit.none_is_zero:
             for descendant, path in edges(records, [(pair.path, number)]):
                 values_of.setdefault(descendant, []).append(ValueAtPath(None, path))
             continue
-        # An array may stand for a whole subtree: JAX takes it from rules as the value of each leaf in there. A leaf to
-        # which several paths lead gets it once for each.
-        is_prefix = (
-            type(value_records[pair.right][0]) is not Node and type(records[number][0]) is Node and _is_array(value)
-        )
+        # In the tree of a rule, an array may stand for a whole subtree, as in JAX. It is the value at each path in
+        # there. So a leaf at several of these paths gets the array times the number of paths.
+        (op, _), (value_op, _) = records[number], value_records[pair.right]
+        is_prefix = type(value_op) is not Node and type(op) is Node and _is_array_or_number(value)
         if fit.is_of_rule and is_prefix:
             for leaf_number, count in num_paths(records, number).items():
                 sum_of_paths = value if value is None or count == 1 else count * value
                 values_of.setdefault(leaf_number, []).append(ValueAtPath(sum_of_paths, pair.path))
             continue
+        # None if the record is no leaf.
         leaf = _OUTSIDE if number in outside else tree.leaves.get(number)
-        # `leaf` is None if the record is no leaf.
-        fault = _fault(records[number], value_records[pair.right], value, leaf, fit)
-        if fault:
+        misfit = _describe_misfit(records[number], value_records[pair.right], value, leaf, fit)
+        if misfit:
             path = name + jtu.keystr(pair.path)
-            # A filter for arrays and numbers keeps a module's static numbers.
+            # The error suggests to filter the value. A filter for arrays and numbers would keep a module's static
+            # number, so there the filter is for arrays alone.
             filter_name = "is_inexact_array" if type(records[number][0]) is Static else "is_inexact_array_like"
             raise SharingMismatchError(
-                f"`{path}` does not fit what `{fit.title}` differentiates: there must be {fault}.\n"
+                f"`{path}` does not fit what `{fit.title}` differentiates: there must be {misfit}.\n"
                 "Tangents and cotangents have the shape of the value that they belong to, with None where it is not "
-                f"differentiated{' or where they are zero' if fit.may_lack else ''}:\n"
+                f"differentiated{' or where they are zero' if fit.none_is_zero else ''}:\n"
                 f"    tangent = sharedtree.tree.map(f, sharedtree.tree.filter(value, eqx.{filter_name}))",
                 (path,),
             )
         values_of.setdefault(number, []).append(ValueAtPath(value, pair.path))
         matched.append(pair)
     if fit.whole_sums is not None:
-        # The values of differentiated leaves that are not known to be whole sums. At several paths, such an object may
-        # be the whole sum or the share of each path.
+        # Positions in `matched` of the values of differentiated leaves that are not known to be whole sums. At several
+        # paths, such an object may be the whole sum or the share of each path.
         doubtful = [
             i
             for i, pair in enumerate(matched)
@@ -157,17 +161,17 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
         ]
         _refuse_doubtful_objects(doubtful, matched, tree, value_records, name, fit)
     return {
-        number: _combine(values_of[number], tree.leaves[number], name, fit, number in outside)
+        number: _value_for_all_paths(values_of[number], tree.leaves[number], name, fit, number in outside)
         for number in tree.leaf_numbers
         if number in values_of
     }
 
 
 _OUTSIDE = object()
-"""Stands for a leaf outside modules. The transform itself decides about its value."""
+"""Stands for any leaf outside modules. The transform itself accepts or refuses its value."""
 
 
-def _is_array(value: Any) -> bool:
+def _is_array_or_number(value: Any) -> bool:
     """Returns True for an array, a number, and a symbolic zero of JAX."""
     return is_number(value) or isinstance(value, SymbolicZero) or hasattr(value, "dtype")
 
@@ -175,8 +179,14 @@ def _is_array(value: Any) -> bool:
 def num_paths(records: Sequence[Record], root: int) -> dict[int, int]:
     """Counts the paths from a record to each leaf below it.
 
+        records of Pair(w, [w, b])     →     {w: 2, b: 1}
+
+    Args:
+        records: the records of a tree.
+        root: the record at which the paths begin.
+
     Returns:
-        Number of a leaf → how many paths lead to it from the root.
+        Record of a leaf → number of paths from the root to the leaf.
 
     Cost: linear in the records.
     """
@@ -190,20 +200,20 @@ def num_paths(records: Sequence[Record], root: int) -> dict[int, int]:
     return {number: count for number, count in counts.items() if records[number][0] is LEAF}
 
 
-def _fault(record: Record, value_record: Record, value: Any, leaf: Any, fit: Fit) -> str | None:
-    """Compares a value with the record to which it belongs. Returns None if the value fits.
+def _describe_misfit(record: Record, value_record: Record, value: Any, leaf: Any, fit: Fit) -> str | None:
+    """Says why a value does not fit the record to which it belongs. Returns None if it fits.
 
-    Otherwise returns what would be right and what there is, in words: `a leaf that is differentiated, but there is …`.
+    Otherwise returns words for what would fit and what there is: `a leaf that is differentiated, but there is …`.
 
     Args:
         record: record of the tree that is differentiated.
         value_record: record of the value tree at the same path.
-        value: object of that record.
-        leaf: the leaf of the tree. `_OUTSIDE` if it is outside modules. None if the record is no leaf.
+        value: object of `value_record`.
+        leaf: the leaf of the tree. `_OUTSIDE` if it is outside modules. None if `record` is no leaf.
         fit: how the values are fitted.
     """
     (op, children), (value_op, value_children) = record, value_record
-    is_array = _is_array(value)
+    is_array = _is_array_or_number(value)
     if type(op) is Node:
         is_alike = type(value_op) is Node and op.type.cls is value_op.type.cls and len(children) == len(value_children)
         # A rule may return a module with other static values.
@@ -214,28 +224,38 @@ def _fault(record: Record, value_record: Record, value: Any, leaf: Any, fit: Fit
     elif op is LEAF and is_inexact(leaf):
         fits, expected = is_array, "a leaf that is differentiated"
     else:
-        is_of_no_concern = fit.is_of_rule and (op is not LEAF or is_array)
+        is_ignored = fit.is_of_rule and (op is not LEAF or is_array)
         # A user may make a tangent with `tree.map`, which leaves static values in it. They are ignored. But a float
         # equal to the static one may be meant as its tangent, and would be lost without an error. So it does not fit,
         # unless it is in a cotangent: static values of a result depend on nothing.
-        rides_along = type(op) is Static and op == value_op and (fit.adds_up or type(op.peek()) not in (float, complex))
-        fits = value is None or is_of_no_concern or _is_float0(value) or rides_along
+        is_equal_static = (
+            type(op) is Static and op == value_op and (fit.are_cotangents or type(op.peek()) not in (float, complex))
+        )
+        fits = value is None or is_ignored or _is_float0(value) or is_equal_static
         expected = "None, for it is not differentiated"
     actual = "None" if value is None else _in_words(value_op, op, len(value_children))
     return None if fits else f"{expected}, but there is {actual}"
 
 
 def _in_words(op: Op, other_op: Op, num_children: int) -> str:
-    """Describes a record for errors. If the other record has the same class, with the static data that differ."""
+    """Describes the operation of a record for errors.
+
+    Args:
+        op: the operation.
+        other_op: the operation with which it is compared. If both are nodes of one class, the description names the
+            static data in which they differ.
+        num_children: number of children of the record.
+    """
     is_same_class = type(op) is Node and type(other_op) is Node and op.type.cls is other_op.type.cls
     return describe_beside(op, other_op) if is_same_class and op != other_op else op_text(op, num_children)
 
 
-def _combine(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit, is_outside: bool) -> Any:
-    """Makes one value of the values at all paths of a leaf. None stands for zero.
+def _value_for_all_paths(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit, is_outside: bool) -> Any:
+    """Returns the one value that a leaf gets for all of its paths. None stands for zero.
 
     Args:
-        values: the values. An array at several paths is there once, None and numbers are there for each path.
+        values: the values at the paths, at least one. An array at several paths is there once. None and numbers are
+            there for each path.
         leaf: the leaf to which they belong.
         name: name of the value tree in errors.
         fit: how the values are fitted.
@@ -245,21 +265,23 @@ def _combine(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit, is_o
         SharingMismatchError: if there are several tangents, or cotangents that cannot be added.
     """
     if is_outside and (len(values) == 1 or not is_inexact(leaf)):
-        # The transform itself accepts or refuses this value.
+        # The transform itself accepts or refuses this value. A leaf that is not inexact has no sum.
         return values[0].value
     if not is_inexact(leaf):
         return None
+    # Several cotangents: add them up.
     nonzero = [item for item in values if not _is_zero(item.value)]
-    if fit.adds_up and nonzero:
-        return _sum(nonzero, leaf, name, fit)
+    if fit.are_cotangents and nonzero:
+        return _add_cotangents(nonzero, leaf, name, fit)
     if fit.is_of_rule and not nonzero:
         return None
-    # Tangents are compared by `id`, which is valid since `values` keeps them alive. Equal numbers of one type are one.
+    # Tangents, or zeros alone. Several tangents must be one object. They are compared by `id`, which is valid since
+    # `values` keeps them alive. Numbers have no identity: equal numbers of one type count as one.
     distinct: dict[Any, ValueAtPath] = {}
     for item in values:
         distinct.setdefault(Static(item.value) if is_number(item.value) else id(item.value), item)
-    if len(distinct) > 1 and not fit.adds_up:
-        paths = _paths(distinct.values(), name)
+    if len(distinct) > 1 and not fit.are_cotangents:
+        paths = _printed_paths(distinct.values(), name)
         raise SharingMismatchError(
             f"`{fit.title}` differentiates one leaf at {listed(paths)}, but the tangents there are {len(paths)} "
             "objects. Which of them is meant cannot be known.\n"
@@ -287,30 +309,34 @@ def _refuse_doubtful_objects(
                       Pair(g, h)      two shares, which are added up
 
     Args:
-        doubtful: the leaves that are not known to be whole, as positions in `matched`.
-        matched: pairs of a record of the tree and one of the value tree, the root first.
+        doubtful: positions in `matched` of the values that are not known to be whole sums.
+        matched: pairs of a record of the tree and a record of the value tree, at the same path. The pair of the roots
+            comes first.
         tree: the tree that is differentiated.
         value_records: records of the value tree.
         name: name of the value tree in errors.
         fit: how the values are fitted.
+
+    Raises:
+        SharingMismatchError: if a doubtful value is at several paths.
     """
-    # Make the DAG whose records are the pairs. Two paths lead to one pair if they lead to one record in the tree and to
-    # one in the value tree.
+    # 1. Make the DAG whose records are the pairs. Two paths lead to the same pair if they lead to the same record in
+    # the tree, and also to the same record in the value tree.
     position_of = {(pair.left, pair.right): i for i, pair in enumerate(matched)}
     pair_records: list[Record] = []
     for pair in matched:
         op, children = tree.records[pair.left]
         child_pairs = zip(children, value_records[pair.right][1], strict=True) if children else ()
-        # A pair of children that was not matched has None or one array for a whole subtree. The last record, which is
-        # added below, stands for all of these.
+        # A pair of children may be missing in `matched`, if None or an array stands for a whole subtree. The last
+        # record, which is added below, stands for all missing pairs.
         pair_records.append((op, tuple([position_of.get(child, len(matched)) for child in child_pairs])))
     pair_records.append((LEAF, ()))
-    # The first pair is that of both roots. Is a doubtful leaf at several paths?
+    # 2. Look for a doubtful value at several paths. The roots are the pair at position 0.
     at_several = records_at_several_paths(pair_records, [0])
     leaf = next((i for i in doubtful if i in at_several), None)
     if leaf is None:
         return
-    # Name the outermost shared object, which may be a module that holds the leaf.
+    # 3. Name the outermost shared object, which may be a module that holds the leaf.
     paths_of: dict[int, list[str]] = {}
     for number, path in edges(pair_records, [((), 0)]):
         paths_of.setdefault(number, []).append(name + jtu.keystr(path))
@@ -332,15 +358,21 @@ def _refuse_doubtful_objects(
     )
 
 
-def _sum(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit) -> Any:
-    """Adds up the cotangents of a leaf. There is at least one, and none is zero.
+def _add_cotangents(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit) -> Any:
+    """Adds up the cotangents of a leaf.
+
+    Args:
+        values: the cotangents, at least one, without those that stand for zero (see `_is_zero`).
+        leaf: the leaf.
+        name: name of the value tree in errors.
+        fit: how the values are fitted.
 
     Raises:
-        SharingMismatchError: if they differ in shape.
+        SharingMismatchError: if the cotangents differ in shape.
     """
     shapes = [jnp.shape(item.value) for item in values]
     if any(shape != shapes[0] for shape in shapes):
-        paths = _paths(values, name)
+        paths = _printed_paths(values, name)
         raise SharingMismatchError(
             f"The cotangents at {listed(paths)} add up, for `{fit.title}` differentiates one leaf there, but their "
             f"shapes are {' and '.join(map(str, shapes))}. Give each the shape of the leaf:\n"
@@ -351,7 +383,9 @@ def _sum(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit) -> Any:
     if fit.is_of_rule:
         leaf_type, types = jnp.result_type(leaf), list(map(jnp.result_type, summands))
         have_one_type = len(set(types)) == 1
-        # A conversion to the same dtype would make a weakly typed array strong, so such arrays stay as they are.
+        # Convert the summands to the dtype of the leaf. Inexact arrays stay as they are if no conversion is needed: if
+        # all summands have one dtype, or if it is that of the leaf. `asarray` would change a weakly typed array, even
+        # if the dtype is the same. Python numbers and integer arrays are always converted.
         summands = [
             summand
             if (have_one_type or dtype == leaf_type) and hasattr(summand, "dtype") and is_inexact(summand)
@@ -362,7 +396,7 @@ def _sum(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fit) -> Any:
 
 
 def _is_zero(value: Any) -> bool:
-    """Returns True for all that stands for a zero: None, a symbolic zero of JAX, and float0 arrays."""
+    """Returns True for None, a symbolic zero of JAX, and float0 arrays. An array full of zeros is none of these."""
     return value is None or isinstance(value, SymbolicZero) or _is_float0(value)
 
 
@@ -371,6 +405,6 @@ def _is_float0(value: Any) -> bool:
     return getattr(value, "dtype", None) == jax.dtypes.float0
 
 
-def _paths(values: Iterable[ValueAtPath], name: str) -> list[str]:
-    """Returns the paths of values as errors print them."""
+def _printed_paths(values: Iterable[ValueAtPath], name: str) -> list[str]:
+    """Returns the paths of values as errors print them, for example `cotangent[0].w`."""
     return [name + jtu.keystr(item.path) for item in values]

@@ -1,8 +1,8 @@
 """Transforms that `preserve_identities` refuses, with the code to write instead of each.
 
-Most of them need no adapter: they take a `Dag` as it is. It has one leaf for each tied array, and comes out as a `Dag`
-with the same ties. `docs/transforms.md` shows the value, the gradient and the ties for each. For the others, which are
-Equinox's, there is a ready-made transform that does the same.
+Most of them need no adapter, since they take a `Dag` as it is. A `Dag` is a pytree with one leaf for each tied array,
+and comes out as a `Dag` with the same ties. `docs/transforms.md` shows the value, the gradient and the ties for each.
+The others are transforms of Equinox. For each of these there is a ready-made transform that does the same.
 
     preserve_identities(jax.lax.custom_root)(f, net, …)     →     jax.lax.custom_root(f_of_dag, Dag(net), …)
 """
@@ -16,6 +16,7 @@ import jax.experimental
 
 from ._option_lists import title_of
 
+# The section of the documentation to which errors point.
 _SECTION = "docs/transforms.md, “Transforms that need no adapter”"
 
 _DAG_FORMS: dict[Callable[..., Any], str] = {
@@ -32,21 +33,21 @@ _DAG_FORMS: dict[Callable[..., Any], str] = {
     ),
     jax.debug.callback: "jax.debug.callback(host, sharedtree.Dag(model))",
 }
-"""Transform → its call with a `Dag` in the place of the model. The user's functions get `Dag`s, too."""
+"""Transform → code of its call with a `Dag` in the place of the model. The user's functions get `Dag`s, too."""
 
 _READY_MADE: dict[Callable[..., Any], str] = {
     eqx.filter_custom_vjp: "custom_vjp",
     eqx.filter_custom_jvp: "custom_jvp",
     eqx.filter_pmap: "pmap",
 }
-"""Refused transform of Equinox → name of the ready-made transform to use instead, which takes Equinox modules, too."""
+"""Refused transform of Equinox → name of the ready-made transform to use instead. It takes Equinox modules, too."""
 
 
 def refusal_of(transform: Any) -> TypeError | None:
-    """Makes the error for a refused transform. Returns None for all other transforms.
+    """Makes the error for a transform of the two tables above. Returns None for all other transforms.
 
     Args:
-        transform: the vanilla transform. It must be hashable.
+        transform: the vanilla transform, or any other hashable object.
     """
     title = title_of(transform) if transform in _DAG_FORMS or transform in _READY_MADE else ""
     if transform in _DAG_FORMS:
