@@ -67,7 +67,7 @@ NAME_OF_ADAPTER: dict[Callable[..., Any], str] = {
 }
 """Transform → file and name of its adapter."""
 
-UNDER_FILTER: dict[str, Callable[..., Any]] = {
+COUNTERPART_OF_FILTER: dict[str, Callable[..., Any]] = {
     "filter_grad": jax.grad,
     "filter_value_and_grad": jax.value_and_grad,
     "filter_jacfwd": jax.jacfwd,

@@ -3,8 +3,8 @@
 def f(x, /, y, *rest, rate): ...
 
 Names(f).of(4)                      ("x", "y", "args[2]", "args[3]")
-Chosen(f, argnums=1, argnames=None).argnames          ("y",), as JAX infers it
-Chosen(f, argnums=None, argnames="rate").argnums      (), as `rate` has no position
+ChosenArguments(f, argnums=1, argnames=None).argnames          ("y",), as JAX infers it
+ChosenArguments(f, argnums=None, argnames="rate").argnums      (), as `rate` has no position
 """
 
 import functools
@@ -59,7 +59,7 @@ class Names:
         return names if len(names) == count else (*names, *[f"args[{i}]" for i in range(len(names), count)])
 
 
-class Chosen:
+class ChosenArguments:
     """The arguments that two options, such as `static_argnums` and `static_argnames`, choose together.
 
     If only one of the options is there, the other is inferred from it, as in `jax.jit`. If both are there, they count

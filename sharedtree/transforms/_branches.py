@@ -32,9 +32,9 @@ from ._caller_side import leave
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
-from ._function_side import FunctionTrace, packed
+from ._function_side import FunctionTrace, single_group_of_tree
 from ._joining_trees import Sides, holds_modules, join, join_of_branches, leaves_like
-from ._leaf_groups import LeafGroup, whole
+from ._leaf_groups import LeafGroup, single_group
 from ._loops import CarryObjects, find_kept_objects, leaf_types, structure_for_caller
 
 
@@ -143,7 +143,7 @@ class Agreement:
             NotAlikeError: if the branches have to pack their results in another way. While nothing is agreed on, the
                 trace of the last function finds this out.
         """
-        group = packed(result)
+        group = single_group_of_tree(result)
         structure = group.selection.structure
         if self.expected is None:
             # Only the structure is kept: JAX's caches hold this agreement, and must not hold tracers. The adapter holds
@@ -163,7 +163,7 @@ class Agreement:
             raise NotAlikeError from None
         if not joined.fits:
             raise NotAlikeError
-        return whole(leaves_like(expected_tree, result, joined), self.expected)
+        return single_group(leaves_like(expected_tree, result, joined), self.expected)
 
 
 class NotAlikeError(Exception):
@@ -355,12 +355,12 @@ def _branch(trace: FunctionTrace, operands: OperandsWithAgreement) -> Any:
     # `again` leaves out the warnings that were given in the first trace.
     result = trace.call(operands.group, again=agreement.is_repeated)
     if not trace.terms.policy.in_place:
-        return agreement.fit(trace, trace.walked(result))
+        return agreement.fit(trace, trace.flatten(result))
     received = trace.received
     if agreement.is_separate:
         # Packs the result by itself and builds it again, so that it consists of new objects.
         result = leave((trace.pack(result),))
-    tree = trace.walked((received.arguments, result))
+    tree = trace.flatten((received.arguments, result))
     # The operands as they were when the branch began, and as it left them.
     operands_in, operands_out = received.tree, tree.child(0)
     joined = join(operands_in, operands_out, Sides(trace.terms.title, "when a branch begins", "when it ends"))
@@ -391,7 +391,7 @@ def _refer_to_callers_objects(call: CallWithOperands, result: LeafGroup, changed
     objects = CarryObjects(kept, frozenset(changed), frozenset())
     # -1 for the records of new objects.
     callers_numbers = [numbers.get(record, -1) for record in range(len(structure.records))]
-    return whole(
+    return single_group(
         result.leaves,
         structure_for_caller(structure, callers_numbers, objects, tree.records, in_place=True, untied=untied),
     )

@@ -61,17 +61,18 @@ class Grouping(NamedTuple):
         title: name of the transform, for errors.
         treatments: (arguments as packed) → treatments of these.
         key: what `treatments` depends on besides the structure. None to keep no plan.
-        asks: (leaves) → facts about the leaves on which `treatments` depends as well, or None to keep no plan. It is
-            None itself if `treatments` does not depend on the leaves.
+        facts_of_leaves: (leaves) → the facts about the leaves on which `treatments` depends, such as their ranks. They
+            become part of the plan's key. The function may return None: then no plan is kept. The field itself is None
+            if `treatments` does not depend on the leaves.
         groups: labels of the groups that always exist, in this order, even if no leaf has them. Other groups follow.
         holds_for_like_calls: True if a later call with as many arguments and the same keywords has the same `key` and
-            `asks`, so that C may group its leaves.
+            `facts_of_leaves`, so that C may group its leaves.
     """
 
     title: str
     treatments: Callable[[FlatDag], Sequence[Treatment]]
     key: Any = None
-    asks: Callable[[Sequence[Any]], Any] | None = None
+    facts_of_leaves: Callable[[Sequence[Any]], Any] | None = None
     groups: Sequence[tuple[Any, ...]] = ()
     holds_for_like_calls: bool = True
 
@@ -203,7 +204,7 @@ def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
     return Call(arguments, plan, leaves, tags.objects, grouping=grouping).with_groups()
 
 
-def repacked(call: Call, how: Repacking) -> Call:
+def repack_call(call: Call, how: Repacking) -> Call:
     """Makes a new call with the same arguments, which are packed and grouped in another way. Returns it.
 
     Args:
@@ -228,8 +229,8 @@ def plan_for(tree: FlatDag, structure: Structure, leaves: Sequence[Any], groupin
         grouping: what the transform does with them.
     """
     key = grouping.key
-    if key is not None and grouping.asks is not None:
-        answers = grouping.asks(leaves)
+    if key is not None and grouping.facts_of_leaves is not None:
+        answers = grouping.facts_of_leaves(leaves)
         key = None if answers is None else (key, answers)
     plan = None if key is None else structure.plans.get(key)
     if plan is None:

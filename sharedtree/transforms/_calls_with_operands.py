@@ -30,14 +30,14 @@ from ..core._prefix_trees import Branch
 from ..core._structure import Structure, canonical, intern
 from ..ties._policy_and_context import PolicyOption, current_policy, with_options
 from ._argument_names import Names
-from ._caller_side import Call, Grouping, enter, leave, repacked
+from ._caller_side import Call, Grouping, enter, leave, repack_call
 from ._function_and_options import in_code, is_of_equinox
 from ._function_given_to_jax import Inner, Learned, shared_by
 from ._function_side import FunctionTrace, Terms
 from ._function_transform import rules_of_call
 from ._in_place import commit_changes
 from ._joining_trees import Repacking
-from ._leaf_groups import LeafGroup, whole
+from ._leaf_groups import LeafGroup, single_group
 from ._leaf_labels import Treatment
 from ._option_lists import title_of
 from .checks._lost_changes import Unsaid
@@ -224,15 +224,15 @@ class CallWithOperands:
 
     def repack(self, how: Repacking) -> None:
         """Packs and groups the operands again, with ties cut and static numbers traced as the repacking says."""
-        self.packed = repacked(self.packed, how)
+        self.packed = repack_call(self.packed, how)
 
 
 def _of_one_operand(group: LeafGroup) -> LeafGroup:
     """Returns a group with the same leaves whose structure is that of their operand alone."""
-    return whole(group.leaves, part_of(group.structure, group.operand)[0])
+    return single_group(group.leaves, structure_of_argument(group.structure, group.operand)[0])
 
 
-def part_of(structure: Structure, position: int) -> tuple[Structure, list[int]]:
+def structure_of_argument(structure: Structure, position: int) -> tuple[Structure, list[int]]:
     """Returns the structure of one argument by itself, and for each of its records that in the whole structure."""
     root = structure.records[structure.root][1][position]
     # Numbers the records below the argument anew, in the order of a walk. The root is the last.

@@ -43,7 +43,7 @@ from ._function_given_to_jax import Inner
 from ._function_side import FunctionTrace
 from ._function_transform import FunctionTransform
 from ._joining_trees import Sides, holds_modules, join
-from ._leaf_groups import LeafGroup, tangents_of, whole
+from ._leaf_groups import LeafGroup, single_group, tangents_of
 from ._option_lists import lists_options_of, public_name
 from ._tangents import Fit, as_tuple, fit_to_leaves
 from .checks._ties_lost_in_calls import report_lost_ties, ties_lost_between
@@ -137,7 +137,7 @@ class RuleTransform(FunctionTransform):
 
     # One call -------------------------------------------------------------------------------------------------------
 
-    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+    def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Makes a vanilla object for this call, calls it with leaf groups, and builds the result.
 
         Without rules, calls the user's vanilla object, which raises JAX's own error.
@@ -267,8 +267,8 @@ class RuleTransform(FunctionTransform):
                 return result
             result, second = result
         # 2. Pack the function's result.
-        tree = trace.walked(result)
-        trace.check_walked(tree)
+        tree = trace.flatten(result)
+        trace.check_flattened(tree)
         packed = trace.pack(result)
         if pack_second is None:
             self._returned = packed.structure
@@ -301,7 +301,7 @@ class RuleTransform(FunctionTransform):
         # refuses those of modules and references alone. So each tree is the first one once.
         join(tree_of_function, tree_of_rule, Sides(self.transform_name, of_function, of_rule), path, exact=True)
         join(tree_of_rule, tree_of_function, Sides(self.transform_name, of_rule, of_function), path, exact=True)
-        return whole(packed.leaves, returned)
+        return single_group(packed.leaves, returned)
 
     def run(
         self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, returns_pair: bool = False
@@ -375,7 +375,7 @@ class RuleTransform(FunctionTransform):
         # arrays that it returns were added up above, though each of them may be the whole sum.
         lost = ties_lost_between(cotangents, walked(tuple(result), self.rules(policy)), policy)
         report_lost_ties((), lost, policy, Names(rule))
-        return (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
+        return (single_group(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
 
     def as_several(self, result: Any, num_operands: int) -> Any:
         """Returns the result of a rule, in a tuple if JAX lets the rule return a single cotangent without one."""
@@ -549,7 +549,7 @@ class CustomJvpTransform(RuleTransform):
         JAX flattens and rebuilds these arguments to stop the gradient, which would lose their ties.
         """
         rules = self.rules(Policy())
-        return [whole(*pack(value, Tags(), rules)) for value in call.statics]
+        return [single_group(*pack(value, Tags(), rules)) for value in call.statics]
 
     def receive_arguments(self, args: Sequence[Any]) -> Any:
         """Builds the arguments of the function, also those in `nondiff_argnums`, which `statics_of` has packed."""

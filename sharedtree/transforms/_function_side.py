@@ -33,9 +33,9 @@ from ..ties._views import add_note_of_views
 from ._argument_names import Names
 from ._caller_side import Call, call_of
 from ._grouping_leaves import GroupedResult, group_result, with_leaf_notes
-from ._in_place import IN_PLACE, conventions, walked_together, with_changes
+from ._in_place import IN_PLACE, conventions, flatten_together, flatten_with_changes
 from ._joining_trees import Sides, fit_leaves
-from ._leaf_groups import LeafGroup, gather_leaves, whole
+from ._leaf_groups import LeafGroup, gather_leaves, single_group
 from ._leaf_labels import Outcomes, Piece, Treatment, Visit, raise_inconsistent
 from .checks._closed_over import relating_arguments, report_closed_over
 from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
@@ -219,7 +219,7 @@ class FunctionTrace:
             self.check(result)
         return result
 
-    def call_apart(self, *groups: LeafGroup) -> Any:
+    def call_with_several_trees(self, *groups: LeafGroup) -> Any:
         """Calls the user's function with the arguments of several trees, each of them in one leaf group.
 
         What the function changes in the first tree is kept. Changes in the others are lost.
@@ -252,7 +252,7 @@ class FunctionTrace:
         bound, bound_before = walked_bound_module(self.function, self.terms.policy)
         with (
             deferring_warnings() as self._waiting,
-            self._recording_changes(call, args) as tracing,
+            self._change_detector(call, args) as tracing,
             contextlib.nullcontext() if call is None else relating_arguments(call.tree, tree),
         ):
             try:
@@ -284,7 +284,7 @@ class FunctionTrace:
         records = tree.leaf_numbers
         hand_on([call.objects[record] for record in records], [tree.objects[record] for record in records])
 
-    def _recording_changes(self, call: Call | None, args: Sequence[Any]) -> FunctionBeingTraced:
+    def _change_detector(self, call: Call | None, args: Sequence[Any]) -> FunctionBeingTraced:
         """Makes the context manager that finds out what the function changes, and warns of changes that are lost.
 
         Args:
@@ -315,7 +315,7 @@ class FunctionTrace:
 
         return FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code)
 
-    def walked(self, result: Any, rules: Rules | None = None, name: str = "result") -> FlatDag:
+    def flatten(self, result: Any, rules: Rules | None = None, name: str = "result") -> FlatDag:
         """Flattens a result. Returns its records and objects.
 
         Args:
@@ -326,14 +326,14 @@ class FunctionTrace:
         Raises:
             StaticTracerError: if a static leaf holds a tracer of this trace.
         """
-        rules = self.forbidding_leaks(self.terms.rules if rules is None else rules)
+        rules = self.rules_against_leaks(self.terms.rules if rules is None else rules)
         tree = walked(result, rules, name)
         # JAX cannot return a `ShapeDtypeStruct`, so in a result it is static.
         if any(type(leaf) is jax.ShapeDtypeStruct for leaf in tree.leaves.values()):
             tree = walked(result, rules._replace(are_structs_traced=False), name)
         return tree
 
-    def forbidding_leaks(self, rules: Rules) -> Rules:
+    def rules_against_leaks(self, rules: Rules) -> Rules:
         """Returns rules under which packing raises if a tracer of this trace is in a static leaf.
 
         A copy of a static object that the function left unchanged is packed as the caller's own object.
@@ -342,14 +342,14 @@ class FunctionTrace:
 
     def check(self, result: Any) -> None:
         """Warns of ties that the function lost, with the line of its definition."""
-        self.check_walked(self.walked(self.with_state(result)), is_with_state=bool(self.terms.policy.in_place))
+        self.check_flattened(self.flatten(self.with_state(result)), is_with_state=bool(self.terms.policy.in_place))
 
     def with_state(self, result: Any) -> Any:
         """Returns the result. In place, returns a pair of the arguments, with their changes, and the result."""
         arguments = self.received.arguments
         return (arguments, result) if self.terms.policy.in_place else result
 
-    def check_walked(self, result: FlatDag, *, is_with_state: bool = False) -> None:
+    def check_flattened(self, result: FlatDag, *, is_with_state: bool = False) -> None:
         """Warns of ties that the function lost, and gives the warnings that waited for this check.
 
         Args:
@@ -377,7 +377,7 @@ class FunctionTrace:
             as_operand: True to leave the notes on leaves out of the structure, so that it can equal the structure of an
                 operand.
         """
-        return packed(self.walked(result), as_operand=as_operand)
+        return single_group_of_tree(self.flatten(result), as_operand=as_operand)
 
     def like(self, group: LeafGroup, tree: Any) -> LeafGroup:
         """Packs a tree that replaces an operand. Returns a leaf group with the selection of the operand's group.
@@ -393,7 +393,7 @@ class FunctionTrace:
         sides = Sides(self.terms.title, "in the operand", "in what stands in its place")
         above = (LeafPath(self.terms.names.text(position)),)
         operand = receive((group,)).tree.child(position)
-        return LeafGroup(fit_leaves(operand, self.walked(tree), sides, above), group.selection)
+        return LeafGroup(fit_leaves(operand, self.flatten(tree), sides, above), group.selection)
 
     def pack_with_state(self, result: Any, position: int) -> LeafGroup:
         """Packs a result and, in place, what the function changed in one operand, into one leaf group.
@@ -407,13 +407,15 @@ class FunctionTrace:
         received = self.received.tree
         # Objects of other operands count as taken, and are not written back. So they are packed wherever they occur.
         records_of_operand = received.child(position).reached
-        rules = self.forbidding_leaks(self.terms.rules)
-        return packed(
-            with_changes(result, received, rules, lambda record: record not in records_of_operand, records_of_operand)
+        rules = self.rules_against_leaks(self.terms.rules)
+        return single_group_of_tree(
+            flatten_with_changes(
+                result, received, rules, lambda record: record not in records_of_operand, records_of_operand
+            )
         )
 
 
-def packed(tree: FlatDag, *, as_operand: bool = False) -> LeafGroup:
+def single_group_of_tree(tree: FlatDag, *, as_operand: bool = False) -> LeafGroup:
     """Makes one leaf group of a flattened tree.
 
     Args:
@@ -422,7 +424,7 @@ def packed(tree: FlatDag, *, as_operand: bool = False) -> LeafGroup:
     """
     leaves = [tree.objects[record] for record in tree.leaf_numbers]
     structure = intern(tuple(tree.records), tree.root)
-    return whole(leaves, structure if as_operand else with_leaf_notes(structure, leaves))
+    return single_group(leaves, structure if as_operand else with_leaf_notes(structure, leaves))
 
 
 def enclosing_traces() -> Sequence[Any]:
@@ -459,8 +461,8 @@ def group_result_with_state(
     entry_visits: dict[int, Visit] = {}
     for visit in entry.visits():
         entry_visits.setdefault(visit.record, visit)
-    tree = trace.walked((arguments, result))
-    trace.check_walked(tree, is_with_state=True)
+    tree = trace.flatten((arguments, result))
+    trace.check_flattened(tree, is_with_state=True)
     reachable = IdentitySet(tree.objects)
     conventions_of = conventions(received, changes)
     # Received object → its record, for the objects that did not change and for those that may have changed.
@@ -470,13 +472,13 @@ def group_result_with_state(
     changeable = sorted(set(updated.values()), reverse=True)
     detached = [record for record in changeable if received.objects[record] not in reachable]
     # Without `given` and `updated`, every object is packed. `replacement` decides later which ones are not.
-    tree = walked_together(
+    tree = flatten_together(
         [
             (arguments, changes.convention),
             *[(received.objects[record], conventions_of[record]) for record in detached],
             (result, changes.convention),
         ],
-        trace.forbidding_leaks(changes._replace(given=None, updated=None)),
+        trace.rules_against_leaks(changes._replace(given=None, updated=None)),
         [*[IN_PLACE] * (1 + len(detached)), ""],
     )
     prefixes = [

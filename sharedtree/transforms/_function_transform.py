@@ -38,12 +38,12 @@ from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, call_of, enter, leave
 from ._donation import donated_records, donation_treatment, take_each_buffer_once
 from ._function_given_to_jax import Inner
-from ._function_side import FunctionTrace, Received, Terms, group_result_with_state, packed, receive
+from ._function_side import FunctionTrace, Received, Terms, group_result_with_state, receive, single_group_of_tree
 from ._grouping_leaves import group_result
-from ._in_place import commit_changes, rules_for_state, with_changes
+from ._in_place import commit_changes, flatten_with_changes, rules_for_state
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import Treatment, is_donated, labels_in
-from ._pass_through import find_unchanged, passed_through
+from ._pass_through import find_unchanged, objects_for_caller
 from ._repeated_calls import CallPattern, CallSettings, new_latest
 from ._wrapped_function import Wrapper
 from .checks._lost_changes import Unsaid
@@ -68,10 +68,11 @@ class FunctionTransform(Wrapper):
         writes: True if the transform can write back changes of its arguments.
         bound_to: name of the called module in the code of warnings. Empty unless the user's function is a module whose
             leaves are arguments of the transform, too.
-        calls_natively: True if C may do later calls like the first one, without `called`. False in a class with a
-            `called` of its own, unless it states True: its `called` then only matters in calls by Python.
-        finishes_natively: True if C may build the result of a call, without `leave`. False in a class with a `leave` of
-            its own, unless it states True.
+        calls_natively: True if C may do later calls like the first one, without `call_in_python`. False in a class that
+            overrides `call_in_python`, unless the class sets it to True. Its override then only runs in calls that C
+            leaves to Python.
+        finishes_natively: True if C may build the result of a call, without `leave`. False in a class that overrides
+            `leave`, unless the class sets it to True.
     """
 
     passes_through = False
@@ -86,7 +87,7 @@ class FunctionTransform(Wrapper):
         """Clears `calls_natively` or `finishes_natively` in a class that overrides the method skipped by C."""
         super().__init_subclass__()
         # C does not call these two methods. If a class overrides one, a call in C would skip the override.
-        for method, attribute in (("called", "calls_natively"), ("leave", "finishes_natively")):
+        for method, attribute in (("call_in_python", "calls_natively"), ("leave", "finishes_natively")):
             # The first class that has the method or the attribute, which may be a mixin. If it has the method alone, it
             # overrides it without stating that C may skip it.
             nearest = next(base for base in cls.__mro__ if method in vars(base) or attribute in vars(base))
@@ -120,11 +121,11 @@ class FunctionTransform(Wrapper):
             # C did nothing. The settings are new for each policy, and C learns from them to do later calls.
             if self.settings is None or self.settings.policy is not policy:
                 self.settings = self._new_settings(policy)
-            return self.called(args, kwargs, policy)
+            return self.call_in_python(args, kwargs, policy)
         except UnfitResultError as error:
             self.raise_refusal(args, kwargs, error.error)
         except Exception as error:
-            # If Python did the whole call, `called` has explained the error.
+            # If Python did the whole call, `call_in_python` has explained the error.
             if has_begun:
                 self.explain(error, self._entering_again(args, kwargs, policy))
             # Removes the frames of JAX and of this package from the traceback.
@@ -135,9 +136,9 @@ class FunctionTransform(Wrapper):
         """Makes the settings for calls under a policy. `learn` fills them, and C reads them in later calls."""
         # Without rules for packing, C leaves all calls to Python.
         rules = self.rules(policy) if self.calls_natively else None
-        return CallSettings.under(policy, rules, finishes=self.finishes_natively)
+        return CallSettings.before_first_call(policy, rules, finishes=self.finishes_natively)
 
-    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+    def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Does a call in Python, in five steps, and teaches C to do calls like this one. Returns the result."""
         # Steps 1 and 2: pack the arguments, and group their leaves. `raise_refusal` always raises.
         try:
@@ -183,7 +184,7 @@ class FunctionTransform(Wrapper):
             call.arguments.aux,
             bound=self.binding(args, kwargs),
             key=grouping.key,
-            asks=grouping.asks,
+            facts_of_leaves=grouping.facts_of_leaves,
             donates=donates,
             latest=new_latest(),
             functions={},
@@ -390,7 +391,7 @@ class FunctionTransform(Wrapper):
         structure = groups[0].selection.structure
         if not structure.given:
             return leave(groups)
-        return leave(groups, passed_through(call, structure, used or (lambda: self.leaves_used(call))))
+        return leave(groups, objects_for_caller(call, structure, used or (lambda: self.leaves_used(call))))
 
     def leaves_used(self, call: Call) -> Sequence[Any]:
         """Returns the leaves of the arguments used by the computation. By default, all leaves.
@@ -536,18 +537,19 @@ class FunctionTransform(Wrapper):
         if treatment is not None:
             return self._pack_by_label(result, trace, treatment)
         # Warn of lost ties. The check needs the result and, in place, all arguments (`with_state`).
-        tree = trace.walked(trace.with_state(result))
-        trace.check_walked(tree, is_with_state=bool(policy.in_place))
+        tree = trace.flatten(trace.with_state(result))
+        trace.check_flattened(tree, is_with_state=bool(policy.in_place))
         is_taken, rules = self.make_is_taken(received), trace.terms.rules
         if policy.in_place:
-            # Pack the result and the objects that changed. Under `forbidding_leaks`, a tracer in a static leaf raises.
-            tree = with_changes(result, received.tree, trace.forbidding_leaks(rules), is_taken)
+            # Pack the result and the objects that changed. Under `rules_against_leaks`, packing raises if a static leaf
+            # holds a tracer.
+            tree = flatten_with_changes(result, received.tree, trace.rules_against_leaks(rules), is_taken)
         elif policy.pass_through and self.passes_through:
             # Object → record, for what was returned unchanged. Under the rule `given` the object itself is not packed,
             # but a reference to the caller's object with this record.
             unchanged = find_unchanged(result, received.tree, is_taken, containers=policy.containers)
-            tree = trace.walked(result, rules._replace(given=unchanged)) if unchanged else tree
-        return packed(tree)
+            tree = trace.flatten(result, rules._replace(given=unchanged)) if unchanged else tree
+        return single_group_of_tree(tree)
 
     def _pack_by_label(self, result: Any, trace: FunctionTrace, treatment: Treatment) -> Any:
         """Packs a result and, in place, the changed arguments into several leaf groups, one for each label.
@@ -572,8 +574,8 @@ class FunctionTransform(Wrapper):
                 changes = rules_for_state(trace.terms.rules, received.tree, self.make_is_taken(received), deeply=True)
                 grouped = group_result_with_state(result, trace, treatment, labels, changes)
             else:
-                tree = trace.walked(result)
-                trace.check_walked(tree)
+                tree = trace.flatten(result)
+                trace.check_flattened(tree)
                 grouped = group_result(tree, treatment, labels, trace.terms.title)
         except SharingMismatchError as error:
             raise UnfitResultError(error) from None

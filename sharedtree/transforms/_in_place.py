@@ -71,7 +71,7 @@ def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deepl
     return rules._replace(given=unchanged, updated=changed, received=received.records)
 
 
-def with_changes(
+def flatten_with_changes(
     result: Any, received: FlatDag, rules: Rules, is_taken: IsTaken, writable: Container[int] | None = None
 ) -> FlatDag:
     """Packs the objects changed by a function, and its result, as one tuple. The result is the last entry.
@@ -100,10 +100,10 @@ def with_changes(
         objects_of.setdefault(convention_of[record], []).append(received.objects[record])
     trees: list[tuple[Any, Inherited]] = [(tuple(objects), convention) for convention, objects in objects_of.items()]
     keys = [*[IN_PLACE] * len(objects_of), ""]
-    return walked_together([*trees, (result, rules.convention)], rules, keys)
+    return flatten_together([*trees, (result, rules.convention)], rules, keys)
 
 
-def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str]) -> FlatDag:
+def flatten_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str]) -> FlatDag:
     """Packs several trees as one tuple, with the ties between them. Each tree has a convention of its own.
 
     Args:
@@ -162,8 +162,8 @@ def commit_changes(call: Call, transform: str, *trees: Sequence[LeafGroup]) -> l
         trees: for each tree, all of its leaf groups. (A leaf group holds leaves treated alike by the transform.)
 
     Returns:
-        The trees, as the function packed them. A tree of `with_changes` is a tuple whose last entry is the result. An
-        object of the caller's in a tree, changed or not, is the caller's own.
+        The trees, as the function packed them. A tree of `flatten_with_changes` is a tuple: first the changed objects,
+        last the result. An object of the caller's in a tree, changed or not, is the caller's own.
 
     Raises:
         InconsistentSharingError: if a changed object cannot be written back. See `Changes.update`.

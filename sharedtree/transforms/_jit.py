@@ -38,7 +38,7 @@ from ..core._prefix_trees import Branch
 from ..core._static_values import IdentityKey, Incomparable, Static, copy_of
 from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, abstract_objects_of, used_leaves
-from ._argument_names import Chosen, Names, as_sequence
+from ._argument_names import ChosenArguments, Names, as_sequence
 from ._caller_side import Call, Grouping, enter, leave
 from ._function_given_to_jax import Shared, shared_by
 from ._function_transform import FunctionTransform
@@ -192,10 +192,13 @@ class JitTransform(JittedTransform):
             # They are copied as one, so that an object in both stays one.
             in_and_out = options.get("in_shardings"), options.get("out_shardings")
             self._in_shardings, self._out_shardings = copy_of(in_and_out, IdentityDict())
-        # `Chosen` may raise for wrong options. So does `jax.jit`, which the base calls below, and its error is better.
+        # `ChosenArguments` may raise for wrong options. So does `jax.jit`, which the base calls below, and its error is
+        # better.
         with contextlib.suppress(Exception):
-            self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
-            self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))
+            self._static = ChosenArguments(self.function, options.get("static_argnums"), options.get("static_argnames"))
+            self._donated = ChosenArguments(
+                self.function, options.get("donate_argnums"), options.get("donate_argnames")
+            )
         super().check_options()
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:

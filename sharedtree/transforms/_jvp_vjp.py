@@ -34,7 +34,7 @@ from ._argument_names import Names
 from ._caller_side import Grouping, leave
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import is_of_equinox
-from ._function_side import FunctionTrace, packed
+from ._function_side import FunctionTrace, single_group_of_tree
 from ._grad import undifferentiated_records
 from ._joining_trees import Repacking, holds_modules
 from ._leaf_groups import LeafGroup, LeafSelection, tree_like_arguments
@@ -381,7 +381,7 @@ def _value(trace: FunctionTrace, *operands: Any) -> Any:
         None.
     """
     result, is_bare = _call(trace, operands)
-    tree = trace.walked(result)
+    tree = trace.flatten(result)
     return (result, None) if is_bare and _suits_jax(tree) else _split(tree, tree)
 
 
@@ -396,7 +396,7 @@ def _pair(trace: FunctionTrace, *operands: Any) -> Any:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         # JAX refuses it.
         return result
-    tree = trace.walked(tuple(result))
+    tree = trace.flatten(tuple(result))
     return result if is_bare and _suits_jax(tree) else _split(tree, tree.child(0))
 
 
@@ -425,7 +425,7 @@ def _split(tree: FlatDag, value: FlatDag) -> tuple[LeafGroup, LeafGroup]:
         tree: the result.
         value: the part of it that is differentiated: all of it, or the first of a pair.
     """
-    group = packed(tree)
+    group = single_group_of_tree(tree)
     # Paths count from the root of the value.
     outside = tree.below(value.root).outside
     differentiated = {

@@ -185,7 +185,7 @@ jtu.register_pytree_with_keys(
 )
 
 
-def whole(leaves: Sequence[Any], structure: Structure) -> LeafGroup:
+def single_group(leaves: Sequence[Any], structure: Structure) -> LeafGroup:
     """Makes one group of all leaves of a tree."""
     return LeafGroup(leaves, LeafSelection(structure))
 

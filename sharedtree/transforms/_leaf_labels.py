@@ -95,8 +95,8 @@ class Treatment(NamedTuple):
         resolve: (label, leaf, record of the leaf) → the outcome for that leaf. Outcomes are compared by type and value.
         describe: outcome of a leaf → words for errors.
         groups_by_outcome: True to group leaves by their outcomes, False to group them by the labels as written.
-        is_known: False if nothing is known of the transform, so that the labels are only the names of the arguments.
-            `explain` then leaves them out.
+        is_transform_known: False if nothing is known of the transform. The labels are then only the names of the
+            arguments, and `explain` does not print them.
         advice: (leaves with conflicts) → lines of an error before its fix. May be empty.
         splittable_modules: (outcomes) → records of the modules that are split if they have a conflict, as arrays are.
             All other modules with conflicts are refused.
@@ -111,7 +111,7 @@ class Treatment(NamedTuple):
     resolve: Callable[[Any, Any, int], Any] = _unresolved
     describe: Callable[[Any], str] = str
     groups_by_outcome: bool = False
-    is_known: bool = True
+    is_transform_known: bool = True
     advice: Callable[[Sequence[Any]], str] = _no_advice
     splittable_modules: Callable[["Outcomes"], Collection[int]] = _no_modules
     within_module: str = SPLIT
@@ -434,11 +434,11 @@ def raise_inconsistent_result(outcomes: Outcomes, record: int, transform: str) -
     """
     occurrences = find_occurrences(outcomes, _leaf_with_conflict(outcomes, record))
     in_result: list[Occurrence] = []
-    for occurrence in occurrences.first_ones:
+    for occurrence in occurrences.first_occurrences:
         path = (LeafPath("result"), *occurrence.path)
         in_result.append(Occurrence(path, occurrence.treatment))
     # Only the fix for arguments reads the names of arguments, so there are none.
-    occurrences = Occurrences(in_result, occurrences.unfinished, [])
+    occurrences = Occurrences(in_result, occurrences.truncated, [])
     text = (
         f"{_first_lines(occurrences, transform)}\n{outcomes.treatment.advice(_leaves_below(outcomes, record))}"
         "Or let the function give each path an array of its own before it returns:\n"
@@ -458,30 +458,30 @@ class Occurrences(NamedTuple):
     """The paths of a leaf, and its treatments there, in words.
 
     Attributes:
-        first_ones: the first `MAX_PATHS` occurrences of each treatment, in flatten order.
-        unfinished: treatments that have further occurrences.
+        first_occurrences: the first `MAX_PATHS` occurrences of each treatment, in flatten order.
+        truncated: treatments that have further occurrences.
         arguments: for each treatment, names of the arguments in which the leaf has it.
     """
 
-    first_ones: list[Occurrence]
-    unfinished: list[str]
+    first_occurrences: list[Occurrence]
+    truncated: list[str]
     arguments: list[list[str]]
 
     @property
     def paths(self) -> list[str]:
         """The paths as errors print them."""
-        return [jtu.keystr(occurrence.path) for occurrence in self.first_ones]
+        return [jtu.keystr(occurrence.path) for occurrence in self.first_occurrences]
 
     @property
     def treatments(self) -> list[str]:
         """The treatment at each path, in words."""
-        return [occurrence.treatment for occurrence in self.first_ones]
+        return [occurrence.treatment for occurrence in self.first_occurrences]
 
     @property
     def lines(self) -> list[str]:
         """Lines of a message: one for each path, then one for each treatment that has further occurrences."""
         lines = [f"    `{path}`: {treatment}" for path, treatment in zip(self.paths, self.treatments, strict=True)]
-        return lines + [f"    … and more: {treatment}" for treatment in self.unfinished]
+        return lines + [f"    … and more: {treatment}" for treatment in self.truncated]
 
 
 def find_occurrences(outcomes: Outcomes, leaf: int) -> Occurrences:
@@ -492,7 +492,7 @@ def find_occurrences(outcomes: Outcomes, leaf: int) -> Occurrences:
     treatments_below = _treatments_below(outcomes, leaf)
     # Treatment → number of its paths so far. A treatment is full if it has more than `MAX_PATHS`.
     counts: dict[str, int] = {}
-    first_ones: list[Occurrence] = []
+    first_occurrences: list[Occurrence] = []
     full: set[str] = set()
     stack: list[tuple[Visit, Path]] = [(outcomes.root, ())]
     while stack:
@@ -505,7 +505,7 @@ def find_occurrences(outcomes: Outcomes, leaf: int) -> Occurrences:
             treatment = outcomes.description(visit)
             counts[treatment] = counts.get(treatment, 0) + 1
             if counts[treatment] <= MAX_PATHS:
-                first_ones.append(Occurrence(path, treatment))
+                first_occurrences.append(Occurrence(path, treatment))
             else:
                 full.add(treatment)
             continue
@@ -514,7 +514,7 @@ def find_occurrences(outcomes: Outcomes, leaf: int) -> Occurrences:
         children = list(zip(node.keys, outcomes.children(visit), strict=True))
         stack.extend([(child, (*path, key)) for key, child in reversed(children)])
     arguments = _arguments_by_treatment(outcomes, treatments_below, list(counts))
-    return Occurrences(first_ones, [treatment for treatment in counts if treatment in full], arguments)
+    return Occurrences(first_occurrences, [treatment for treatment in counts if treatment in full], arguments)
 
 
 def _treatments_below(outcomes: Outcomes, leaf: int) -> dict[Visit, frozenset[str]]:

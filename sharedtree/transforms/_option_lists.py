@@ -2,8 +2,8 @@
 
     help(sharedtree.jit)     (function=None, /, *, in_shardings=…, static_argnums=…, …, policy=None, in_place=None)
 
-The first parameter is ours, the middle ones are those of `jax.jit`, and the last two are `OURS`. *Ours* are the options
-that the package adds.
+The first parameter, `function`, is added by the package. The parameters in the middle are those of `jax.jit`. The last
+two are `ADDED_OPTIONS`, options that the package adds to every transform.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from ..libraries._equinox import name_of
 
 C = TypeVar("C", bound=Callable[..., Any])
 
-OURS = ("policy", "in_place")
+ADDED_OPTIONS = ("policy", "in_place")
 """The options that each transform with identities preserved has in addition to its own."""
 
 

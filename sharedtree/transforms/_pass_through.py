@@ -213,7 +213,7 @@ def _as_outputs(leaves: Sequence[Any], committed_argument: Any) -> Sequence[Any]
     return leaves
 
 
-def passed_through(
+def objects_for_caller(
     call: Call, structure: Structure, find_used_leaves: Callable[[], Sequence[Any]]
 ) -> Callable[[int], Any]:
     """Returns a function: record of an unchanged object → the object in the result for the caller.

@@ -36,7 +36,7 @@ class CallPattern(NamedTuple):
         bound: three tuples: arguments to put before the positional ones, names of the keywords that become positional,
             and names of all other keywords. None if arguments are packed as written.
         key: first part of the key under which plans (groupings of the leaves) are kept.
-        asks: (leaves) → second part of that key. None if the key has one part.
+        facts_of_leaves: (leaves) → second part of that key. None if the key has one part.
         donates: True if buffers are donated, so that no buffer may be in two leaves.
         latest: the memory of C for these calls. See `new_latest`.
         functions: labels of the leaf groups → transformed function.
@@ -45,7 +45,7 @@ class CallPattern(NamedTuple):
     aux: Any
     bound: Any
     key: Any
-    asks: Any
+    facts_of_leaves: Any
     donates: bool
     latest: Any
     functions: dict[Any, Callable[..., Any]]
@@ -73,7 +73,7 @@ class CallSettings(NamedTuple):
     write: Callable[[Sequence[Any]], None]
 
     @classmethod
-    def under(cls, policy: Policy, rules: Rules | None, *, finishes: bool) -> "CallSettings":
+    def before_first_call(cls, policy: Policy, rules: Rules | None, *, finishes: bool) -> "CallSettings":
         """Makes the settings before the first call, without patterns.
 
         Args:

@@ -34,10 +34,10 @@ from ..core._structure import FlatDag, Given, Node, Structure, Update, intern, l
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, enter, keep, leave
-from ._function_side import FunctionTrace, Received, packed, receive
+from ._function_side import FunctionTrace, Received, receive, single_group_of_tree
 from ._function_transform import FunctionTransform
-from ._in_place import Changes, conventions, rules_for_state, walked_together
-from ._leaf_groups import LeafGroup, LeafSelection, whole
+from ._in_place import Changes, conventions, flatten_together, rules_for_state
+from ._leaf_groups import LeafGroup, LeafSelection, single_group
 from ._leaf_labels import Treatment
 from ._pass_through import has_identity_outside
 from .checks._tied_values import report_tied_values
@@ -74,7 +74,7 @@ class OpaqueTransform(FunctionTransform):
 
     # The caller's side --------------------------------------------------------------------------------------------
 
-    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+    def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Calls the transform with groups in the place of modules, and returns modules in the place of groups."""
         # Arrays outside modules are not packed, so a tie between them is lost inside the function. Warn of it.
         if are_tied_values_known():
@@ -154,11 +154,11 @@ class OpaqueTransform(FunctionTransform):
         trace = FunctionTrace(self.terms(policy), function)
         received = self._receive(args, kwargs, policy)
         result = trace.call_with(received, received.arguments.args, received.arguments.kwargs)
-        trace.check_walked(trace.walked(trace.with_state(result)), is_with_state=bool(policy.in_place))
+        trace.check_flattened(trace.flatten(trace.with_state(result)), is_with_state=bool(policy.in_place))
         # The modules of the result are the children of the second graph.
         outermost = _Outermost.modules(result, policy)
         if not policy.in_place:
-            return outermost.replaced_by(_split(packed(trace.walked(tuple(outermost.objects)))))
+            return outermost.replaced_by(_split(single_group_of_tree(trace.flatten(tuple(outermost.objects)))))
         return _split_with_changes(outermost, trace, received)
 
     def _receive(self, args: Sequence[Any], kwargs: Mapping[str, Any], policy: Policy) -> Received:
@@ -229,10 +229,10 @@ def _split_with_changes(outermost: "_Outermost", trace: FunctionTrace, received:
     Returns:
         A group for each object that was changed; and the result, with groups in the place of its modules.
     """
-    # Find the changed objects: `rules.updated` maps each to its record. `forbidding_leaks` makes rules under which
+    # Find the changed objects: `rules.updated` maps each to its record. `rules_against_leaks` makes rules under which
     # a tracer in a static leaf is an error. `lambda _: False` says that no object was donated and must come back
     # unchanged.
-    rules = rules_for_state(trace.forbidding_leaks(trace.terms.rules), received.tree, lambda _: False)
+    rules = rules_for_state(trace.rules_against_leaks(trace.terms.rules), received.tree, lambda _: False)
     # A convention says which leaves of an object are traced. It is that of the library of the nearest module around.
     convention_of = conventions(received.tree, rules)
     # The changed objects are the first children of the graph, and the modules of the result follow.
@@ -241,8 +241,8 @@ def _split_with_changes(outermost: "_Outermost", trace: FunctionTrace, received:
     convention_of_each: list[Inherited] = [convention_of[number] for number in updated]
     convention_of_each.extend(rules.convention for _ in outermost.objects)
     # The last argument has the beginning of each object's paths in messages: nothing.
-    graph = walked_together(zip(objects, convention_of_each, strict=True), rules, [""] * len(objects))
-    groups = _split(packed(graph))
+    graph = flatten_together(zip(objects, convention_of_each, strict=True), rules, [""] * len(objects))
+    groups = _split(single_group_of_tree(graph))
     return _WithChanges(groups[: len(updated)], outermost.replaced_by(groups[len(updated) :]))
 
 
@@ -325,7 +325,7 @@ class UnregisteredTransform(OpaqueTransform):
 
     writes = False
 
-    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+    def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Calls the transform as the base does.
 
         Raises:
@@ -338,7 +338,7 @@ class UnregisteredTransform(OpaqueTransform):
                 "stand: it is not registered. Say that it is a plain function transformer:\n"
                 "    sharedtree.register_transform(transform)"
             )
-        return super().called(args, kwargs, policy)
+        return super().call_in_python(args, kwargs, policy)
 
     def treatments(self, owners: Sequence[str]) -> Sequence[Treatment]:
         """Returns one treatment, with the name of its argument as the label of each module.
@@ -352,7 +352,7 @@ class UnregisteredTransform(OpaqueTransform):
                 lambda label: isinstance(label, str),
                 describe=lambda owner: f"in `{owner}`, whose treatment is not known",
                 # The labels do not say what the transform does, so `explain` leaves them out.
-                is_known=False,
+                is_transform_known=False,
                 advice=lambda _: (
                     "The transform is not registered, so it may treat these arguments differently without "
                     "a way to tell. If it treats all arguments alike, say so, once:\n"
@@ -737,6 +737,6 @@ def _root_of_run(run: _Run, call: Call, changes: Changes | None) -> Any:
         leaves = distinct(leaves)
         originals = list(call.tree.leaves.values())
         hand_on([originals[place] for place in run.places], leaves)
-    graph = whole(leaves, run.structure)
+    graph = single_group(leaves, run.structure)
     # In place, `leave` also needs functions that look up the caller's objects and take their new contents.
     return leave([graph], *(() if changes is None else (call.objects.__getitem__, changes.update)))

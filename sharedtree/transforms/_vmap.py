@@ -154,7 +154,7 @@ class VmapTransform(FunctionTransform):
             lambda _: treatments,
             key=key,
             # Labels `1` and `-1` are one axis for some ranks. With a single label there is nothing to compare.
-            asks=_ndims if len(labels) > 1 else None,
+            facts_of_leaves=_ndims if len(labels) > 1 else None,
             # A label without leaves gets a group, too, so that JAX sees all axes of the prefix.
             groups=[(label,) for label in labels] if donation is None else (),
             # JAX reads the options anew on each call. Where the user can change them, a call in C would miss that.
