@@ -306,7 +306,7 @@ class FunctionTrace:
         report_tied_values(call.tree, terms.names, terms.title, terms.policy)
         report_cut_ties(call, terms.names, terms.title, terms.policy)
         if terms.differentiates:
-            report_closed_over(self.function, call, call.leaves_labelled(True), terms.names, terms.policy)
+            report_closed_over(self.function, call, call.leaf_records_with_label(True), terms.names, terms.policy)
         # Copy the notes on the caller's leaves to the leaves that the function received.
         records = tree.leaf_numbers
         hand_on([call.objects[record] for record in records], [tree.objects[record] for record in records])
