@@ -29,7 +29,7 @@ Python makes a dropped pattern again in the next call that needs it.
 """
 
 new_latest: Callable[[], Any] = (lambda: None) if native is None else native.Latest
-"""Makes the object in which C keeps what it found in the last call of a pattern. Returns None without the C extension."""
+"""Makes the object in which C keeps what it found in the last call of a pattern. None without the C extension."""
 
 
 class CallPattern(NamedTuple):
@@ -88,7 +88,7 @@ class CallSettings(NamedTuple):
             finishes: True if C may build the result.
         """
         in_place = bool(policy.in_place)
-        # `flags` and `patterns` say that Python does every call.
+        # No rules for C (0), and no patterns (None): Python does every call.
         if native is None or rules is None:
             return cls(policy, 0, None, in_place, finishes, write)
         # `learn` adds the patterns.
@@ -145,7 +145,7 @@ class _Caller:
 
         Args:
             deferred: what C did. An empty tuple if nothing. If C called the transformed function, a pair of the result
-                and the call (for `call_of`). If the transformed function raised, the exception.
+                and the call (for `call_of`). If C or the transformed function raised, the exception.
             policy: the policy in force.
             args: positional arguments of the call.
             kwargs: keyword arguments of the call.
