@@ -185,8 +185,10 @@ class Outcomes:
         """
         twin = copy.copy(self)
         twin.tree = FlatDag(self.tree.records, self.tree.root, objects)
-        twin.treatment = self.treatment._replace(resolve=_label_as_written, advice=_no_advice,
-        splittable_modules=_no_modules) return twin
+        twin.treatment = self.treatment._replace(
+            resolve=_label_as_written, advice=_no_advice, splittable_modules=_no_modules
+        )
+        return twin
 
     def __getitem__(self, visit: Visit) -> int:
         return self._outcomes[visit]
@@ -407,7 +409,7 @@ def is_same_label(a: Any, b: Any) -> bool:
 
 
 def distinct_labels(all_labels: Iterable[Any]) -> list[Any]:
-    """Returns labels without repetitions, in order. Labels need not be hashable, so each is compared with all before."""
+    """Returns labels without repetitions, in order. They need not be hashable, so each is compared with earlier ones."""
     distinct: list[Any] = []
     for label in all_labels:
         if not any(is_same_label(label, earlier) for earlier in distinct):
@@ -638,8 +640,8 @@ def inconsistent_sharing_error(occurrences: Occurrences, transform: str, advice:
 def _fix(occurrences: Occurrences) -> str:
     """Returns a fix as text and code: an object of its own for each treatment.
 
-        the leaf is in `a` under one treatment, and in `b` under another       b = sharedtree.copy(b)
-        the leaf is in `a` under both treatments                               a = sharedtree.untie(a)
+    the leaf is in `a` under one treatment, and in `b` under another       b = sharedtree.copy(b)
+    the leaf is in `a` under both treatments                               a = sharedtree.untie(a)
     """
     # For each treatment, names of the arguments in which the leaf has it.
     groups = occurrences.arguments
