@@ -409,7 +409,7 @@ def is_same_label(a: Any, b: Any) -> bool:
 
 
 def distinct_labels(all_labels: Iterable[Any]) -> list[Any]:
-    """Returns labels without repetitions, in order. They need not be hashable, so each is compared with earlier ones."""
+    """Returns labels without repetitions, in order. They may be unhashable, so each is compared with earlier ones."""
     distinct: list[Any] = []
     for label in all_labels:
         if not any(is_same_label(label, earlier) for earlier in distinct):
