@@ -88,7 +88,7 @@ class Join(NamedTuple):
     """The records that two trees of one shape have at the same paths, and the differences between the trees.
 
         goes in     State(z, z)          comes out     State(a, b)
-        pairs       (z, a)   (z, b)   (State, State)                 is_cut      True
+        pairs       (State, State)   (z, a)   (z, b)                 is_cut      True
 
     Attributes:
         pairs: the distinct pairs of records at one path, in flatten order.
@@ -128,7 +128,7 @@ def join(tree_in: FlatDag, tree_out: FlatDag, sides: Sides, prefix: Path = (), *
     def can_pair(i: int, j: int) -> bool:
         """Returns True if both records are leaves, traced or static. Otherwise `pairs` yields a `Mismatch` for them.
 
-        `pairs` calls this for all pairs but two nodes of one class, which it always pairs.
+        `pairs` calls this for all pairs but two nodes of one class and size, which it always pairs.
         """
         op, op_out = tree_in.records[i][0], tree_out.records[j][0]
         return (op is LEAF or type(op) is Static) and (op_out is LEAF or type(op_out) is Static)
