@@ -32,7 +32,7 @@ from ..transforms._caller_side import Grouping, enter, leave
 from ..transforms._function_transform import rules_of_call
 from ..transforms._jit import FilterJitted, JittedTransform, JitTransform
 from ..transforms._leaf_groups import LeafGroup, LeafGroups, LeafSelection
-from ..transforms._option_lists import OURS, lists_options_of, title_of
+from ..transforms._option_lists import ADDED_OPTIONS, lists_options_of, title_of
 from ..transforms._preserve_identities import preserve_identities
 from ..transforms._signatures import Exporting
 from ..transforms.checks._lost_changes import only_traced
@@ -173,7 +173,7 @@ class Exported:
         return f"Exported({self._exported.fun_name})"
 
 
-@lists_options_of(jax_export.export, *OURS)
+@lists_options_of(jax_export.export, *ADDED_OPTIONS)
 @api_boundary
 def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Callable[..., Exported]:
     """`preserve_identities(jax.export.export)`: compiles a function for other processes and machines.
