@@ -156,8 +156,8 @@ def test_python_calls_are_the_same_for_all_models():
 class Watching(type(st.jit(add_one))):
     """Overrides both steps that C may do, with nothing of its own."""
 
-    def called(self, args, kwargs, policy):
-        return super().called(args, kwargs, policy)
+    def call_in_python(self, args, kwargs, policy):
+        return super().call_in_python(args, kwargs, policy)
 
     def leave(self, result, call, policy, used=None):
         return super().leave(result, call, policy, used)
@@ -204,7 +204,7 @@ def test_an_adapter_says_whether_c_may_do_its_calls(adapter, calls, finishes):
         f(linear())
     names = calls_of(f, linear())
     if native is not None:
-        assert ("called" in names, "leave" in names) == (not calls, not (calls and finishes))
+        assert ("call_in_python" in names, "leave" in names) == (not calls, not (calls and finishes))
 
 
 @jax.tree_util.register_pytree_node_class

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import sharedtree as st
-from sharedtree.serialise.load import opened
+from sharedtree.serialise.load import open_checkpoint
 from sharedtree.show._outline import Outline
 from sharedtree.show._saved_models import description_of_file
 
@@ -116,7 +116,7 @@ def test_the_table_of_a_file_asks_no_class_and_says_the_same(kind):
     model = PARAMETERS[kind][0]()
     if kind == "NNX":
         del model.own_stat  # of a class of the user's, whose bases no file has
-    with opened(st.to_bytes(model)) as file:
+    with open_checkpoint(st.to_bytes(model)) as file:
         table = st.show.Summary(Outline(description_of_file(file.manifest)), None, 1_000)
     assert table.parameters == st.summary(model).parameters
 

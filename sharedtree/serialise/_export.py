@@ -36,9 +36,9 @@ from ..ties._policy_and_context import PolicyOption, current_policy
 from ..transforms._ahead_of_time import require_made_for
 from ..transforms._caller_side import Grouping, enter, leave
 from ..transforms._function_transform import rules_of_call
-from ..transforms._jit import FilterJitted, JittedTransform, JitTransform, call_in_python
+from ..transforms._jit import FilterJitted, JittedTransform, JitTransform, call_and_let_trace
 from ..transforms._leaf_groups import LeafGroup, LeafGroups, LeafSelection
-from ..transforms._option_lists import OURS, lists_options_of, title_of
+from ..transforms._option_lists import ADDED_OPTIONS, lists_options_of, title_of
 from ..transforms._preserve_identities import preserve_identities
 from ..transforms._signatures import Exporting
 from ..transforms.checks._lost_changes import only_traced
@@ -186,7 +186,7 @@ class Exported:
         return f"Exported({self._exported.fun_name})"
 
 
-@lists_options_of(jax_export.export, *OURS)
+@lists_options_of(jax_export.export, *ADDED_OPTIONS)
 @api_boundary
 def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Callable[..., Exported]:
     """`preserve_identities(jax.export.export)`: compiles a function for other processes and machines.
@@ -262,7 +262,7 @@ def exporting(
                 if isinstance(jitted_function, FilterJitted):
                     # `jax.export` takes nothing but a function under `jax.jit`.
                     export = transform(jitted_function.jitted, **options)
-                    exported = call_in_python(export, *call.groups, *call.statics)
+                    exported = call_and_let_trace(export, *call.groups, *call.statics)
                 else:
                     exported = transform(jitted_function, **options)(*call.groups, *call.statics)
         return Exported(exported, jitted.policy or policy)

@@ -1,5 +1,8 @@
 """Names of the adapters of JAX's and Equinox's transforms.
 
+An *adapter* is the class or object with which `preserve_identities` wraps a transform: it passes the transform the
+leaves of the user's objects, and builds objects from what comes back.
+
 The transforms are looked up when the package is imported, because a program may replace `jax.jit` by `sharedtree.jit`
 later. The adapters cost more to import, so only their names are here. `_adapters` imports all of them with the first
 transform that a program wraps.
@@ -65,16 +68,16 @@ NAME_OF_ADAPTER: dict[Callable[..., Any], str] = {
     jax.named_call: "_shape_evaluation.apply_vanilla",
     jax.export.export: "_shape_evaluation.exporting",
 }
-"""Transform → file and name of its adapter."""
+"""Transform → file in this folder and name in this file, for its adapter."""
 
-UNDER_FILTER: dict[str, Callable[..., Any]] = {
+COUNTERPART_OF_FILTER: dict[str, Callable[..., Any]] = {
     "filter_grad": jax.grad,
     "filter_value_and_grad": jax.value_and_grad,
     "filter_jacfwd": jax.jacfwd,
     "filter_jacrev": jax.jacrev,
     "filter_hessian": jax.hessian,
 }
-"""Name of an Equinox transform → the JAX transform that does the same with the leaves that are differentiated."""
+"""Name of a filtering transform of Equinox → JAX's transform, which does the same for explicitly chosen leaves."""
 
 VANILLA_JIT, VANILLA_CUSTOM_VJP, VANILLA_CUSTOM_JVP = jax.jit, jax.custom_vjp, jax.custom_jvp
-"""JAX's own transforms, for computations of the package, even if a program replaces them in `jax`."""
+"""JAX's own transforms, for the package's own computations. They stay the same if a program replaces them in `jax`."""

@@ -32,9 +32,9 @@ from ._caller_side import leave
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import in_code
 from ._function_given_to_jax import Inner
-from ._function_side import FunctionTrace, packed
+from ._function_side import FunctionTrace, single_group_of_tree
 from ._joining_trees import Sides, holds_modules, join, join_of_branches, leaves_like
-from ._leaf_groups import LeafGroup, whole
+from ._leaf_groups import LeafGroup, single_group
 from ._loops import ReturnedObjects, find_kept_objects, leaf_types, structure_for_caller
 
 
@@ -152,7 +152,7 @@ class Agreement:
             NotAlikeError: if the result cannot be packed with the structure agreed on. If none is agreed on yet: if
                 this is the last of the functions, and their results have different structures.
         """
-        group = packed(result)
+        group = single_group_of_tree(result)
         structure = group.selection.structure
         if self.expected is None:
             # Only the structure is kept: JAX's caches hold this agreement, and must not hold tracers. The function is
@@ -173,7 +173,7 @@ class Agreement:
             raise NotAlikeError from None
         if not joined.fits:
             raise NotAlikeError
-        return whole(leaves_like(expected_tree, result, joined), self.expected)
+        return single_group(leaves_like(expected_tree, result, joined), self.expected)
 
 
 class NotAlikeError(Exception):
@@ -369,13 +369,13 @@ def _run_branch(trace: FunctionTrace, operands: OperandsWithAgreement) -> Any:
     # `again=True` leaves out the warnings that were given in the first trace.
     result = trace.call(operands.group, again=agreement.is_repeated)
     if not trace.terms.policy.in_place:
-        return agreement.pack_as_agreed(trace, trace.walked(result))
+        return agreement.pack_as_agreed(trace, trace.flatten(result))
     received = trace.received
     if agreement.is_separate:
         # Packs the result by itself and builds it again from the group, so that it consists of new objects.
         result = leave((trace.pack(result),))
     # Flattens the pair of the operands and the result.
-    tree = trace.walked((received.arguments, result))
+    tree = trace.flatten((received.arguments, result))
     # The operands as they were when the branch began, and as it left them.
     operands_in, operands_out = received.tree, tree.child(0)
     # Only the pairs of records are needed. Whether the branches fit each other is found out in `pack_as_agreed`.
@@ -414,7 +414,7 @@ def _refer_to_callers_objects(call: CallWithOperands, result: LeafGroup, changed
     objects = ReturnedObjects(kept, frozenset(changed), untied=frozenset())
     # -1 for the records of new objects.
     callers_numbers = [callers_number_of.get(record, -1) for record in range(len(structure.records))]
-    return whole(
+    return single_group(
         result.leaves,
         structure_for_caller(structure, callers_numbers, objects, tree.records, in_place=True, untied=untied),
     )

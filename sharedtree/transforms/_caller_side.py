@@ -1,14 +1,17 @@
 """The caller's side of one call: all arguments are one graph, which is flattened once and grouped by label.
 
-    f(Net(w, b), x)    packed    Arguments(Net(0, 1), 2)    leaves w b x
-                       grouped   one group [w, b, x], or one for each label
-                       results   gathered from the groups in which they come, and built
+    f(Net(w, b), x)    pack      structure Arguments(Net(0, 1), 2), leaves [w, b, x]
+                       group     one leaf group [w, b, x], or one for each label: [w, x] and [b]
+                       leave     gather the leaves of the result from its groups, and build the result
+
+A *leaf group* is a pytree node with some of the leaves. The transform gets leaf groups as its arguments. A *record* is
+the number of one object in the flat DAG of the arguments, which has the objects in a table.
 
 A *treatment* is what a transform does with each leaf, such as the axis along which it is mapped. It gives each leaf a
 *label*, here the axis. If an array has two labels, one at each of its paths, its tie is *cut*: it becomes two leaves.
 
-How the leaves of a structure are grouped depends on the transform, on the structure, and on what the transform asks of
-each leaf (its rank, whether it is inexact). So a *plan* is made once for these, and kept with the structure.
+The groups depend on the transform, on the structure, and on a few facts about each leaf, such as its rank or whether it
+is inexact. For each combination of these a *plan* is made once, and kept with the structure.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,22 +31,33 @@ from ._leaf_labels import Treatment, distinct_labels
 V = TypeVar("V")
 
 MAX_PLANS = 64
-"""Plans that are kept with one structure. A plan that was dropped is made again, and equals the old one for JAX."""
+"""Number of plans that are kept with one structure. A dropped plan is made again when it is needed.
+
+JAX compares the new plan equal to the old one, and does not trace again.
+"""
 
 SINGLE_GROUP: Sequence[tuple[Any, ...]] = ((),)
 """Group labels of a transform that treats all leaves alike: one group, without any label."""
 
 
 class Plan(NamedTuple):
-    """A grouping of the leaves of a structure.
+    """The leaf groups of a structure, and the structure after its ties were cut.
+
+        f(w, w)   in_axes=(0, 1)      structure before    Arguments(0, 0)        leaves [w]
+                                      structure           Arguments(0, 1)        leaves [w, w]
+                                      origins             (0, 0, 1)              the last record is the root
+                                      labels              ((0,), (1,))           two groups
+                                      sources             ((0,), (0,))           the leaf 0 goes into both
 
     Attributes:
-        structure: structure after all cuts, from which the arguments of the function are built.
-        origins: for each of its records, the packed record from which it was cut. None if nothing was cut.
+        structure: structure after all cuts. The arguments of the function are built from it.
+        origins: for each record of `structure`, the record before the cuts from which it was made. None if nothing was
+            cut.
         labels: for each group, its labels, one for each treatment.
         selections: for each group, which leaves of `structure` are in it.
-        sources: for each group, the positions of its leaves among the packed ones. None for all in order.
-        cuts: the ties that were cut.
+        sources: for each group, the positions of its leaves among the leaves before the cuts. None if the group has all
+            of them in order.
+        cuts: the ties that were cut. Records in it are numbered as before the cut.
     """
 
     structure: Structure
@@ -55,42 +69,48 @@ class Plan(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """Treatments of arguments by a transform, and everything else on which a plan depends.
+    """What a transform does with arguments, and everything else on which a plan depends.
 
     Attributes:
         title: name of the transform, for errors.
-        treatments: (arguments as packed) → treatments of these.
-        key: what `treatments` depends on besides the structure. None to keep no plan.
-        asks: (leaves) → facts about the leaves on which `treatments` depends as well, or None to keep no plan. It is
-            None itself if `treatments` does not depend on the leaves.
+        treatments: (the flat DAG of the arguments) → their treatments. Each treatment gives each leaf one label. With
+            no treatment, all leaves form one group.
+        key: hashable, all on which `treatments` depends besides the structure and `facts_of_leaves`. None to make a new
+            plan in each call.
+        facts_of_leaves: (leaves) → the facts about the leaves on which `treatments` depends, such as their ranks. They
+            become part of the plan's key. The function may return None: then no plan is kept. The field itself is None
+            if `treatments` does not depend on the leaves.
         groups: labels of the groups that always exist, in this order, even if no leaf has them. Other groups follow.
-        holds_for_like_calls: True if a later call with as many arguments and the same keywords has the same `key` and
-            `asks`, so that C may group its leaves.
+        holds_for_like_calls: True if each later call with as many arguments and the same keywords has the same `key`
+            and the same function `facts_of_leaves`. Then C may group its leaves.
     """
 
     title: str
     treatments: Callable[[FlatDag], Sequence[Treatment]]
     key: Any = None
-    asks: Callable[[Sequence[Any]], Any] | None = None
+    facts_of_leaves: Callable[[Sequence[Any]], Any] | None = None
     groups: Sequence[tuple[Any, ...]] = ()
     holds_for_like_calls: bool = True
 
 
 class Call:
-    """A running call. One that runs in C is a tuple of the first five arguments, until `call_of` makes the object.
+    """A running call, on the caller's side.
+
+    C makes a tuple in its place: the first five arguments of this class. `call_of` makes the object if Python needs it.
 
     Args:
         arguments: the arguments as the caller wrote them.
         plan: how their leaves are grouped.
-        leaves: the packed leaves.
-        packed_objects: the caller's object of each packed record, before any cut.
+        leaves: the traced leaves of the arguments, before any cut.
+        packed_objects: for each record before any cut, the caller's object.
         trace: the trace that was active when the call began. None for the current one.
         grouping: what the transform does with the arguments. None if C made the call.
 
     Attributes:
         tree: the arguments after all cuts, with the caller's objects.
-        groups: the leaf groups, which the transform gets.
-        result_labels: labels of the groups of the result. A trace fills them in if only the result tells them.
+        groups: the leaf groups for the transform. Empty before `with_groups`.
+        result_labels: labels of the groups of the result. A trace of the function fills them in if they depend on the
+            result. Otherwise empty.
         findings: what a trace found out about the arguments, for the adapter. None if it found nothing.
     """
 
@@ -130,12 +150,15 @@ class Call:
         self.grouping = grouping
 
     def with_groups(self) -> "Call":
-        """Makes the groups, and returns the call itself. The first group refers to the call until the call ends."""
+        """Makes `groups`, and returns the call itself.
+
+        The selection of the first group refers to the call until the call ends. The function's side finds it there.
+        """
         leaves = self.leaves
         for selection, positions in zip(self.plan.selections, self.plan.sources, strict=True):
             group_leaves = list(leaves) if positions is None else [leaves[position] for position in positions]
             self.groups.append(LeafGroup(group_leaves, selection))
-        # The function's side finds the call there. All calls share the selections of the plan, so the first is copied.
+        # All calls share the selections of the plan. So the first group gets a selection of its own for the reference.
         if self.groups:
             first = self.groups[0]
             first.selection = LeafSelection(first.selection.structure, first.selection.numbers, self)
@@ -146,8 +169,8 @@ class Call:
         """The caller's object of each record, after all cuts."""
         return self.tree.objects
 
-    def leaves_labelled(self, label: Any) -> set[int]:
-        """Finds the records of the leaves that have a label under the first treatment."""
+    def leaf_records_with_label(self, label: Any) -> set[int]:
+        """Returns the records of the leaves that have a label under the first treatment."""
         structure = self.plan.structure
         records: set[int] = set()
         for labels, selection in zip(self.plan.labels, self.plan.selections, strict=True):
@@ -158,7 +181,7 @@ class Call:
 
     @property
     def cuts(self) -> list[Cut]:
-        """The ties that were cut, with the caller's objects."""
+        """The ties that were cut, with the caller's objects. The cuts of the plan have no objects."""
         return [cut.in_call(self.packed_objects) for cut in self.plan.cuts]
 
     @property
@@ -168,12 +191,15 @@ class Call:
 
     @property
     def outer(self) -> Sequence[Any]:
-        """The traces that were active when the call began, innermost first."""
+        """The traces around that of the function: those that were active when the call began, innermost first."""
         return with_enclosing_traces(self.trace)
 
     def end(self) -> None:
-        """Drops the first group's reference to the call. JAX may keep the aux data of a group, but no arguments."""
-        # There are no groups before `with_groups`.
+        """Drops the first group's reference to the call.
+
+        JAX may keep the selection of a group in its caches. It must not keep the caller's arguments alive.
+        """
+        # A slice, since there are no groups before `with_groups`.
         for group in self.groups[:1]:
             group.selection.call = None
 
@@ -203,15 +229,19 @@ def enter(arguments: Arguments, rules: Rules, grouping: Grouping) -> Call:
     return Call(arguments, plan, leaves, tags.objects, grouping=grouping).with_groups()
 
 
-def repacked(call: Call, how: Repacking) -> Call:
-    """Makes a new call with the same arguments, which are packed and grouped in another way. Returns it.
+def repack_call(call: Call, repacking: Repacking) -> Call:
+    """Makes a new call with the same arguments, packed in another way and grouped anew.
 
     Args:
-        call: the old call. It is not changed.
-        how: the other way to pack the arguments. It cuts ties, and makes traced leaves of some static numbers.
+        call: the old call, made by `enter`. It is not changed.
+        repacking: the other way to pack the arguments. It cuts ties, and makes traced leaves of some static numbers.
+
+    Returns:
+        The new call, with its groups.
     """
-    structure = how.structure(call.tree)
-    tree = FlatDag.of(structure, [call.objects[record] for record in how.origins])
+    structure = repacking.structure(call.tree)
+    # `origins`: for each new record, the old record with the same object.
+    tree = FlatDag.of(structure, [call.objects[record] for record in repacking.origins])
     leaves = list(tree.leaves.values())
     assert call.grouping is not None
     plan = plan_for(tree, structure, leaves, call.grouping)
@@ -219,18 +249,23 @@ def repacked(call: Call, how: Repacking) -> Call:
 
 
 def plan_for(tree: FlatDag, structure: Structure, leaves: Sequence[Any], grouping: Grouping) -> Plan:
-    """Returns the plan for arguments: one that was kept with their structure, or a new one.
+    """Returns the plan for arguments: the one that is kept with their structure, or else a new one.
 
     Args:
         tree: the arguments, with their objects.
-        structure: their structure.
-        leaves: their leaves.
-        grouping: what the transform does with them.
+        structure: structure of the arguments.
+        leaves: traced leaves of the arguments.
+        grouping: what the transform does with the arguments.
+
+    Raises:
+        InconsistentSharingError: if a module that holds traced leaves would be treated in two ways.
+        SharingMismatchError: if an option does not fit the arguments.
     """
+    # The key of the plan has one part or two. None if the plan must not be kept.
     key = grouping.key
-    if key is not None and grouping.asks is not None:
-        answers = grouping.asks(leaves)
-        key = None if answers is None else (key, answers)
+    if key is not None and grouping.facts_of_leaves is not None:
+        facts = grouping.facts_of_leaves(leaves)
+        key = None if facts is None else (key, facts)
     plan = None if key is None else structure.plans.get(key)
     if plan is None:
         plan = _new_plan(tree, structure, grouping)
@@ -240,9 +275,15 @@ def plan_for(tree: FlatDag, structure: Structure, leaves: Sequence[Any], groupin
 
 
 def keep(structure: Structure, key: Any, value: V) -> V:
-    """Keeps a value with a structure under a key, and returns it. If two threads do so at once, both get one value.
+    """Keeps a value with a structure, and returns the value that is kept there now.
 
-    Only the latest `MAX_PLANS` values are kept.
+    If another thread has kept a value under this key in the meantime, that value is returned. Only the latest
+    `MAX_PLANS` values of a structure are kept.
+
+    Args:
+        structure: the structure.
+        key: key of the value in `structure.plans`.
+        value: the value, such as a plan.
     """
     value = structure.plans.setdefault(key, value)
     for oldest in list(structure.plans)[:-MAX_PLANS]:
@@ -251,16 +292,17 @@ def keep(structure: Structure, key: Any, value: V) -> V:
 
 
 def call_of(call_or_parts: Any) -> Any:
-    """Returns the call that a selection refers to, or None if it refers to none.
+    """Returns a `Call`, from what the selection of a leaf group has in its field `call`.
 
-    The selection of a call that runs in C has a tuple of the arguments of `Call`, from which the call is made here.
+    C puts a tuple there, with the arguments of `Call`, and Python a `Call`. Returns None if the call has ended.
     """
     return Call(*call_or_parts) if type(call_or_parts) is tuple else call_or_parts
 
 
 def _new_plan(tree: FlatDag, structure: Structure, grouping: Grouping) -> Plan:
+    """Makes the plan for arguments, without looking for a kept one. See `plan_for`."""
     treatments = grouping.treatments(tree)
-    # The transform treats all leaves alike: they are one group, in the order in which they were packed.
+    # The transform treats all leaves alike: they are one group, in order.
     if not treatments:
         return Plan(structure, None, tuple(SINGLE_GROUP), (LeafSelection(structure),), (None,), ())
     labelled = label_arguments(tree, structure, treatments, grouping.title)
@@ -268,25 +310,27 @@ def _new_plan(tree: FlatDag, structure: Structure, grouping: Grouping) -> Plan:
 
 
 def _plan_of(
-    labelled: LabelledTree, packed: FlatDag, initial_groups: Sequence[tuple[Any, ...]], num_treatments: int
+    labelled: LabelledTree, uncut: FlatDag, initial_groups: Sequence[tuple[Any, ...]], num_treatments: int
 ) -> Plan:
-    """Makes one group for each distinct tuple of labels.
+    """Makes the plan for labelled arguments: one group for each with_repeats_copied tuple of labels.
 
     Args:
-        labelled: the arguments after all cuts.
-        packed: the arguments before any cut.
+        labelled: the arguments after all cuts, with the labels of each leaf.
+        uncut: the arguments before any cut.
         initial_groups: labels of the groups that always exist.
         num_treatments: number of labels of each leaf, one for each treatment.
     """
     structure, origins = labelled.structure, labelled.origins
-    # Without leaves there is one empty group even so, since its aux data holds the structure.
+    # Arguments without leaves have one empty group, since the function's side reads the structure from a group.
     labels = distinct_labels([*initial_groups, *labelled.labels]) or [(None,) * num_treatments]
-    # Nothing was cut, and all leaves are one group in the order in which they were packed.
+    # The simple case: nothing was cut, and all leaves are one group in order.
     if len(labels) <= 1 and origins is None:
         return Plan(structure, None, tuple(labels), (LeafSelection(structure),), (None,), labelled.cuts)
-    # For each leaf after the cuts, its position among the packed leaves. Those of a leaf that was cut are the same.
-    position_of = {record: position for position, record in enumerate(packed.leaf_numbers)}
+    # For each leaf after the cuts, its position among the leaves before the cuts. The two leaves made from one leaf
+    # have the same position.
+    position_of = {record: position for position, record in enumerate(uncut.leaf_numbers)}
     sources = [position_of[record if origins is None else origins[record]] for record in structure.leaf_numbers]
+    # For each group, the positions of its leaves after the cuts.
     members: list[tuple[int, ...]] = []
     for group_labels in labels:
         positions = [i for i, leaf_labels in enumerate(labelled.labels) if leaf_labels == group_labels]
@@ -306,19 +350,21 @@ def leave(
     callers_object: Any = None,
     update: Callable[[int, Any], Any] | None = None,
 ) -> Any:
-    """Builds a result from its leaf groups. All nodes are new, except objects of the caller's that occur in it.
+    """Builds a result from its leaf groups. Its nodes are new objects, except for objects of the caller's.
 
     Args:
         groups: all groups of one tree.
-        callers_object: (record) → the caller's object that stands there unchanged. None if there are none.
-        update: (record, new content) → the caller's object that gets this content, now or later. None if there are
-            none.
+        callers_object: record of an object that the function returned unchanged (`Given`) → the caller's object. None
+            if the structure has no `Given`.
+        update: (record of an object that the function changed (`Update`), a new object with its content) → the caller's
+            object, to which the content is written now or later. None if the structure has no `Update`.
     """
-    # JAX may return one array for two leaves. That is no tie, so it is copied.
+    # JAX may return one array for two leaves. That is no tie, so `with_repeats_copied` copies the second one.
     structure, leaves = groups[0].selection.structure, with_repeats_copied(gather_leaves(groups))
     table: list[Any] = []
     build(structure, leaves, table, callers_object, update)
-    # What the trace noted of the leaves is noted again, since JAX may have run the program without a trace.
+    # The structure says which leaves the trace noted, such as leaves untied on purpose. The arrays of this call get the
+    # same notes, since JAX may have run the program without a trace.
     if structure.is_noted:
         note(leaves[i] for i in structure.noted)
         note_tied_values(leaves[i] for i in structure.tied_values)

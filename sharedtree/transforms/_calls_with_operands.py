@@ -1,14 +1,18 @@
 """One call of a transform that takes operands, and the four steps of its adapter.
 
-- *enter*: packs the operands as one graph, and groups the leaves by label.
-- *function*: makes what the transform gets in place of a function of the user's.
+The *operands* are the transform's arguments beside the function, such as `init` and `xs` of `jax.lax.scan`.
+
+- *enter*: packs the operands as one graph, and groups their leaves by label.
+- *function*: makes the *inner function*, which the transform gets in place of the user's function.
 - *apply*: calls the transform.
-- *leave*: builds the result of what the transform returns.
+- *leave*: builds the user's result from what the transform returns.
 
-The transform gets *leaf groups* instead of the operands: their traced leaves, each once, as pytrees. *In place* means
-that what the function changes in the operands is written back into the caller's objects.
+The transform gets *leaf groups* instead of the operands: their traced leaves, each once, as pytree nodes. A label is
+what the transform does with a leaf. A *body* says what the inner function does in one trace: it calls the user's
+function, and packs the result. *In place* means that what the function changes in the operands is written back into the
+caller's objects.
 
-    def one_element(trace, x):                           # what the transform gets for one call of the function
+    def one_element(trace, x):                           # the body
         return trace.pack(trace.call(x))
 
     def map_over(call, f, xs):                           # the adapter of a transform `map_over(f, xs)`
@@ -21,7 +25,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core._call_arguments import Arguments
 from ..core._jax_internals import api_boundary
@@ -30,14 +34,14 @@ from ..core._prefix_trees import Branch
 from ..core._structure import Structure, canonical_records, intern
 from ..ties._policy_and_context import PolicyOption, current_policy, with_options
 from ._argument_names import Names
-from ._caller_side import Call, Grouping, enter, leave, repacked
+from ._caller_side import Call, Grouping, enter, leave, repack_call
 from ._function_and_options import in_code, is_of_equinox
 from ._function_given_to_jax import Inner, Learned, shared_by
 from ._function_side import FunctionTrace, Terms
 from ._function_transform import rules_of_call
 from ._in_place import commit_changes
 from ._joining_trees import Repacking
-from ._leaf_groups import LeafGroup, whole
+from ._leaf_groups import LeafGroup, single_group
 from ._leaf_labels import Treatment
 from ._option_lists import title_of
 from .checks._lost_changes import Unsaid
@@ -69,7 +73,7 @@ class CallWithOperands:
         writes: bool = True,
         calls_each_time: bool = False,
     ) -> None:
-        """Takes the policy that is in force now, for the whole call."""
+        """Fixes the policy for the whole call: the one that is in force now."""
         self.transform = transform
         self.title = title
         self.policy = current_policy(policy)
@@ -78,6 +82,7 @@ class CallWithOperands:
         # Set by `enter_grouped`.
         self.names: Names
         self.packed: Call
+        # For each inner function, changes lost in its traces that did not run. `apply` warns of them.
         self._unsaid: list[Unsaid] = []
 
     def enter(
@@ -91,30 +96,34 @@ class CallWithOperands:
         Args:
             function: the user's function. Warnings point to its definition.
             operands: the operands by their names in errors.
-            treatments: for each operand, its treatment by the transform, in words. None if all are treated alike.
+            treatments: name of each operand → what the transform does with it, in words, such as "carried" for `init`
+                and
+                "scanned" for `xs`. None if all operands are treated alike.
 
         Returns:
-            One leaf group for each treatment, in the order of the operands. Some transforms look at an array, as in
-            `ts[1:]`. So an operand that is itself an array is returned as it is, if no other operand has its treatment.
-            The first operand is always in a group.
+            One argument of the transform for each treatment, in the order of the operands. It is a leaf group, or a
+            bare array: some transforms read an array, as in `ts[1:]`. So an operand that is itself an array is returned
+            as it is, if no other operand has its treatment. The first operand is always in a group.
 
         Raises:
             InconsistentSharingError: if a module that holds traced leaves would be treated in two ways.
             CycleError: if an object contains itself.
         """
         names = tuple(operands)
-        # The label of an operand's leaves is its treatment in words.
+        # The treatment in words is the label of each leaf of an operand.
         labels = () if treatments is None else tuple([treatments[name] for name in names])
-        treatment = Treatment("operands", Branch(labels), lambda label: isinstance(label, str))
+        # The prefix is a tree of labels: here one label for each operand.
+        treatment = Treatment("operands", prefix=Branch(labels), is_label=lambda label: isinstance(label, str))
         arguments = Arguments(names, tuple(operands.values()), {})
-        # No treatment at all makes one group of all leaves.
+        # A grouping without treatments makes one group of all leaves.
         if not labels:
             return list(self.enter_grouped(function, arguments, Grouping(self.title, lambda _: ())))
+        # A group has one label for each treatment of the grouping, which has one.
         group_labels = [(label,) for label in dict.fromkeys(labels)]
-        groups = self.enter_grouped(
-            function, arguments, Grouping(self.title, lambda _: (treatment,), labels, None, group_labels)
-        )
-        # The first operand stays in a group, since the function needs a group to build its arguments from.
+        grouping = Grouping(self.title, lambda _: (treatment,), key=labels, groups=group_labels)
+        groups = self.enter_grouped(function, arguments, grouping)
+        # Labels of the operands that are leaves. Not of the first one: it stays in a group, since the inner function
+        # needs a group to build the arguments from.
         labels_of_leaves = {
             labels[i] for i, operand in enumerate(arguments.args) if i and node_type_of(operand) is None
         }
@@ -125,7 +134,20 @@ class CallWithOperands:
     def enter_grouped(
         self, function: Callable[..., Any], arguments: Arguments, grouping: Grouping
     ) -> Sequence[LeafGroup]:
-        """Packs arguments, and groups their leaves as a grouping says. Returns the groups."""
+        """Packs arguments, and groups their leaves as a grouping says. Returns the groups, and sets `packed`.
+
+        For adapters to which `enter` gives too little choice.
+
+        Args:
+            function: the user's function. Warnings point to its definition.
+            arguments: the operands, with their names.
+            grouping: what the transform does with them.
+
+        Raises:
+            InconsistentSharingError: if a module that holds traced leaves would be treated in two ways.
+            CycleError: if an object contains itself.
+            SharingMismatchError: if an option does not fit the operands.
+        """
         self.names = Names(function, [str(name) for name in arguments.names])
         self.packed = enter(arguments, self.rules, grouping)
         return self.packed.groups
@@ -141,25 +163,29 @@ class CallWithOperands:
         adds: bool = True,
         keeps: bool = True,
     ) -> Inner:
-        """Returns the function that the transform calls in place of the user's. It is made once for each body and key.
+        """Returns the inner function, which the transform calls in place of the user's. Call `enter` before.
+
+        The inner function is kept with the user's function, and made once for each body, key and policy. So JAX finds
+        its traces again.
 
         Args:
-            function: the user's function.
+            function: the user's function. If it is not callable, the transform's own error is raised in the end.
             body: (a `FunctionTrace`, the arguments from the transform) → result for the transform. Define it at the top
                 level of a module: traces are found again by its identity.
             key: everything else on which the body depends.
             caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
-            num_before: number of arguments before the operands.
+            num_before: number of arguments that the transform passes before the operands, such as an index.
             differentiates: True if the transform differentiates the leaves with the label True.
             adds: True if the transform can write back an object that has more children than before, or fewer.
             keeps: True if `in_place=True` keeps what this function changes. The condition of a loop keeps nothing.
 
-        If the function is not callable, the transform's own error is raised in the end.
+        Raises:
+            TypeError: in place, if the function is a mutable module or a method of one.
         """
         if not callable(function):
             # `TakingOperands` catches this, and calls the transform as it is.
             raise NoFunctionError
-        # State of this function that outlives the call, such as its inner functions: one for each policy.
+        # State of the user's function that outlives the call: its inner functions, and facts about their traces.
         shared = shared_by(function, (self.transform, body, *key), {"names": self.names.positional})
         self._unsaid.append(shared.unsaid)
         inner = shared.inner.get(self.policy)
@@ -180,24 +206,29 @@ class CallWithOperands:
                 adds=adds,
                 keeps=keeps,
             )
-            # JAX's messages name the arguments as the function does, not as the operands of the transform.
+            # JAX's messages name the arguments as the user's function does, and not as the transform names its
+            # operands.
             names_in_function = Names(function).of(num_before + len(self.names.positional))
             run = functools.partial(_run, terms, body)
             new_inner = Inner(function, shared.get_function, run, terms, names_in_function, num_before)
-            # If another thread was faster, both take its inner function, so that JAX traces once.
+            # If another thread was faster, both threads take its inner function, so that JAX traces once.
             inner = shared.inner.setdefault(self.policy, new_inner)
         return inner
 
     def apply(self, *args: Any, **options: Any) -> Any:
-        """Calls the transform with leaf groups, and returns its result. Traces meanwhile find this call."""
+        """Calls the transform with leaf groups, and returns its result.
+
+        During the call, a trace of the function finds the caller's side. Afterwards the leaf groups do not refer to it.
+        """
         return self.apply_other(self.transform, *args, **options)
 
     def apply_other(self, transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Calls another transform in the way in which `apply` calls the vanilla one."""
+        """Does what `apply` does, with another transform in place of the vanilla one."""
         structure = self.packed.tree.structure
+        # As a context manager, the call ends with the block: the leaf groups then refer to it no more.
         with self.packed:
             result = transform(*args, **options)
-        # Warns of changes that were lost in an earlier trace which only this call ran.
+        # An earlier trace may not have run its program. If this call ran it, warn of the changes that it loses.
         for unsaid in self._unsaid:
             unsaid.say(structure)
         return result
@@ -206,55 +237,77 @@ class CallWithOperands:
         """Builds the results of the function. In place, writes its changes into the caller's objects, all or nothing.
 
         Args:
-            results: leaf groups, each of a whole tree or of one operand.
-            with_state: positions of the results packed by `FunctionTrace.pack_with_state`.
+            results: leaf groups. Each has all leaves of a tree, or those of one operand (as from `FunctionTrace.like`).
+            with_state: positions of those results that `FunctionTrace.pack_with_state` has packed.
 
         Returns:
             The result, or a tuple of the results if there are several.
+
+        Raises:
+            InconsistentSharingError: in place, if a changed object cannot be written back.
         """
         structure_of_operands = self.packed.plan.structure
+        # A group of one operand still has the structure of all operands.
         groups = [_of_one_operand(group) if group.structure is structure_of_operands else group for group in results]
         if not self.policy.in_place:
             trees = [leave((group,)) for group in groups]
         else:
             trees = commit_changes(self.packed, self.title, *[(group,) for group in groups])
-            # With state, a tree is a tuple of the changed objects, followed by the result.
+            # With state, a tree is a tuple: the changed objects, and last the result.
             trees = [tree[-1] if i in with_state else tree for i, tree in enumerate(trees)]
         return trees[0] if len(trees) == 1 else tuple(trees)
 
-    def repack(self, how: Repacking) -> None:
-        """Packs and groups the operands again, with ties cut and static numbers traced as the repacking says."""
-        self.packed = repacked(self.packed, how)
+    def repack(self, repacking: Repacking) -> None:
+        """Packs and groups the operands again. The repacking says which ties are cut and which numbers are traced."""
+        self.packed = repack_call(self.packed, repacking)
 
 
 def _of_one_operand(group: LeafGroup) -> LeafGroup:
-    """Returns a group with the same leaves whose structure is that of their operand alone."""
-    return whole(group.leaves, part_of(group.structure, group.operand)[0])
+    """Returns a group with the same leaves and the structure of their operand alone."""
+    return single_group(group.leaves, structure_of_argument(group.structure, group.operand).structure)
 
 
-def part_of(structure: Structure, position: int) -> tuple[Structure, list[int]]:
-    """Returns the structure of one argument by itself, and for each of its records that in the whole structure."""
+class ArgumentStructure(NamedTuple):
+    """Structure of one argument by itself.
+
+    Attributes:
+        structure: the structure.
+        origins: for each of its records, the record of the same object in the structure of all arguments.
+    """
+
+    structure: Structure
+    origins: list[int]
+
+
+def structure_of_argument(structure: Structure, position: int) -> ArgumentStructure:
+    """Makes the structure of one argument by itself.
+
+    Args:
+        structure: structure of all arguments.
+        position: position of the argument.
+    """
     root = structure.records[structure.root][1][position]
     # Numbers the records below the argument anew, in the order of a walk. The root is the last.
     records, numbers = canonical_records(root, lambda number: structure.records[number])
-    return intern(records, len(records) - 1), list(numbers)
+    return ArgumentStructure(intern(records, len(records) - 1), list(numbers))
 
 
 def _run(terms: Terms, body: Callable[..., Any], function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs a body in a new trace of the user's function. The inner function calls this."""
     return body(FunctionTrace(terms, function), *args, **kwargs)
 
 
 class NoFunctionError(Exception):
-    """The argument in the place of the function cannot be called."""
+    """The argument in the place of the function cannot be called. `TakingOperands` catches this."""
 
 
 class TakingOperands:
-    """The kind of adapter for transforms with operands beside the function.
+    """The kind of adapter for transforms with operands beside the function. An instance is registered for a transform.
 
     Args:
-        adapter: (a `CallWithOperands`, the arguments of the transform by the names of its parameters) → the result.
-            Arguments for the transform's `**kwargs` arrive one by one. If the adapter has a parameter of that name,
-            they arrive in it as one dictionary.
+        adapter: (a `CallWithOperands`, the arguments of the transform by the names of its parameters) → the result. If
+            the transform has `**kwargs`, the adapter gets their entries one by one. If the adapter has a parameter with
+            the name of `**kwargs`, it gets them there as one dictionary.
         writes: True if the transform can write back changes of the operands. Otherwise `in_place=True` is an error.
         calls_each_time: True if each call of the transform calls the function. See `rules_of_call`.
     """
@@ -266,6 +319,8 @@ class TakingOperands:
 
     def wrap(self, transform: Callable[..., Any], policy: PolicyOption, options: Mapping[str, Any]) -> Any:
         """Returns the transform with identities preserved: a function with the parameters of the transform.
+
+        That function raises a ValueError under `in_place=True` if the transform cannot write back.
 
         Args:
             transform: the vanilla transform.
@@ -279,14 +334,14 @@ class TakingOperands:
 
         @api_boundary
         def preserving(*operands: Any, **more: Any) -> Any:
-            """Calls the adapter, or the transform itself where that raises its own error."""
+            """Calls the adapter. For wrong arguments, calls the transform itself, for its own error."""
             keywords = {**options, **more}
-            # Takes the options of the package out of `keywords`.
+            # Removes the options of the package from `keywords`, and returns the policy with these options.
             chosen_policy = with_options(keywords, policy)
             try:
                 bound = signature.bind(*operands, **keywords)
             except TypeError:
-                # The transform itself says best what is wrong.
+                # The arguments do not fit the signature. The transform raises its own error.
                 return transform(*operands, **keywords)
             call = CallWithOperands(
                 transform, title, chosen_policy, writes=self.writes, calls_each_time=self.calls_each_time
@@ -299,7 +354,7 @@ class TakingOperands:
                 )
             with contextlib.suppress(NoFunctionError):
                 return self.adapter(call, **_by_name(bound, adapter_parameters))
-            # There was no function. The transform raises its own error.
+            # The block ended with a `NoFunctionError`: nothing callable was passed. The transform raises its own error.
             return transform(*operands, **keywords)
 
         functools.update_wrapper(preserving, transform, updated=())
@@ -316,6 +371,7 @@ def _by_name(bound: inspect.BoundArguments, adapter_parameters: Container[str]) 
             of that dictionary are passed one by one.
     """
     parameters = bound.signature.parameters.items()
+    # The name of `**kwargs` if its entries are passed one by one. Otherwise nothing.
     unpacked = [name for name, p in parameters if p.kind is p.VAR_KEYWORD and name not in adapter_parameters]
     arguments = dict(bound.arguments)
     for name in unpacked:

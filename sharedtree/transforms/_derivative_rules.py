@@ -43,7 +43,7 @@ from ._function_given_to_jax import Inner
 from ._function_side import FunctionTrace
 from ._function_transform import FunctionTransform
 from ._joining_trees import Sides, holds_modules, join
-from ._leaf_groups import LeafGroup, tangents_of, whole
+from ._leaf_groups import LeafGroup, single_group, tangents_of
 from ._option_lists import lists_options_of, public_name
 from ._tangents import Fit, as_tuple, fit_to_leaves
 from .checks._ties_lost_in_calls import report_lost_ties, ties_lost_between
@@ -91,8 +91,8 @@ class RuleTransform(FunctionTransform):
     def __getattr__(self, name: str) -> Any:
         """Returns a method of the vanilla object whose name begins with `def`, if this class has none of that name.
 
-        The method sets rules on the user's vanilla object alone. `called` turns to that object if no other rules are
-        set. There the rules get no modules, but what vanilla JAX passes to them.
+        The method sets rules on the user's vanilla object alone. `call_in_python` turns to that object if no other rules
+        are set. There the rules get no modules, but what vanilla JAX passes to them.
 
         Raises:
             TypeError: if the method is one of `unsupported_methods`.
@@ -146,7 +146,7 @@ class RuleTransform(FunctionTransform):
 
     # One call -------------------------------------------------------------------------------------------------------
 
-    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+    def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Makes a vanilla object for this call, calls it with leaf groups, and builds the result.
 
         Without rules, calls the user's vanilla object, which raises JAX's own error.
@@ -284,8 +284,8 @@ class RuleTransform(FunctionTransform):
                 return result
             result, second = result
         # 2. Warn of ties that the function or the rule lost, and pack the function's result.
-        tree = trace.walked(result)
-        trace.check_walked(tree)
+        tree = trace.flatten(result)
+        trace.check_flattened(tree)
         packed = trace.pack(result)
         if pack_second is None:
             self._result_structure = packed.structure
@@ -320,7 +320,7 @@ class RuleTransform(FunctionTransform):
         # and each tree is the first one in one of them. They are called for their errors alone.
         join(tree_of_function, tree_of_rule, Sides(self.transform_name, of_function, of_rule), path, exact=True)
         join(tree_of_rule, tree_of_function, Sides(self.transform_name, of_rule, of_function), path, exact=True)
-        return whole(packed.leaves, returned)
+        return single_group(packed.leaves, returned)
 
     def call_with_groups(
         self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], *, returns_pair: bool = False
@@ -391,11 +391,11 @@ class RuleTransform(FunctionTransform):
         pairs = zip(leaves, operands.leaves.values(), strict=True)
         if any(np.shape(leaf) != np.shape(operand) for leaf, operand in pairs):
             self._raise_jax_error_for_cotangents(rule, result)
-        # 4. Warn of lost ties. A rule may take the whole cotangent of a tied leaf and compute with it path by path.
-        # Step 3 has added up the arrays that it returned, though each of them may be the whole sum.
+        # 4. Warn of lost ties. A rule may take the whole cotangent of a tied leaf and compute with it path by
+        # path. Step 3 has added up the arrays that it returned, though each of them may be the whole sum.
         lost = ties_lost_between(cotangent, flat_dag_of(tuple(result), self.rules(policy)), policy)
         report_lost_ties((), lost, policy, Names(rule))
-        return (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
+        return (single_group(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
 
     def wrap_single_cotangent(self, result: Any, num_operands: int) -> Any:
         """Puts the result of a rule into a tuple, if JAX lets the rule return a single cotangent without one.
@@ -591,7 +591,7 @@ class CustomJvpTransform(RuleTransform):
         would lose their ties.
         """
         rules = self.rules(Policy())
-        return [whole(*pack(value, Tags(), rules)) for value in call.statics]
+        return [single_group(*pack(value, Tags(), rules)) for value in call.statics]
 
     def receive_arguments(self, args: Sequence[Any]) -> Any:
         """Builds the arguments of the function, also those in `nondiff_argnums`, which `statics_for_jax` has packed."""

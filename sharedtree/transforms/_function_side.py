@@ -7,9 +7,15 @@ which leaf groups the user's function is called with, and how its results are gr
         carried, emitted = trace.call(carry, xs)
         return trace.like(carry, carried), trace.pack(emitted)
 
-*In place* means that what the function changes in its arguments is written back into the caller's objects. The changed
-arguments are the *state*, and go out beside the result. A *note* on a leaf records a fact about its history, such as
-that its tie was undone on purpose (`ties/_leaf_notes`).
+Words:
+
+- *leaf group*: some traced leaves of a tree, as one pytree node. It also holds the structure of the whole tree.
+- *record*: the number of one object in a flat DAG.
+- *in place*: what the function changes in its arguments is written back into the caller's objects.
+- *state*: the changed arguments. In place, they go out beside the result.
+- *note*: a fact about the history of a leaf, such as that its tie was undone on purpose (`ties/_leaf_notes`).
+- *label*: what the transform does with a leaf, such as the axis along which it is mapped.
+- *outcome*: what the labels come to for one object. A *piece* is an object with one of its outcomes (`_leaf_labels`).
 """
 
 import contextlib
@@ -33,9 +39,9 @@ from ..ties._views import add_note_of_views
 from ._argument_names import Names
 from ._caller_side import Call, call_of
 from ._grouping_leaves import GroupedResult, group_result, with_leaf_notes
-from ._in_place import IN_PLACE, conventions, walked_together, with_changes
+from ._in_place import IN_PLACE, conventions, flatten_together, flatten_with_changes
 from ._joining_trees import Sides, fit_leaves
-from ._leaf_groups import LeafGroup, gather_leaves, whole
+from ._leaf_groups import LeafGroup, gather_leaves, single_group
 from ._leaf_labels import Outcomes, Piece, Treatment, Visit, raise_inconsistent
 from .checks._closed_over import relating_arguments, report_closed_over
 from .checks._lost_changes import FunctionBeingTraced, Loss, Unsaid, applied_to, walked_bound_module
@@ -48,26 +54,27 @@ from .checks._tracer_leaks import forbid_tracers
 
 
 class Terms(NamedTuple):
-    """Facts that all traces of one function under one transform have in common.
+    """Facts about one function under one transform and one policy. All of its traces have them in common.
 
     Attributes:
         title: name of the transform, for errors.
         names: names of the arguments, and where the function is defined.
         policy: what carries identity, and what a lost tie does.
         rules: how results are packed.
-        traces: the traces of the function.
-        seen: the arguments that the function was traced with.
-        unsaid: changes that were lost in traces that did not run. A call that runs such a trace later warns of them.
+        traces: counts the traces of the function, to warn of needless ones.
+        seen: the arguments of earlier traces, to find ties that the caller lost between two calls.
+        unsaid: changes that were lost in traces that JAX has not run yet, as after `jit(f).lower(m)`. A later call that
+            runs such a trace warns of them.
         caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
         writes: True if the transform can write back what the function changed.
         options: options of the transform, for messages.
-        unwritable: (call, number of a leaf, value that is there now) → sentence that says why the value cannot be
-            written back, empty if it can. The number is None for a new leaf, the value is None if it is not known.
-        keeps: True if `in_place=True` keeps what the function changed. Conditions of loops keep nothing.
+        unwritable: (call, record of a changed leaf, value after the change) → sentence that says why the value cannot
+            be written back, or "" if it can. The record is None for a new leaf, the value is None if it is not known.
+        keeps: True if `in_place=True` keeps what the function changed. The condition of a loop keeps nothing.
         adds: True if the transform can write back an object that has more children than before, or fewer.
-        differentiates: True if leaves with the label True are differentiated.
+        differentiates: True if the transform differentiates the leaves with the label True.
         bound_to: name of the called module in the code of warnings. Empty if the function is no traced module.
-        learned: findings of the traces, for the adapter.
+        learned: a `Learned`, in which the traces of some adapters keep their findings. Otherwise None.
     """
 
     title: str
@@ -92,12 +99,12 @@ class Received(NamedTuple):
     """The arguments that a function received: new objects, built from leaf groups.
 
     Attributes:
-        tree: the records of the arguments as they were received, and the very objects that the function received. It
-            may have changed them since.
+        tree: the records of the arguments as they were received, and the objects that the function received. The
+            function may have changed these objects since, so they may differ from their records.
         arguments: the arguments, static ones included.
-        call: the caller's side. None if it has ended.
-        given_copies: copies of the caller's static objects that the function got, each with its original. None if it
-            got no copies. See `Rules.given_copies`.
+        call: the caller's side of the running call. None if the call has ended.
+        given_copies: copy of a static object, as the function received it → the caller's original. None if nothing was
+            copied. See `Rules.given_copies`.
     """
 
     tree: FlatDag
@@ -106,53 +113,60 @@ class Received(NamedTuple):
     given_copies: IdentityDict[Any] | None = None
 
 
-NOTHING = Received(FlatDag((), 0), Arguments((), (), {}), None)
-"""What a trace has received before it calls the function."""
+NO_ARGUMENTS = Received(FlatDag((), 0), Arguments((), (), {}), None)
+"""Stands for the received arguments in a trace that has not called the function yet."""
 
 
 def receive(groups: Sequence[LeafGroup], statics: Sequence[Any] = (), bare: Sequence[Any] = ()) -> Received:
-    """Builds the arguments of a function.
+    """Builds the arguments of a function from leaf groups. All of their nodes are new objects.
 
     Args:
-        groups: all leaf groups of the arguments.
+        groups: all leaf groups of the arguments. There is at least one.
         statics: the static arguments (`static_argnums`).
-        bare: leaves that the transform got as they are, in no group.
+        bare: arrays that the transform got as arguments of their own, in no group. They fill the remaining places of
+            leaves, in flatten order.
     """
-    # The table gets the object of each record.
+    # `build` appends the object of each record to `table`.
     structure, table = groups[0].selection.structure, list[Any]()
     leaves = gather_leaves(groups, bare)
     given_copies = None
-    # A structure with `objects` was made for this call alone, and has the caller's own static objects.
+    # A structure with `objects` was made for this call alone, and has the caller's own static objects. The function
+    # must not change these, so it gets copies of the mutable ones.
     if structure.objects and any(static.is_mutable for _, static in statics_of(structure)):
         given_copies = _build_with_copies(structure, leaves, table)
     else:
         build(structure, leaves, table)
     first = groups[0].selection
-    # A call that runs in C is a tuple until now. All who receive this group get one and the same `Call`.
-    first.call = call = call_of(first.call)
+    # C passes a tuple in place of a `Call`. `call_of` makes the `Call`, which is stored. So every later reader of this
+    # selection gets the same one.
+    call = call_of(first.call)
+    first.call = call
     return Received(FlatDag.of(structure, table), table[structure.root].with_statics(statics), call, given_copies)
 
 
 def _build_with_copies(structure: Structure, leaves: Sequence[Any], table: list[Any]) -> IdentityDict[Any]:
-    """Builds arguments with copies of mutable static objects, which the function may change.
+    """Builds arguments in which mutable static objects are copies, so that the function may change them.
 
     Args:
         structure: structure of the arguments.
         leaves: their leaves.
-        table: is filled with the object of each record.
+        table: an empty list. The object of each record is appended.
 
     Returns:
-        Each copy with its original.
+        Copy → its original.
     """
+    # Object → its copy. Filled by `_with_copy`.
     copies = IdentityDict[Any]()
-    # A static object at several paths has one copy, which is at all of them.
+    # All operations share `copies`. So a static object at several paths has one copy, which is at all of them.
     records = [(_with_copy(op, copies), children) for op, children in structure.records]
     build(records, leaves, table)
     return IdentityDict((copied, original) for original, copied in copies.items() if copied is not original)
 
 
 def _with_copy(op: Op, copies: IdentityDict[Any]) -> Op:
-    """Returns an operation with a copy of its mutable static value. Other operations are returned unchanged.
+    """Returns an equal operation that holds a copy of its mutable static value.
+
+    The operation itself is returned if it has no mutable static value.
 
     Args:
         op: the operation.
@@ -166,26 +180,27 @@ def _with_copy(op: Op, copies: IdentityDict[Any]) -> Op:
 
 
 class FunctionTrace:
-    """One trace of a function.
+    """One trace of a function: calls it with arguments built from leaf groups, and packs its result.
 
     Args:
         terms: what all traces of the function have in common.
         function: the user's function.
 
     Attributes:
-        received: the arguments of the last call of the function.
+        received: the arguments of the last call of the function in this trace.
     """
 
     def __init__(self, terms: Terms, function: Callable[..., Any]) -> None:
         self.terms = terms
-        self.received = NOTHING
+        self.received = NO_ARGUMENTS
         self.function = function
-        # Warnings of transforms inside the function. The check of the result drops or gives them.
-        self._waiting: list[tuple[Definition, str]] = []
+        # Warnings of lost ties by transforms inside the function. They wait for the check of this function's own
+        # result, which gives or drops them.
+        self._deferred_warnings: list[tuple[Definition, str]] = []
 
     @property
     def outer(self) -> Sequence[Any]:
-        """The traces around this one. Their tracers may be in static values."""
+        """The traces around this one. A static value may hold a tracer of theirs, but none of this trace."""
         call = self.received.call
         return enclosing_traces() if call is None else call.outer
 
@@ -194,14 +209,15 @@ class FunctionTrace:
     ) -> Any:
         """Builds arguments from leaf groups, calls the user's function, and returns its result.
 
-        What the function changes in its arguments is kept for `pack_with_state`. Ties that it loses are warned of, with
-        the line of its definition.
+        `pack_with_state` can pack the changes of the arguments afterwards. If the function loses ties, there is a
+        warning with the line of the function's definition.
 
         Args:
-            operands: leaf groups of one tree, and arrays that the transform got as they are.
+            operands: what the transform passes for the operands: all leaf groups of one tree, and for some operands a
+                bare array.
             before: further positional arguments, in front of the operands.
             named: further arguments, by the names of the function's parameters.
-            again: True if an earlier trace called the function with the same arguments. Its result was checked then,
+            again: True if an earlier trace called the function with the same arguments. The result was checked then,
                 and is not checked again.
 
         Raises:
@@ -212,17 +228,20 @@ class FunctionTrace:
         received = receive(groups, bare=[operand for operand in operands if type(operand) is not LeafGroup])
         arguments = received.arguments
         result = self.call_with(received, (*before, *arguments.args), {**arguments.kwargs, **(named or {})})
-        # Without a check of the result, nothing else gives the warnings.
+        # `check` gives or drops the deferred warnings. Without it, they are given here.
         if again:
-            give_warnings(self._waiting)
+            give_warnings(self._deferred_warnings)
         else:
             self.check(result)
         return result
 
-    def call_apart(self, *groups: LeafGroup) -> Any:
-        """Calls the user's function with the arguments of several trees, each of them in one leaf group.
+    def call_with_several_trees(self, *groups: LeafGroup) -> Any:
+        """Calls the user's function with the arguments of several trees, which were packed one by one.
 
-        What the function changes in the first tree is kept. Changes in the others are lost.
+        Only changes in the first tree can be packed afterwards. Changes in the others are lost.
+
+        Args:
+            groups: for each tree, one leaf group with all of its leaves.
         """
         received = [receive((group,)) for group in groups]
         args = [arg for tree in received for arg in tree.arguments.args]
@@ -233,65 +252,74 @@ class FunctionTrace:
     def call_with(
         self, received: Received, args: Sequence[Any], kwargs: Mapping[str, Any], *, returns_pair: bool = False
     ) -> Any:
-        """Calls the user's function with arguments that were built, and returns its result.
+        """Calls the user's function with arguments that `receive` has built, and returns its result.
 
-        The result is checked for lost changes, and not for lost ties.
+        Warns of changes that the function does not return. Lost ties are for `check` to find.
 
         Args:
-            received: the arguments of which changes are kept.
-            args: positional arguments.
-            kwargs: keyword arguments.
-            returns_pair: True if the function returns a pair whose second entry the transform keeps for itself, such as
-                the residuals of a rule. A changed object in that entry counts as not returned.
+            received: the arguments, or those among them in which changes are looked for.
+            args: positional arguments of the function.
+            kwargs: keyword arguments of the function.
+            returns_pair: True if the function returns a pair, and the transform keeps the second entry for itself. An
+                example are the residuals of a rule. A changed object in the second entry counts as not returned.
         """
         self.received = received
         self._check_arguments(received)
         if self.terms.policy.containers:
             note_one_around(received.tree)
         call, tree = received.call, received.tree
-        bound, bound_before = walked_bound_module(self.function, self.terms.policy)
+        # If the function is a method, the module to which it is bound, and code for messages: `model.step`.
+        bound_module, code_of_bound_method = walked_bound_module(self.function, self.terms.policy)
         with (
-            deferring_warnings() as self._waiting,
-            self._recording_changes(call, args) as tracing,
+            deferring_warnings() as self._deferred_warnings,
+            self._change_detector(call, args) as change_detector,
             contextlib.nullcontext() if call is None else relating_arguments(call.tree, tree),
         ):
             try:
                 result = self.function(*args, **kwargs)
             except (TypeError, ValueError) as error:
+                # If JAX refused a `View`, the note says so.
                 add_note_of_views(error, tree)
                 raise
-            tracing.check_bound_module(bound, bound_before)
+            change_detector.check_bound_module(bound_module, code_of_bound_method)
             is_pair = returns_pair and isinstance(result, (tuple, list)) and len(result) == 2
-            tracing.check_result(tree, result[0] if is_pair else result, self.terms.rules)
+            change_detector.check_result(tree, result[0] if is_pair else result, self.terms.rules)
         return result
 
     def _check_arguments(self, received: Received) -> None:
-        """Refuses arguments, or warns of them, before the function is called.
+        """Does what has to be done with arguments before the function is called: checks, warnings, notes.
 
-        Then copies the notes on the caller's leaves to the leaves that the function received.
+        Raises:
+            InconsistentSharingError: if a static argument and a traced argument share an object.
+            UntiedError: under `Policy(on_untie="error")`, in place of a warning of ties.
         """
         terms, tree, call = self.terms, received.tree, received.call
+        # Warns if a static value makes JAX trace again and again.
         if terms.caches_traces:
             terms.traces.add(tree, received.arguments, terms.names)
-        # All else compares with the caller's side.
+        # Everything below reads the caller's objects, which are gone if the call has ended.
         if call is None:
             return
         require_separate(call.arguments, call.tree, terms.names)
+        # Three warnings: of tied arrays outside modules, of ties cut by labels, and of a module that the function holds
+        # and is differentiated with respect to.
         report_tied_values(call.tree, terms.names, terms.title, terms.policy)
         report_cut_ties(call, terms.names, terms.title, terms.policy)
         if terms.differentiates:
-            report_closed_over(self.function, call, call.leaves_labelled(True), terms.names, terms.policy)
+            report_closed_over(self.function, call, call.leaf_records_with_label(True), terms.names, terms.policy)
+        # Copy the notes on the caller's leaves to the leaves that the function received.
         records = tree.leaf_numbers
         hand_on([call.objects[record] for record in records], [tree.objects[record] for record in records])
 
-    def _recording_changes(self, call: Call | None, args: Sequence[Any]) -> FunctionBeingTraced:
+    def _change_detector(self, call: Call | None, args: Sequence[Any]) -> FunctionBeingTraced:
         """Makes the context manager that finds out what the function changes, and warns of changes that are lost.
 
         Args:
             call: the caller's side. None if it has ended.
-            args: positional arguments of the function, for the code of a warning.
+            args: positional arguments of the function. Warnings show the function as code, which may need them.
         """
         terms = self.terms
+        # The first fields of a `Loss`. `FunctionBeingTraced` adds what is lost.
         loss = Loss(
             terms.names.definition,
             terms.title,
@@ -301,72 +329,88 @@ class FunctionTrace:
             bound_to=terms.bound_to,
             is_condition=not terms.keeps,
         )
-        # `in_place=True` is meant for the body of a loop. The condition keeps no changes. For it the option counts as
-        # not set, so that lost changes are warned of.
-        does_policy_hold = terms.keeps or not terms.policy.in_place
-        policy = terms.policy if does_policy_hold else with_in_place(terms.policy, None)
+        # Under `in_place=True`, only the body of a loop keeps its changes. The condition loses them. So for the
+        # condition the option counts as not set, and a warning names the lost changes.
+        is_option_ignored = bool(terms.policy.in_place) and not terms.keeps
+        policy = with_in_place(terms.policy, None) if is_option_ignored else terms.policy
+        # A trace that serves one call runs at once, so its warnings need not wait for a later call.
         unsaid = terms.unsaid if terms.caches_traces else None
 
-        def unwritable(number: int | None, value: Any) -> str:
-            return "" if call is None else terms.unwritable(call, number, value)
+        def unwritable(record: int | None, value: Any) -> str:
+            """Returns `Terms.unwritable` for this call."""
+            return "" if call is None else terms.unwritable(call, record, value)
 
         def as_code() -> str:
+            """Returns the function as code, if its name is not enough: a partial, or a method of a class."""
             return applied_to(self.function, args)
 
         return FunctionBeingTraced(policy, loss, unwritable, unsaid, as_code)
 
-    def walked(self, result: Any, rules: Rules | None = None, name: str = "result") -> FlatDag:
-        """Flattens a result. Returns its records and objects.
+    def flatten(self, result: Any, rules: Rules | None = None, name: str = "result") -> FlatDag:
+        """Flattens a result. Returns its flat DAG: the records and the objects.
 
         Args:
-            result: what the function returned, or a part of it.
-            rules: how it is packed. None for the rules of the transform.
-            name: what it is called in errors.
+            result: what the function returned, or a part of it, or a tuple that holds it.
+            rules: how to pack the result. None for the rules of the transform.
+            name: the beginning of paths in errors.
 
         Raises:
             StaticTracerError: if a static leaf holds a tracer of this trace.
         """
-        rules = self.forbidding_leaks(self.terms.rules if rules is None else rules)
+        rules = self.rules_against_leaks(self.terms.rules if rules is None else rules)
         tree = flat_dag_of(result, rules, name)
-        # JAX cannot return a `ShapeDtypeStruct`, so in a result it is static.
+        # The rules may trace a `ShapeDtypeStruct` in place of an array. A transform cannot return one, so in a result
+        # it is static. Such results are rare, so the second walk is, too.
         if any(type(leaf) is jax.ShapeDtypeStruct for leaf in tree.leaves.values()):
             tree = flat_dag_of(result, rules._replace(are_structs_traced=False), name)
         return tree
 
-    def forbidding_leaks(self, rules: Rules) -> Rules:
-        """Returns rules under which packing raises if a tracer of this trace is in a static leaf.
+    def rules_against_leaks(self, rules: Rules) -> Rules:
+        """Returns rules for results, with two additions.
 
-        A copy of a static object that the function left unchanged is packed as the caller's own object.
+        Packing raises a `StaticTracerError` if a static leaf holds a tracer of this trace. A copy of a static object is
+        packed as the caller's original, if the function left it unchanged.
         """
         return rules._replace(on_static=forbid_tracers(self.outer), given_copies=self.received.given_copies)
 
     def check(self, result: Any) -> None:
-        """Warns of ties that the function lost, with the line of its definition."""
-        self.check_walked(self.walked(self.with_state(result)), is_with_state=bool(self.terms.policy.in_place))
+        """Warns of ties that the arguments have and the result lacks, with the line of the function's definition.
+
+        Raises:
+            StaticTracerError: if a static leaf of the result holds a tracer of this trace.
+            UntiedError: if a tie was lost, under `Policy(on_untie="error")`.
+        """
+        self.check_flattened(self.flatten(self.with_state(result)), is_with_state=bool(self.terms.policy.in_place))
 
     def with_state(self, result: Any) -> Any:
-        """Returns the result. In place, returns a pair of the arguments, with their changes, and the result."""
+        """Returns what goes out of the trace: in place, the pair (arguments, result), and otherwise the result.
+
+        The arguments are the objects that the function received, with its changes.
+        """
         arguments = self.received.arguments
         return (arguments, result) if self.terms.policy.in_place else result
 
-    def check_walked(self, result: FlatDag, *, is_with_state: bool = False) -> None:
-        """Warns of ties that the function lost, and gives the warnings that waited for this check.
+    def check_flattened(self, result: FlatDag, *, is_with_state: bool = False) -> None:
+        """Warns of lost ties, as `check` does, for a result that is flattened already. Gives the deferred warnings.
 
         Args:
-            result: the flattened result, or the pair of the arguments and the result (see `with_state`).
-            is_with_state: True if it is the pair.
+            result: the flattened result, or the flattened pair (arguments, result) of `with_state`.
+            is_with_state: True if `result` is the pair.
+
+        Raises:
+            UntiedError: if a tie was lost, under `Policy(on_untie="error")`.
         """
         terms, received, call = self.terms, self.received.tree, self.received.call
-        # Ties that the arguments of an earlier trace had and these lack: the caller lost them between two calls.
+        # Ties lost by the caller between two calls: the arguments of an earlier trace had them, and these lack them.
         lost_between_calls: list[LostTie] = []
         if terms.caches_traces and call is not None:
             lost_between_calls = terms.seen.compare(received, call.objects, terms.policy)
         lost = ties_lost_between(received, result, terms.policy, is_with_state=is_with_state)
         if lost or lost_between_calls:
-            # The warnings of inner functions are about the same ties. One cause gets one warning.
-            self._waiting.clear()
+            # The deferred warnings of inner functions are about the same ties. One cause gets one warning.
+            self._deferred_warnings.clear()
             report_lost_ties(lost_between_calls, lost, terms.policy, terms.names)
-        give_warnings(self._waiting)
+        give_warnings(self._deferred_warnings)
         report_tied_values(result, terms.names, terms.title, terms.policy)
 
     def pack(self, result: Any, *, as_operand: bool = False) -> LeafGroup:
@@ -374,13 +418,17 @@ class FunctionTrace:
 
         Args:
             result: what the function returned.
-            as_operand: True to leave the notes on leaves out of the structure, so that it can equal the structure of an
-                operand.
+            as_operand: see `single_group_of_tree`.
+
+        Raises:
+            StaticTracerError: if a static leaf holds a tracer of this trace.
         """
-        return packed(self.walked(result), as_operand=as_operand)
+        return single_group_of_tree(self.flatten(result), as_operand=as_operand)
 
     def like(self, group: LeafGroup, tree: Any) -> LeafGroup:
-        """Packs a tree that replaces an operand. Returns a leaf group with the selection of the operand's group.
+        """Packs a tree that replaces an operand. Returns a leaf group that has the structure of the operand's group.
+
+        So JAX accepts the new group in the place of the old one.
 
         Args:
             group: leaf group of one operand.
@@ -388,47 +436,59 @@ class FunctionTrace:
 
         Raises:
             SharingMismatchError: if the tree lacks a tie of the operand, or differs in shape or static values.
+            StaticTracerError: if a static leaf of the tree holds a tracer of this trace.
         """
         position = group.operand
+        # For the error: names of the two trees that must be alike, and the beginning of their paths.
         sides = Sides(self.terms.title, "in the operand", "in what stands in its place")
-        above = (LeafPath(self.terms.names.text(position)),)
+        prefix = (LeafPath(self.terms.names.text(position)),)
         operand = receive((group,)).tree.child(position)
-        return LeafGroup(fit_leaves(operand, self.walked(tree), sides, above), group.selection)
+        # `fit_leaves` raises for differences, and returns the leaves of the tree in the order of the operand's.
+        return LeafGroup(fit_leaves(operand, self.flatten(tree), sides, prefix), group.selection)
 
     def pack_with_state(self, result: Any, position: int) -> LeafGroup:
-        """Packs a result and, in place, what the function changed in one operand, into one leaf group.
+        """Packs a result into one leaf group. In place, what the function changed in one operand is packed, too.
 
         Args:
             result: what the function returned.
-            position: position of the operand.
+            position: position of the operand whose changes are written back.
+
+        Raises:
+            StaticTracerError: if a static leaf holds a tracer of this trace.
         """
         if not self.terms.policy.in_place:
             return self.pack(result)
         received = self.received.tree
-        # Objects of other operands count as taken, and are not written back. So they are packed wherever they occur.
         records_of_operand = received.child(position).reached
-        rules = self.forbidding_leaks(self.terms.rules)
-        return packed(
-            with_changes(result, received, rules, lambda record: record not in records_of_operand, records_of_operand)
+        rules = self.rules_against_leaks(self.terms.rules)
+
+        # An object that is taken is packed as new, even if it is unchanged. Objects of other operands count as taken,
+        # since they are not written back.
+        def is_taken(record: int) -> bool:
+            return record not in records_of_operand
+
+        return single_group_of_tree(
+            flatten_with_changes(result, received, rules, is_taken, writable=records_of_operand)
         )
 
 
-def packed(tree: FlatDag, *, as_operand: bool = False) -> LeafGroup:
-    """Makes one leaf group of a flattened tree.
+def single_group_of_tree(tree: FlatDag, *, as_operand: bool = False) -> LeafGroup:
+    """Makes one leaf group with all leaves of a flattened tree.
 
     Args:
         tree: the tree, with its objects.
-        as_operand: True to leave out the notes on leaves, so that the structure equals that of an operand.
+        as_operand: True to leave the notes on leaves out of the structure. An operand's structure has no notes, so only
+            then the two structures can be equal.
     """
     leaves = [tree.objects[record] for record in tree.leaf_numbers]
     structure = intern(tuple(tree.records), tree.root)
-    return whole(leaves, structure if as_operand else with_leaf_notes(structure, leaves))
+    return single_group(leaves, structure if as_operand else with_leaf_notes(structure, leaves))
 
 
 def enclosing_traces() -> Sequence[Any]:
-    """The traces around the one in which a function is traced now."""
+    """Returns the traces around the one in which a function is being traced now, innermost first."""
+    # All active traces. The first one is that of the function, unless jit is disabled: then the function has none.
     traces = current_traces()
-    # Without jit, the innermost trace is not this function's.
     return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -436,59 +496,79 @@ def enclosing_traces() -> Sequence[Any]:
 
 
 def group_result_with_state(
-    result: Any, trace: FunctionTrace, treatment: Treatment, labels: Sequence[Any] | None, changes: Rules
+    result: Any, trace: FunctionTrace, treatment: Treatment, labels: Sequence[Any] | None, state_rules: Rules
 ) -> GroupedResult:
     """Groups the leaves of the state and of the result by their labels.
 
-    They are flattened as one tuple: the arguments, the objects that the function took out of them, and the result. An
-    object that did not change is then replaced by a reference to the caller's (`Given`), and a changed one by an
-    `Update` of it.
+    One tuple is flattened: first the arguments, then *detached* objects, which the function took out of the arguments,
+    and last the result. In it, a `Given` stands for each object of the caller's that did not change, and an `Update`
+    with the new content for each object that did.
+
+        def f(model, x):                     # the caller's `model` has the records 0 (its weight) and 1 (the model)
+            model.weight = x
+            return x                         # packed: (Arguments(Update(1, Model(x)), x), x)
 
     Args:
         result: what the function returned.
         trace: the trace of the function.
-        treatment: what the transform will do with the state and the result. Its prefix is a `Branch` of two, one for
-            the arguments and one for the result.
-        labels: labels of the groups. None for those that occur.
-        changes: rules of `rules_for_state`, which tell the unchanged objects from those that may have changed.
+        treatment: what the transform will do with the state and the result. Its prefix is a `Branch` of two parts, one
+            for the arguments and one for the result.
+        labels: labels of the groups, in order. None to make a group for each label that occurs.
+        state_rules: rules made by `rules_for_state`. Their field `given` has the unchanged objects, and `updated` those
+            that may have changed.
+
+    Raises:
+        InconsistentSharingError: if an object would have to be written back under two labels.
+        SharingMismatchError: if the prefix does not fit the result.
     """
     received, arguments = trace.received.tree, trace.received.arguments
     prefix_of_arguments, prefix_of_result = treatment.prefix.parts
-    # Outcomes of the arguments as they were received. They tell which objects go out under another label.
-    entry = Outcomes(received, treatment._replace(prefix=prefix_of_arguments))
-    entry_visits: dict[int, Visit] = {}
-    for visit in entry.visits():
-        entry_visits.setdefault(visit.record, visit)
-    tree = trace.walked((arguments, result))
-    trace.check_walked(tree, is_with_state=True)
+    # 1. Compute the outcomes of the arguments as they were received. A later comparison tells which objects go out
+    # under another label than they came in.
+    outcomes_received = Outcomes(received, treatment._replace(prefix=prefix_of_arguments))
+    # Record → its first visit.
+    visit_received: dict[int, Visit] = {}
+    for visit in outcomes_received.visits():
+        visit_received.setdefault(visit.record, visit)
+    # 2. Warn of lost ties.
+    tree = trace.flatten((arguments, result))
+    trace.check_flattened(tree, is_with_state=True)
+    # 3. Find the objects that may have changed and that neither the arguments nor the result hold any more.
     reachable = IdentitySet(tree.objects)
-    conventions_of = conventions(received, changes)
+    convention_of = conventions(received, state_rules)
     # Received object → its record, for the objects that did not change and for those that may have changed.
-    unchanged, updated = changes.given or IdentityDict[int](), changes.updated or IdentityDict[int]()
-    # Objects that the function took out of its arguments go out, too, so that the caller's are written to. An object
-    # has a higher number than those that it holds, so it is walked before them.
+    unchanged = state_rules.given or IdentityDict[int]()
+    updated = state_rules.updated or IdentityDict[int]()
+    # In descending order, so that a holder comes before the objects in it: it has a higher record.
     changeable = sorted(set(updated.values()), reverse=True)
     detached = [record for record in changeable if received.objects[record] not in reachable]
-    # Without `given` and `updated`, every object is packed. `replacement` decides later which ones are not.
-    tree = walked_together(
+    # 4. Flatten the tuple. Without `given` and `updated` in the rules, every object is packed. `replacement` decides
+    # later for which objects a `Given` or an `Update` stands.
+    tree = flatten_together(
         [
-            (arguments, changes.convention),
-            *[(received.objects[record], conventions_of[record]) for record in detached],
-            (result, changes.convention),
+            (arguments, state_rules.convention),
+            *[(received.objects[record], convention_of[record]) for record in detached],
+            (result, state_rules.convention),
         ],
-        trace.forbidding_leaks(changes._replace(given=None, updated=None)),
+        trace.rules_against_leaks(state_rules._replace(given=None, updated=None)),
         [*[IN_PLACE] * (1 + len(detached)), ""],
     )
+    # A detached object has the labels with which it came in.
     prefixes = [
         prefix_of_arguments,
-        *[entry.prefix_at(entry_visits[record]) for record in detached],
+        *[outcomes_received.prefix_at(visit_received[record]) for record in detached],
         prefix_of_result,
     ]
+    # The first entries of the tuple are the state: the arguments and the detached objects.
     num_state = 1 + len(detached)
 
     def new_op_of(outcomes: Outcomes) -> Callable[[Piece], Op | None]:
-        """Returns a function from a piece to the op that stands for the caller's object. None for a new object."""
-        # The pieces below the arguments and the detached objects. A piece that is in the result alone is packed.
+        """Returns the function `replacement`, for outcomes of the flattened tuple.
+
+        Raises:
+            InconsistentSharingError: if an object would have to be written back under two labels.
+        """
+        # The pieces in the state. An object that is in the result alone is packed as a new object.
         state: set[Piece] = set()
         for root in outcomes.children(outcomes.root)[:num_state]:
             state.update(Piece(visit.record, outcomes[visit]) for visit in outcomes.reachable_from(root))
@@ -496,15 +576,19 @@ def group_result_with_state(
         first_visits = outcomes.first_visits()
 
         def replacement(piece: Piece) -> Op | None:
-            """Returns `Given` for an object that goes out as it came in, and `Update` for the caller's other nodes."""
+            """Returns the operation to put in place of a piece's own. None to keep its own.
+
+            It is a `Given` for an object of the caller's that goes out as it came in. It is an `Update` for a node of
+            the caller's that has changed, or that goes out under another label.
+            """
             obj = tree.objects[piece.record]
             record = updated.get(obj, unchanged.get(obj))
             if piece not in state or record is None:
                 return None
-            # An object that goes out under another label than it came in with has to be packed, changed or not.
-            is_moved = outcomes.descriptions_below(first_visits[piece]) != entry.descriptions_below(
-                entry_visits[record]
-            )
+            # An object that goes out under another label than it came in has to be packed, changed or not. An example
+            # is a weight that came in unmapped, and goes out along axis 0.
+            treatments_now = outcomes.descriptions_below(first_visits[piece])
+            is_moved = treatments_now != outcomes_received.descriptions_below(visit_received[record])
             if obj in unchanged and not is_moved:
                 return Given(record)
             op = tree.records[piece.record][0]
@@ -512,22 +596,27 @@ def group_result_with_state(
 
         return replacement
 
+    # 5. Group the leaves. `group_result` calls `new_op_of` with the outcomes of the tuple.
     return group_result(tree, treatment._replace(prefix=Branch(tuple(prefixes))), labels, trace.terms.title, new_op_of)
 
 
-def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], callers: IdentitySet, title: str) -> None:
+def _require_one_piece(outcomes: Outcomes, state: Collection[Piece], received_objects: IdentitySet, title: str) -> None:
     """Raises an error if one of the caller's nodes would have to be written back in two ways.
 
     Args:
         outcomes: outcomes of every record.
         state: the pieces that are written back.
-        callers: the received objects, each of which stands for one of the caller's.
+        received_objects: the objects that the function received. Each stands for one of the caller's.
         title: name of the transform, for errors.
+
+    Raises:
+        InconsistentSharingError: if such a node is in two pieces, one for each of two outcomes.
     """
+    # Records with a piece so far.
     seen: set[int] = set()
     for record, _ in sorted(state):
         is_node = outcomes.tree.node(record) is not None
-        if is_node and outcomes.tree.objects[record] in callers and record in seen:
+        if is_node and outcomes.tree.objects[record] in received_objects and record in seen:
             raise_inconsistent(
                 outcomes,
                 record,

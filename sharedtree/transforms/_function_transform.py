@@ -16,7 +16,8 @@ take leaf groups, then static arguments. To *trace* is to run the inner function
 user's function and packs its result. JAX may keep the trace and run it again without calling the inner function.
 
 *In place* means that what the function changes in its arguments is written back into the caller's objects. An object
-*passes through* if the function returns it unchanged, and the caller gets the very object back.
+*passes through* if the function returns it unchanged, and the caller gets the object itself back. The *vanilla*
+transform is JAX's or Equinox's own.
 
 Packing makes one *record* for each object, even if it is at several paths. A variable `record` holds its number.
 
@@ -38,12 +39,12 @@ from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, call_of, enter, leave
 from ._donation import donated_records, donation_treatment, take_each_buffer_once
 from ._function_given_to_jax import Inner, NewProgramError
-from ._function_side import FunctionTrace, Received, Terms, group_result_with_state, packed, receive
+from ._function_side import FunctionTrace, Received, Terms, group_result_with_state, receive, single_group_of_tree
 from ._grouping_leaves import group_result
-from ._in_place import commit_changes, rules_for_state, with_changes
+from ._in_place import commit_changes, flatten_with_changes, rules_for_state
 from ._leaf_groups import LeafGroup, LeafGroups
 from ._leaf_labels import Treatment, is_donated, labels_in
-from ._pass_through import find_unchanged, passed_through
+from ._pass_through import find_unchanged, objects_for_caller
 from ._repeated_calls import CallPattern, CallSettings, new_latest
 from ._wrapped_function import Wrapper
 from .checks._lost_changes import Unsaid
@@ -55,23 +56,25 @@ from .checks._ties_lost_in_calls import SeenArguments
 class FunctionTransform(Wrapper):
     """A function under a transform. Objects shared between its arguments stay shared inside the function.
 
-    The transform is applied once for each policy and each grouping of the leaves.
+    There is a subclass for each family of transforms. The transform is applied once for each policy and each grouping
+    of the leaves.
 
-    The transform may keep traces, because the inner function learns about a call from the structures of its leaf groups
-    alone. JAX finds a trace again by the inner function. So all wrappers of one function with equal options have the
-    same inner function (see `_function_given_to_jax`).
+    The inner function learns about a call from the structures of its leaf groups alone. So a trace serves all calls
+    with the same structures, and JAX may keep it. JAX finds a trace again by the inner function. So all wrappers of one
+    function with equal options have the same inner function (see `_function_given_to_jax`).
 
     Attributes:
-        passes_through: True if an unchanged module in the result becomes the caller's own object.
-        default_out: the label of all results if the option for results is not set, or has no label.
+        passes_through: True if the caller gets its own object for each unchanged module in the result.
+        default_out: label of the result if the option for results is not set or contains no label.
         differentiates: True if the transform differentiates the leaves with the label True.
         writes: True if the transform can write back changes of its arguments.
         bound_to: name of the called module in the code of warnings. Empty unless the user's function is a module whose
             leaves are arguments of the transform, too.
-        calls_natively: True if C may do later calls like the first one, without `called`. False in a class with a
-            `called` of its own, unless it states True: its `called` then only matters in calls by Python.
-        finishes_natively: True if C may build the result of a call, without `leave`. False in a class with a `leave` of
-            its own, unless it states True.
+        calls_natively: True if C may do later calls like the first one, without `call_in_python`. False in a class that
+            overrides `call_in_python`, unless the class sets it to True. Its override then only runs in calls that C
+            leaves to Python.
+        finishes_natively: True if C may build the result of a call, without `leave`. False in a class that overrides
+            `leave`, unless the class sets it to True.
     """
 
     passes_through = False
@@ -83,12 +86,12 @@ class FunctionTransform(Wrapper):
     finishes_natively = True
 
     def __init_subclass__(cls) -> None:
-        """Clears `calls_natively` or `finishes_natively` in a class that overrides the method skipped by C."""
+        """Sets `calls_natively` or `finishes_natively` to False in a class that overrides a method which C skips."""
         super().__init_subclass__()
-        # C does not call these two methods. If a class overrides one, a call in C would skip the override.
-        for method, attribute in (("called", "calls_natively"), ("leave", "finishes_natively")):
-            # The first class that has the method or the attribute, which may be a mixin. If it has the method alone, it
-            # overrides it without stating that C may skip it.
+        # C does not call these two methods, so it would skip an override.
+        for method, attribute in (("call_in_python", "calls_natively"), ("leave", "finishes_natively")):
+            # The first class, perhaps a mixin, that has the method or the attribute. If it has the method alone, it
+            # does not say that C may skip the override.
             nearest = next(base for base in cls.__mro__ if method in vars(base) or attribute in vars(base))
             if attribute not in vars(nearest):
                 setattr(cls, attribute, False)
@@ -96,17 +99,18 @@ class FunctionTransform(Wrapper):
     # ---- A call ----
 
     def go_on(self, deferred: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Does the rest of a call after C, and returns the result of the call. C calls this method.
+        """Does what C left of a call, and returns the result of the call. C calls this method.
 
         Args:
-            deferred: an empty tuple if C did nothing. If C called the transformed function, a pair of its result and
-                the call (see `call_of`). If C raised an exception, the exception itself.
+            deferred: what C did. An empty tuple if nothing. If C called the transformed function, a pair of the result
+                and the call (for `call_of`). If C or the transformed function raised, the exception.
             policy: the policy in force.
             args: positional arguments of the call.
-            kwargs: its keyword arguments.
+            kwargs: keyword arguments of the call.
 
         Raises:
-            Exception: the deferred one, or one from Python's part of the call. If its cause is known, its text says it.
+            Exception: the deferred exception, or one from Python's part of the call. `explain` may have added the cause
+                to its text.
         """
         if isinstance(deferred, NewProgramError):
             # Nothing was run, so Python does the whole call.
@@ -114,34 +118,45 @@ class FunctionTransform(Wrapper):
         is_error = isinstance(deferred, BaseException)
         has_begun = is_error or bool(deferred)
         try:
-            # C called the transformed function, which raised.
+            # C or the transformed function raised.
             if is_error:
                 raise deferred
             # C called the transformed function, but cannot build the result.
             if has_begun:
                 return self.leave(deferred[0], call_of(deferred[1]), policy)
-            # C did nothing. The settings are new for each policy, and C learns from them to do later calls.
+            # C did nothing. If there are no settings for this policy, make them. `call_in_python` fills them for C.
             if self.settings is None or self.settings.policy is not policy:
                 self.settings = self._new_settings(policy)
-            return self.called(args, kwargs, policy)
+            return self.call_in_python(args, kwargs, policy)
         except UnfitResultError as error:
+            # The trace of the function found that an option does not fit the result.
             self.raise_refusal(args, kwargs, error.error)
         except Exception as error:
-            # If Python did the whole call, `called` has explained the error.
+            # If Python did the whole call, `call_in_python` has explained the error.
             if has_begun:
-                self.explain(error, self._entering_again(args, kwargs, policy))
+                self.explain(error, self._function_to_enter_again(args, kwargs, policy))
             # Removes the frames of JAX and of this package from the traceback.
             hide_frames(error)
             raise
 
     def _new_settings(self, policy: Policy) -> CallSettings:
-        """Makes the settings for calls under a policy. `learn` fills them, and C reads them in later calls."""
-        # Without rules for packing, C leaves all calls to Python.
+        """Makes the settings for calls under a policy, without patterns. `CallSettings.learn` adds a pattern for C."""
+        # None: C leaves all calls to Python.
         rules = self.rules(policy) if self.calls_natively else None
-        return CallSettings.under(policy, rules, finishes=self.finishes_natively)
+        return CallSettings.before_first_call(policy, rules, finishes=self.finishes_natively)
 
-    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """Does a call in Python, in five steps, and teaches C to do calls like this one. Returns the result."""
+    def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+        """Does a call in Python, in five steps, and teaches C to do calls like this one. Returns the result.
+
+        Args:
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+            policy: the policy in force.
+
+        Raises:
+            Exception: any error of the user's function, of JAX, or of the package. `explain` may have added the cause
+                to its text.
+        """
         # Steps 1 and 2: pack the arguments, and group their leaves. `raise_refusal` always raises.
         try:
             call = self.enter(args, kwargs, policy)
@@ -157,15 +172,16 @@ class FunctionTransform(Wrapper):
             except Exception as error:
                 self.explain(error, lambda: call)
                 raise
-            # JAX can trace without running the program (`jit(f).lower(m)`). If such a trace loses changes of the
-            # arguments, nobody is warned. `say` warns if this call has run a trace of that kind.
+            # JAX can trace without running the program (`jit(f).lower(m)`). If the function then loses changes of its
+            # arguments, the warning waits in `unsaid`. `say` gives it if this call has run that trace.
             self._shared.unsaid.say(call.tree.structure)
             settings = self.settings
             if self._shared.unsaid:
-                # A later call may have to warn, which C cannot do. So calls stay in Python until nothing is unsaid.
+                # A warning still waits for another call. C cannot give it, so the next call is left to Python.
                 self.settings = None
+            # Teach C to do calls like this one. In the meantime, a call inside the function or in another thread may
+            # have replaced the settings by those of another policy.
             elif settings is not None and settings.policy is policy:
-                # Teach C to do calls like this one.
                 settings.learn(
                     args, kwargs, self._new_pattern(args, kwargs, call), call, self.for_later_calls(transformed)
                 )
@@ -175,18 +191,18 @@ class FunctionTransform(Wrapper):
     def _new_pattern(self, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> CallPattern | None:
         """Makes the pattern for C to do calls with the same keywords and as many arguments as this one.
 
-        Returns None if Python has to do these calls, since they may be grouped in another way than this one.
+        Returns None if Python has to do these calls, because their leaves may have to be grouped in another way.
         """
         grouping = call.grouping
         if grouping is None or grouping.key is None or not grouping.holds_for_like_calls:
             return None
-        # A donated buffer may be in one leaf only. C checks this in each call if `donates` is true.
+        # A donated buffer may be in one leaf only. If `donates` is true, C checks this in each call.
         donates = any(is_donated(group_labels) for group_labels in call.plan.labels)
         return CallPattern(
             call.arguments.aux,
             bound=self.binding(args, kwargs),
             key=grouping.key,
-            asks=grouping.asks,
+            facts_of_leaves=grouping.facts_of_leaves,
             donates=donates,
             latest=new_latest(),
             functions={},
@@ -195,31 +211,36 @@ class FunctionTransform(Wrapper):
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Returns `CallPattern.bound`: how C reorders the arguments of later calls before it packs them.
 
-        None to pack them as they are written in the call.
+        By default None: C packs them as they are written in the call.
         """
         return None
 
     def for_later_calls(self, transformed: Any) -> Any:
         """Returns the function for C to call in later calls whose leaf groups have the labels of this call.
 
-        It is the transformed function, or one without the work that only a first call needs.
+        By default it is the transformed function. A subclass may return one without the work of a first call.
         """
         return transformed
 
-    def _entering_again(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
-        """Returns a function that packs the arguments of a call once more. A call that failed in C has no `Call`."""
+    def _function_to_enter_again(
+        self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy
+    ) -> Callable[[], Call]:
+        """Returns a function that packs the arguments of a call again. For `explain`, as a call in C has no `Call`."""
         return lambda: self.enter(args, kwargs, policy)
 
     def raise_refusal(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
-        """Raises the error for an option that does not fit the arguments or the result.
+        """Raises the error for an option that does not fit the arguments or the result. Always raises.
 
-        If no module is concerned, the vanilla transform is called with the same arguments, and its own error is raised.
-        If it accepts them, or if a module is concerned, raises the package's error.
+        If no module is concerned, the vanilla transform is called with the same arguments, for its own error.
 
         Args:
             args: positional arguments of the call.
-            kwargs: its keyword arguments.
+            kwargs: keyword arguments of the call.
             error: the package's error.
+
+        Raises:
+            SharingMismatchError: the package's error, if a module is concerned or the vanilla transform raises nothing.
+            Exception: otherwise, the error of the vanilla transform.
         """
         if not error.concerns_modules:
             try:
@@ -229,40 +250,44 @@ class FunctionTransform(Wrapper):
         raise error
 
     def raise_vanilla_error(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Calls the user's function under the vanilla transform, for its own error about a wrong call.
+        """Calls the user's function under the vanilla transform, only for the error that this raises for a wrong call.
 
-        Returns None if the vanilla transform accepts the call.
+        Does nothing else: if the vanilla transform raises nothing, the result is dropped.
         """
         self.transform(self.function, **self.options)(*args, **kwargs)
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """Adds the cause to an error of JAX, or raises a better error, if JAX cannot know the cause.
+        """Adds the cause to the text of an error, or raises a better error in its place.
 
-        Returns None if there is nothing to add, or if the cause was added to the text of `error`. The caller then
-        raises `error`.
+        If it returns, the caller raises `error`.
 
         Args:
-            error: the error. Its text may be changed.
-            call: returns the failed call.
+            error: an error from a call. Its text may be changed.
+            call: returns the failed call. It is called only if the call is needed.
+
+        Raises:
+            InconsistentSharingError: if an object is in a static argument and in a traced one, and JAX could not hash
+                it.
         """
-        # JAX refused an argument that Equinox's version of the transform would accept, and the text shall say so. No
-        # transform of Equinox has an option `argnums`, so none corresponds to a transform with it.
+        # 1. JAX refused an argument, such as a function. Add to the text that Equinox's version of the transform
+        # accepts it. Equinox has no version of a transform with `argnums`.
         if is_refusal(error) and "argnums" not in self.options:
             name_counterpart(error, call().tree, self.transform_name)
-        # If one object is both a static and a traced argument, that is the cause. `require_separate` raises then.
+        # 2. JAX cannot hash a static argument. If the argument shares an object with a traced one, `require_separate`
+        # raises the better error.
         if isinstance(error, ValueError) and "Non-hashable static" in str(error):
             failed_call = call()
             require_separate(failed_call.arguments, failed_call.tree, self.names)
 
     @property
     def traces(self) -> Traces:
-        """The traces of the function so far. If static values make it retrace on every call, they give a warning."""
+        """The traces of the function so far. They warn if static values make JAX trace again on every call."""
         return self._shared.traces
 
     # ---- For families to override ----
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
-        """Returns the positions and names of the static arguments of a call. They are not part of the graph.
+        """Returns the positions and names of the static arguments of a call. They are not packed.
 
         Args:
             num_args: number of positional arguments in the call.
@@ -280,26 +305,29 @@ class FunctionTransform(Wrapper):
         return ()
 
     def grouping(self, policy: Policy, arguments: Arguments) -> Grouping:
-        """Returns the treatments of the arguments: they give each leaf its labels.
+        """Returns how to group the leaves of the arguments: the treatments, which give each leaf its labels.
 
-        By default leaves are grouped by whether they are donated, or form one group if nothing is donated.
+        By default there are two groups: donated leaves and others. If nothing is donated, there is one group.
+
+        Args:
+            policy: the policy of the call.
+            arguments: the arguments, before they are packed.
         """
         donation = self.donation_treatment(arguments)
-        # The second argument makes the treatments from the packed arguments, which are not needed here. The key says
-        # what the treatments depend on besides the structure of the arguments.
+        # The lambdas get the packed arguments, which they do not need. The key is what the treatments depend on.
         if donation is None:
             return Grouping(self.transform_name, lambda _: (), key=())
         return Grouping(self.transform_name, lambda _: (donation,), key=Static(donation.prefix))
 
     def treatment_of_results(self, policy: Policy, arguments: Arguments) -> Treatment | None:
-        """Returns the treatment of the result. None if all leaves of it are treated alike, so that they are one group.
+        """Returns the treatment of the result. None if all of its leaves are treated alike, and so form one group.
 
-        In place, the changed arguments are returned from the transform beside the result. Then the prefix is a `Branch`
-        of two: one part for the arguments, and one for the result.
+        In place, the transform returns the changed arguments beside the result. Then the prefix of the treatment is a
+        `Branch` of two parts, one for the arguments and one for the result.
 
         Args:
             policy: the policy of the call.
-            arguments: arguments of the call. In place, changed arguments are returned under the same labels.
+            arguments: arguments of the call. In place, they go out under the labels under which they come in.
         """
         return None
 
@@ -308,23 +336,22 @@ class FunctionTransform(Wrapper):
     ) -> Any:
         """Applies the transform to the inner function. Returns the transformed function.
 
-        A family with an option for arguments or results overrides this: the option gets one entry for each group.
+        A family with an option such as `in_axes` or `out_axes` overrides this: it passes one entry for each group.
 
         Args:
             inner: the inner function. It takes leaf groups, followed by static arguments.
-            labels: for each group of the arguments, its labels, one for each treatment.
-            result_labels: the label of each group of the result. None if the result is one group, and the transform has
-                no option for it.
+            labels: for each group of the arguments, a tuple of its labels, one for each treatment.
+            result_labels: the label of each group of the result. None if the result is one group without a label.
             num_statics: number of static arguments.
         """
         return self.transform(inner, **self.options)
 
     def unwritable(self, call: Call, number: int | None, value: Any) -> str:
-        """Returns the reason, as a sentence, why `in_place=True` could not write a change back. Empty if it could.
+        """Returns a sentence that says why `in_place=True` could not write a change back. Empty if it could.
 
         Args:
             call: the call.
-            number: record of the changed leaf. None for a new leaf.
+            number: record of the changed leaf. None for a leaf that was added.
             value: the leaf after the change. None if it is not known.
         """
         return ""
@@ -336,12 +363,12 @@ class FunctionTransform(Wrapper):
         return rules_of_call(policy, filtered=self.is_filtered, is_exact=self.calls_each_time)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-        """Makes one node of all arguments of a call: the root of the graph. It has the names of the arguments."""
+        """Makes one node of all arguments of a call, with their names. It is the root of the graph that is packed."""
         names = self.names.of(len(args))
         static = self.static_positions(len(args), kwargs)
         if not static:
             return Arguments(names, args, kwargs)
-        # A static argument has no name in `Arguments`, and so no place in the graph.
+        # In `Arguments`, the name None marks a static argument. It is no child of the node, so it is not packed.
         traced_names = tuple([None if i in static else name for i, name in enumerate(names)])
         return Arguments(traced_names, args, kwargs, tuple([name for name in sorted(kwargs) if name in static]))
 
@@ -355,14 +382,14 @@ class FunctionTransform(Wrapper):
             CycleError: if an object contains itself.
         """
         arguments = self.arguments(args, kwargs)
-        # `enter` of `_caller_side`, which packs and groups.
+        # The function `enter` of `_caller_side`.
         call = enter(arguments, self.rules(policy), self.grouping(policy, arguments))
         return self.copy_arrays_donated_twice(call)
 
     def copy_arrays_donated_twice(self, call: Call) -> Call:
-        """Puts copies into the donated leaf groups, wherever an array of a module would be donated a second time.
+        """Copies each array of a module that would be donated a second time, in the leaf groups of a call.
 
-        Returns the call itself. Under an outer trace JAX takes no buffer, so nothing is copied.
+        Returns the call itself. Under an outer trace JAX takes over no buffer, so nothing is copied.
 
         Raises:
             InconsistentSharingError: if a donated array is also in an argument that is kept.
@@ -378,34 +405,36 @@ class FunctionTransform(Wrapper):
         """Builds the result of a call. In place, writes the function's changes into the caller's objects.
 
         Args:
-            result: result of the transformed function: one leaf group, or several.
+            result: result of the transformed function: a leaf group, or `LeafGroups`.
             call: the call.
             policy: the policy of the call.
-            used: returns the leaves of the arguments used by the computation. None for `leaves_used`.
+            used: returns the leaves of the arguments that the computation reads. None for `leaves_used`.
+
+        Raises:
+            InconsistentSharingError: in place, if a changed object cannot be written back.
         """
         groups = result.parts if type(result) is LeafGroups else (result,)
         if policy.in_place:
-            # Writes the changes, and returns one tuple for each tree. Here it is one tree: the changed objects come
-            # first, the result last.
+            # Writes the changes, and returns a list with one tuple: first the changed objects, last the result.
             (entries,) = commit_changes(call, self.transform_name, groups)
             return entries[-1]
-        # `given` has the records of the caller's objects that the function returned unchanged.
+        # `given` has the records of the caller's objects that pass through.
         structure = groups[0].selection.structure
         if not structure.given:
             return leave(groups)
-        return leave(groups, passed_through(call, structure, used or (lambda: self.leaves_used(call))))
+        return leave(groups, objects_for_caller(call, structure, used or (lambda: self.leaves_used(call))))
 
     def leaves_used(self, call: Call) -> Sequence[Any]:
-        """Returns the leaves of the arguments used by the computation. By default, all leaves.
+        """Returns the leaves of the arguments that the computation reads. By default, all leaves.
 
-        If one of these is committed to a device, vanilla `jax.jit` commits its results.
+        If one of them is committed to a device, vanilla `jax.jit` commits its results.
         """
         return call.leaves
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """Returns the transformed function for a call: one for each policy and each set of labels.
 
-        It is made on first use. Two threads get the same one.
+        It is made on first use. All threads get the same one.
         """
         result_labels = self.labels_of_results(policy, call.arguments)
         key = policy, call.plan.labels, result_labels, len(call.statics)
@@ -431,7 +460,7 @@ class FunctionTransform(Wrapper):
     # ---- The function's side ----
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
-        """Returns the inner function, which the transform gets. It is made once for each policy.
+        """Returns the inner function under a policy, for the transform. All wrappers of one function share it.
 
         Raises:
             TypeError: in place, if the user's function is a mutable module or a method of one. Its changes of
@@ -442,16 +471,17 @@ class FunctionTransform(Wrapper):
         inner = shared.inner.get(policy)
         if inner is None:
             call = functools.partial(self._without_function().call_inside, policy)
-            # The inner function has the name of the user's function. If that is a module, the module is an argument of
-            # one function for all modules, and the inner function has the name of that function.
+            # The inner function takes its name from this function. A module is an argument of the transform. It is then
+            # called by a function that all modules share, which gives the name.
             function = shared.get_function() if is_module(self.function) else self.function
             inner = shared.inner.setdefault(policy, Inner(function, shared.get_function, call))
         return inner
 
     def _without_function(self) -> Self:
-        """Returns a copy of the wrapper for the inner function to refer to.
+        """Returns a copy of the wrapper without the user's function and the inner function.
 
-        The copy refers neither to the user's function nor to the inner function. So both are freed with the wrapper.
+        The inner function refers to the copy, and not to the wrapper. So JAX's caches do not keep the user's function
+        alive, and both functions are freed with the wrapper.
         """
         cls = type(self)
         # Not `__init__`, which would apply the transform once more.
@@ -461,21 +491,21 @@ class FunctionTransform(Wrapper):
             vars(wrapper_copy).pop(name, None)
         # These two are attributes of the native base class, so `vars` does not have them.
         wrapper_copy.policy, wrapper_copy.settings = self.policy, None
-        # Of the state in `_shared`, the parts that refer neither to the user's function nor to the inner one.
+        # The parts of `_shared` that refer neither to the user's function nor to the inner one.
         wrapper_copy._records_of_traces = self._shared.traces, self._shared.seen, self._shared.unsaid
         return wrapper_copy
 
-    # An attribute of the copy alone. See `Shared` for the three.
+    # An attribute of the copy only: the fields `traces`, `seen` and `unsaid` of `Shared`.
     _records_of_traces: tuple[Traces, SeenArguments, Unsaid]
 
     def terms(self, policy: Policy) -> Terms:
-        """Makes the facts common to all traces of the function under a policy. Called on the copy alone."""
+        """Makes the facts that all traces of the function have in common. For the copy of `_without_function` only."""
         return Terms(
             self.transform_name,
             self.names,
             policy,
             self.rules(policy),
-            # What earlier traces of the function found out.
+            # The three arguments `traces`, `seen` and `unsaid`.
             *self._records_of_traces,
             caches_traces=self.caches_traces,
             writes=self.writes,
@@ -502,9 +532,9 @@ class FunctionTransform(Wrapper):
         return self.pack_results(trace.call_with(received, arguments.args, arguments.kwargs), trace)
 
     def make_is_taken(self, received: Received) -> Callable[[int], bool]:
-        """Returns a predicate on records: True if the object is donated, so the transform takes over its buffers.
+        """Returns a function: record → True if the transform takes over a buffer of the object (donation).
 
-        The object may not pass through, since the caller's own object has lost its buffers.
+        Such an object may not pass through, since the caller's object has lost the buffer.
         """
         donation = self.donation_treatment(received.arguments)
         return (lambda _: False) if donation is None else donated_records(received.tree, donation).__contains__
@@ -522,67 +552,73 @@ class FunctionTransform(Wrapper):
     def pack_results(self, result: Any, trace: FunctionTrace) -> Any:
         """Packs the result of the function and, in place, the changed arguments, for the transform.
 
-        Warns of ties lost by the function.
+        Warns of ties that the function lost.
 
         Args:
             result: the result of the user's function.
-            trace: the trace, with the arguments as received by the function.
+            trace: the trace, with the arguments that the function received.
 
         Returns:
             One leaf group, or `LeafGroups` if the transform has an option for results.
 
         Raises:
             StaticTracerError: if a static leaf of the result holds a tracer.
+            UnfitResultError: if the option for results does not fit the result.
+            UntiedError: if a tie was lost, under `Policy(on_untie="error")`.
         """
         policy, received = trace.terms.policy, trace.received
         treatment = self.treatment_of_results(policy, received.arguments)
         if treatment is not None:
             return self._pack_by_label(result, trace, treatment)
         # Warn of lost ties. The check needs the result and, in place, all arguments (`with_state`).
-        tree = trace.walked(trace.with_state(result))
-        trace.check_walked(tree, is_with_state=bool(policy.in_place))
+        tree = trace.flatten(trace.with_state(result))
+        trace.check_flattened(tree, is_with_state=bool(policy.in_place))
         is_taken, rules = self.make_is_taken(received), trace.terms.rules
         if policy.in_place:
-            # Pack the result and the objects that changed. Under `forbidding_leaks`, a tracer in a static leaf raises.
-            tree = with_changes(result, received.tree, trace.forbidding_leaks(rules), is_taken)
+            # Pack the result and the objects that changed. Under `rules_against_leaks`, packing raises if a static leaf
+            # holds a tracer.
+            tree = flatten_with_changes(result, received.tree, trace.rules_against_leaks(rules), is_taken)
         elif policy.pass_through and self.passes_through:
-            # Object → record, for what was returned unchanged. Under the rule `given` the object itself is not packed,
-            # but a reference to the caller's object with this record.
+            # Object that was returned unchanged → its record. Under the rule `given`, a `Given` with this record stands
+            # for the object, and the object itself is not packed.
             unchanged = find_unchanged(result, received.tree, is_taken, containers=policy.containers)
-            tree = trace.walked(result, rules._replace(given=unchanged)) if unchanged else tree
-        return packed(tree)
+            tree = trace.flatten(result, rules._replace(given=unchanged)) if unchanged else tree
+        return single_group_of_tree(tree)
 
     def _pack_by_label(self, result: Any, trace: FunctionTrace, treatment: Treatment) -> Any:
         """Packs a result and, in place, the changed arguments into several leaf groups, one for each label.
 
-        Warns of ties lost by the function.
+        Warns of ties that the function lost.
 
         Args:
             result: the result of the user's function.
-            trace: the trace, with the arguments as received by the function.
-            treatment: the treatment of the result. In place, its prefix has a part for the arguments in front.
+            trace: the trace, with the arguments that the function received.
+            treatment: the treatment of the result. In place, its prefix has two parts: for the arguments, and for the
+                result.
 
         Raises:
             UnfitResultError: if the option for results does not fit the result.
         """
         policy, received = trace.terms.policy, trace.received
-        # The labels as written in the option. None if the groups are those of the leaves' resolved labels.
+        # The labels as written in the option. None to make a group for each resolved label.
         labels = None if treatment.groups_by_outcome else self._labels_in_treatment(treatment)
         try:
             if policy.in_place:
-                # Rules that say which objects changed. `deeply`: an object that holds a changed one counts as changed,
-                # since it may be returned under another label.
-                changes = rules_for_state(trace.terms.rules, received.tree, self.make_is_taken(received), deeply=True)
-                grouped = group_result_with_state(result, trace, treatment, labels, changes)
+                # Rules that say which objects changed. With `deeply`, an object that holds a changed one counts as
+                # changed, too. It is then packed, and can go out under another label.
+                state_rules = rules_for_state(
+                    trace.terms.rules, received.tree, self.make_is_taken(received), deeply=True
+                )
+                grouped = group_result_with_state(result, trace, treatment, labels, state_rules)
             else:
-                tree = trace.walked(result)
-                trace.check_walked(tree)
+                tree = trace.flatten(result)
+                trace.check_flattened(tree)
                 grouped = group_result(tree, treatment, labels, trace.terms.title)
         except SharingMismatchError as error:
             raise UnfitResultError(error) from None
         if labels is None:
-            # The resolved labels depend on the leaves of the result. The transform reads them from the call when the
-            # trace has ended.
+            # The resolved labels depend on the leaves of the result. So they are left in the call, where the transform
+            # reads them after the trace.
             assert received.call is not None
             received.call.result_labels[:] = grouped.labels
         return LeafGroups(grouped.groups)
@@ -607,11 +643,11 @@ def rules_of_call(policy: Policy, *, filtered: bool, is_exact: bool = False) -> 
     Args:
         policy: what carries identity.
         filtered: True if only arrays are traced, as under Equinox's transforms.
-        is_exact: True to pack static values as these very objects, and not as equal copies. This is for transforms
-            that call the function each time. A kept trace has the static values of the first call.
+        is_exact: True to pack the static values themselves, and not copies. For transforms that call the function in
+            each call. Other transforms keep a trace, in which the function has the static values of the first call.
     """
-    # "outside" is the convention outside all modules: every leaf is traced, and the transform refuses what it cannot
-    # trace. Arrays and plain containers are values without identity there.
+    # "outside" is the convention at the root, outside all modules. There every leaf is traced, and the transform
+    # refuses leaves that it cannot trace. Arrays and plain containers carry no identity there.
     return Rules(
         arrays=policy.arrays,
         containers=policy.containers,

@@ -43,13 +43,13 @@ from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy
 from ..tree._asking_filters import selection
 from ..tree._filters import Filter, Place, filter_of
-from ._adapter_names import UNDER_FILTER
+from ._adapter_names import COUNTERPART_OF_FILTER
 from ._argument_names import as_sequence
 from ._caller_side import Call, Grouping, leave
-from ._function_side import FunctionTrace, packed
+from ._function_side import FunctionTrace, single_group_of_tree
 from ._function_transform import FunctionTransform
 from ._grouping_leaves import outermost_modules
-from ._in_place import commit_changes, conventions, with_changes
+from ._in_place import commit_changes, conventions, flatten_with_changes
 from ._leaf_groups import LeafGroup, tree_like_arguments
 from ._leaf_labels import Outcomes, Treatment
 from .checks._partial_gradients import Gradient, report_partial_gradients
@@ -155,7 +155,7 @@ class GradTransform(FunctionTransform):
             self.transform_name,
             treatments,
             key=("wrt", prefix, self._allow_int, self._filter is not None, self.is_filtered),
-            asks=functools.partial(_differentiability, allow_int=self._allow_int),
+            facts_of_leaves=functools.partial(_differentiability, allow_int=self._allow_int),
             # Both groups exist in every call, so that the second argument is always the differentiated one.
             groups=((False,), (True,)),
             # A filter may answer differently for the next model, so C must not group the leaves by this prefix.
@@ -243,7 +243,7 @@ class GradTransform(FunctionTransform):
             if policy.in_place:
                 options["has_aux"] = True
             # For a transform of Equinox, the one of JAX that it is made of.
-            transform = UNDER_FILTER[self.transform.__name__] if self.is_filtered else self.transform
+            transform = COUNTERPART_OF_FILTER[self.transform.__name__] if self.is_filtered else self.transform
             transformed = self._made.setdefault(policy, transform(self.inner(policy), **options))
         return transformed
 
@@ -349,15 +349,15 @@ class GradTransform(FunctionTransform):
                 )
             return result
         # Warn of lost ties. In place, `with_state` adds the arguments to the result. Nothing else uses this tree.
-        tree = trace.walked(trace.with_state(result))
-        trace.check_walked(tree, is_with_state=bool(policy.in_place))
+        tree = trace.flatten(trace.with_state(result))
+        trace.check_flattened(tree, is_with_state=bool(policy.in_place))
         # Make the group of auxiliary data and changes.
         value, aux = result if self._has_aux else (result, None)
         if policy.in_place:
             is_taken = self.make_is_taken(trace.received)
             # Under these rules, a tracer in a static leaf is an error.
-            rules = trace.forbidding_leaks(trace.terms.rules)
-            aux_group = packed(with_changes(aux, trace.received.tree, rules, is_taken))
+            rules = trace.rules_against_leaks(trace.terms.rules)
+            aux_group = single_group_of_tree(flatten_with_changes(aux, trace.received.tree, rules, is_taken))
         elif self._has_aux:
             aux_group = trace.pack(aux)
         else:

@@ -1,14 +1,18 @@
 """Groups the leaves of a tree by what a transform does with them, and splits objects that have conflicts.
 
-Arrays alias by accident: a target network starts with the model's arrays, or a filtered model is passed beside the
-whole model. So the identity of an array or of a mutable container is (object, treatment). A tie within one treatment
-holds. A tie between two treatments is cut: the object is *split* into one object for each treatment, as in vanilla JAX.
-A module or a reference in the arguments is split only if its treatment allows that. Otherwise it is an error. Results
-are new objects, so every object in a result may be split.
+A *label* is what a transform does with a leaf, such as the axis along which it is mapped. A *treatment* gives each leaf
+of a tree its label. A *leaf group* has the leaves with one label, and is one argument of the transform.
 
-The *outcome* of an object is what the labels of its leaves come to. An object with two outcomes has a *conflict*. Then
-the records are renumbered, one for each *piece* (a record and one of its outcomes). A *visit* is a way to reach a
-record: the record and the part of the prefix (`in_axes`) that holds for it there. `_leaf_labels` computes all of these.
+Arrays alias by accident: a target network starts with the model's arrays, or a filtered model is passed beside the
+whole model. So a tie of an array or of a mutable container holds only under one label. A tie between two labels is cut:
+the object is *split* into one object for each label, as in vanilla JAX. A module or a reference (`jax.Ref`) in the
+arguments is split only if its treatment allows that. Otherwise it is an error. Results are new objects, so every object
+in a result may be split.
+
+A *record* is the number of an object in a flat DAG. The *outcome* of an object is what the labels of its leaves come
+to. An object with two outcomes has a *conflict*. A *piece* is a record with one of its outcomes. A split renumbers the
+records, so that each piece is a record. A *visit* is a record with the part of the prefix (`in_axes`) under which it is
+reached. `_leaf_labels` computes all of these.
 
     f(Pair(w, 1), [w, Pair(w, 2)])    in_axes (0, 1)      w → one record, reached with the outcomes 0 and 1
                                       after the split     w → two records, one leaf each
@@ -39,15 +43,16 @@ from ._leaf_labels import (
 
 
 class Cut(NamedTuple):
-    """Ties in a call's arguments that one treatment cut. Later calls use it, too, so it holds no object of a call.
+    """The ties in a call's arguments that one treatment cuts.
 
-    All records are numbered as before the cut.
+    Later calls of the same structure use this object, too, so it holds no object of a call. All records in it are
+    numbered as before this cut.
 
     Attributes:
-        outcomes: outcomes of every record.
-        leaves: records of the arrays that were split.
-        modules: records of the modules that were split.
-        containers: records of the mutable containers that were split.
+        outcomes: outcomes of every record, without objects. See `in_call`.
+        leaves: records of the arrays that are split.
+        modules: records of the modules that are split.
+        containers: records of the mutable containers that are split.
         origins: for each record before this cut, its record before all cuts. None if this is the first cut.
     """
 
@@ -58,7 +63,7 @@ class Cut(NamedTuple):
     origins: Sequence[int] | None
 
     def in_call(self, objects: Sequence[Any]) -> "Cut":
-        """Returns a copy whose outcomes refer to the objects of one call.
+        """Returns a copy of the cut, with the objects of one call in its outcomes.
 
         Args:
             objects: the object of each record, numbered as before all cuts.
@@ -72,10 +77,10 @@ class LabelledTree(NamedTuple):
     """The arguments of a call with the labels of each leaf, after all cuts.
 
     Attributes:
-        structure: structure of the tree after the cuts.
-        origins: for each of its records, the record before the cuts. None if nothing was cut.
-        labels: for each of its leaves in flatten order, one label for each treatment.
-        cuts: what was cut, one entry for each treatment that cut something.
+        structure: structure of the arguments after the cuts.
+        origins: for each record of `structure`, the record before all cuts. None if nothing was cut.
+        labels: for each leaf of `structure`, in flatten order, a tuple of labels: one for each treatment.
+        cuts: one entry for each treatment that cut something.
     """
 
     structure: Structure
@@ -92,16 +97,16 @@ def label_arguments(
     Args:
         tree: the arguments, with their objects.
         structure: their structure.
-        treatments: what the transform does with the arguments. Each treatment is applied to the tree that the treatment
-            before it has split.
+        treatments: what the transform does with the arguments. One after the other is applied, each to the tree with
+            the splits of those before.
         transform: name of the transform, for errors.
 
     Raises:
-        InconsistentSharingError: if a module with a traced leaf, a reference or, within one module, a container has a
-            conflict.
+        InconsistentSharingError: if an object has a conflict and must not be split. See `_refuse_conflicts`.
         SharingMismatchError: if a prefix does not fit the tree.
     """
-    # Record of a leaf → its labels under the treatments so far.
+    # Record of a leaf → its labels under the treatments so far. In the loop `tree`, `structure`, `labels` and `origins`
+    # speak of the tree after the splits so far.
     labels: dict[int, tuple[Any, ...]] = dict.fromkeys(tree.leaf_numbers, ())
     origins: Sequence[int] | None = None
     cuts: list[Cut] = []
@@ -112,13 +117,13 @@ def label_arguments(
             visit_of: dict[int, Visit] = {}
             for visit in outcomes.visits():
                 visit_of.setdefault(visit.record, visit)
-            # Nothing is split: all visits of a leaf have one outcome. The leaf gets the label of its first visit.
+            # Nothing is split. All visits of a leaf have one outcome, so the label of its first visit is that of all.
             for record in labels:
                 labels[record] = (*labels[record], outcomes.group_label(visit_of[record]))
             continue
         modules = _refuse_conflicts(outcomes, conflicts, transform)
         cuts.append(_cut(outcomes, conflicts, modules, origins))
-        # From here on, records are numbered as after the split: one for each piece.
+        # From here on, records are numbered as after the split: each piece is a record.
         structure, pieces = split_records(outcomes)
         first_visits = outcomes.first_visits()
         labels_of_pieces: dict[int, tuple[Any, ...]] = {}
@@ -135,12 +140,14 @@ def label_arguments(
 def _cut(
     outcomes: Outcomes, conflicts: Collection[int], modules: Collection[int], origins: Sequence[int] | None
 ) -> Cut:
-    """Makes a `Cut` of the records that are split: sorts them into leaves, modules and containers.
+    """Makes a `Cut`: sorts the records that are split into leaves, modules and containers.
+
+    Other nodes, such as tuples, are split without being listed: they carry no identity.
 
     Args:
         outcomes: outcomes of every record.
         conflicts: the records that are split.
-        modules: the modules that may be split.
+        modules: records of the modules that may be split.
         origins: for each record, its record before all cuts. None if this is the first cut.
     """
     tree = outcomes.tree
@@ -152,28 +159,33 @@ def _cut(
         if node is None:
             leaves.append(record)
         elif node.type.carries_identity:
+            # Of nodes with identity, every module is in `modules`, or there would have been an error.
             (split_modules if record in modules else containers).append(record)
     return Cut(outcomes.with_objects(()), leaves, split_modules, containers, origins)
 
 
 def _refuse_conflicts(outcomes: Outcomes, conflicts: Mapping[int, Sequence[Visit]], transform: str) -> Collection[int]:
-    """Raises for conflicts of objects that must not be split. Returns the records of the modules that may be split.
+    """Raises an error if an object has a conflict and must not be split.
 
     Args:
         outcomes: outcomes of every record.
         conflicts: the records with a conflict, each with one visit for each outcome.
         transform: name of the transform, for errors.
 
+    Returns:
+        The records of the modules that may be split. Empty if no module has a conflict.
+
     Raises:
-        InconsistentSharingError: if a record with a conflict is a reference or a module that the treatment does not
-            allow to be split. Also if a container or any module has both outcomes within one module, or if an array has
-            them within the modules of one argument and the treatment refuses that.
+        InconsistentSharingError: in three cases. A reference has a conflict, or a module that the treatment does not
+            allow to be split. A container or a module has two outcomes within one outermost module. An array has two
+            outcomes within the modules of one argument, and the treatment refuses that (`within_module`).
     """
     tree = outcomes.tree
     nodes = {record: tree.node(record) for record in conflicts}
     modules = {record for record, node in nodes.items() if node is not None and not node.type.is_plain}
     splittable = outcomes.treatment.splittable_modules(outcomes) if modules else ()
-    # Modules and references are refused wherever they are. Containers, and modules that are split, are collected.
+    # Case 1: references, and modules that must not be split. Collect the other nodes with identity: containers, and
+    # modules that may be split.
     nodes_with_identity: set[int] = set()
     for record in sorted(conflicts):
         node = nodes[record]
@@ -181,12 +193,13 @@ def _refuse_conflicts(outcomes: Outcomes, conflicts: Mapping[int, Sequence[Visit
             raise_inconsistent(outcomes, record, transform)
         if node is not None and node.type.carries_identity:
             nodes_with_identity.add(record)
-    # What was collected is refused if both outcomes occur within one module, which would have to hold two copies of it.
+    # Case 2: a collected node has two outcomes within one outermost module. The module would have to hold two copies.
     refused: set[int] = set()
     if nodes_with_identity:
-        each_alone = [[visit] for _, visit in outermost_modules(outcomes)]
-        refused |= conflicts_within(outcomes, nodes_with_identity, each_alone)
-    # Arrays are refused only where the treatment says so, and then within all modules of one argument.
+        # A group for each module, since two outcomes from two modules are allowed.
+        group_for_each_module = [[visit] for _, visit in outermost_modules(outcomes)]
+        refused |= conflicts_within(outcomes, nodes_with_identity, group_for_each_module)
+    # Case 3: an array has two outcomes within the modules of one argument.
     if outcomes.treatment.within_module == REFUSED:
         arrays = {record for record, node in nodes.items() if node is None}
         refused |= conflicts_within(outcomes, arrays, modules_by_argument(outcomes))
@@ -199,7 +212,12 @@ def _refuse_conflicts(outcomes: Outcomes, conflicts: Mapping[int, Sequence[Visit
 
 
 class GroupedResult(NamedTuple):
-    """The leaf groups of a result, and the label of each."""
+    """The leaf groups of a result.
+
+    Attributes:
+        labels: label of each group.
+        groups: the groups.
+    """
 
     labels: Sequence[Any]
     groups: tuple[LeafGroup, ...]
@@ -212,36 +230,40 @@ def group_result(
     transform: str,
     new_op_of: Callable[[Outcomes], Callable[[Piece], Op | None]] | None = None,
 ) -> GroupedResult:
-    """Groups the leaves of a function's result by label. Objects with conflicts are split, with no warning.
+    """Groups the leaves of a function's result by label. Objects with conflicts are split, without a warning.
 
     Args:
         tree: the result, with its objects.
         treatment: what the transform will do with the result.
         labels: labels of the groups, in order; a group may be empty. None to make one group for each label that occurs.
         transform: name of the transform, for errors.
-        new_op_of: (outcomes of the result) → the argument `op_of` of `split_records`. None to replace nothing.
+        new_op_of: (outcomes of the result) → a function for the argument `op_of` of `split_records`. It puts operations
+            in place of those of the result. None to replace nothing.
 
     Raises:
-        InconsistentSharingError: if the treatment refuses conflicts within one module, and there is one.
+        InconsistentSharingError: if the treatment refuses conflicts within modules (`within_module`), and there is one.
+            Also if `new_op_of` raises it.
         SharingMismatchError: if the prefix does not fit the tree.
     """
     outcomes = Outcomes(tree, treatment)
-    # Some treatments refuse conflicts within the modules of one entry of the result.
+    # Refuse conflicts within the modules of one entry of the result, if the treatment says so.
     if treatment.within_module == REFUSED:
         objects = [record for record, (op, _) in enumerate(tree.records) if _is_object(op)]
         refused = conflicts_within(outcomes, objects, modules_by_argument(outcomes))
         if refused:
             raise_inconsistent_result(outcomes, min(refused), transform)
-    # Split the objects with conflicts. A `lambda` that returns None replaces no operation.
+    # Split the objects with conflicts. The `lambda` returns None, so it replaces no operation.
     structure, pieces = split_records(outcomes, new_op_of(outcomes) if new_op_of else lambda _: None)
+    # Find the leaves after the split, and the label of each.
     first_visits = outcomes.first_visits()
     leaf_pieces = [piece for (op, _), piece in zip(structure.records, pieces, strict=True) if op is LEAF]
     leaves = [tree.objects[piece.record] for piece in leaf_pieces]
     leaf_labels = [outcomes.group_label(first_visits[piece]) for piece in leaf_pieces]
-    # A result without leaves has one group, without a label.
+    # A result without leaves has one empty group with the label None, since the caller's side needs its structure.
     if labels is None:
         labels = distinct_labels(leaf_labels) or [None]
     structure = with_leaf_notes(structure, leaves)
+    # Make the groups.
     groups: list[LeafGroup] = []
     for label in labels:
         places = tuple([i for i, leaf_label in enumerate(leaf_labels) if is_same_label(leaf_label, label)])
@@ -250,18 +272,23 @@ def group_result(
 
 
 def with_leaf_notes(structure: Structure, leaves: Sequence[Any]) -> Structure:
-    """Returns the structure with the notes of its leaves, or the very structure if no leaf has a note.
+    """Returns a structure with the notes of its leaves. If no leaf has a note, returns the structure itself.
 
     A note says, for example, that a tie of the leaf was undone on purpose (`ties/_leaf_notes`). JAX runs a cached
-    program without a trace. The caller's side then notes the leaves of the result as the structure says.
+    program without a trace. The caller's side then gives the notes in the structure to the leaves of the result.
+
+    Args:
+        structure: a structure without notes.
+        leaves: its leaves, which may have notes.
     """
+    # Positions of the leaves whose tie was undone or reported, and of those tied outside modules.
     noted, tied = which_are_noted(leaves), which_are_tied_values(leaves)
     # 0 and None: the structure belongs to no `Context`.
     return intern(structure.records, structure.root, 0, None, noted, tied) if noted or tied else structure
 
 
 def _is_object(op: Op) -> bool:
-    """Returns True for a traced leaf, and for a node that carries identity."""
+    """Returns True for a traced leaf and for a node that carries identity. A conflict of these can be refused."""
     return op is LEAF or (type(op) is Node and op.type.carries_identity)
 
 
@@ -271,12 +298,15 @@ def _is_object(op: Op) -> bool:
 def split_records(
     outcomes: Outcomes, op_of: Callable[[Piece], Op | None] = lambda _: None
 ) -> tuple[Structure, Sequence[Piece]]:
-    """Renumbers the records of a tree, one for each piece. Returns the new structure, and the piece of each record.
+    """Splits all objects with conflicts: makes the structure in which each piece is a record.
 
     Args:
         outcomes: outcomes of every record.
-        op_of: (piece) → a new operation for the piece, or None to keep its operation. The operation `Given` stands for
-            an object of the caller, and replaces the children, too.
+        op_of: (piece) → a new operation for the piece, or None to keep its operation. A `Given` stands for an object
+            of the caller. It has no children, so everything below the piece is left out.
+
+    Returns:
+        The new structure, and the piece of each of its records.
     """
     records = outcomes.tree.records
     first_visits = outcomes.first_visits()
@@ -285,14 +315,14 @@ def split_records(
         """Returns the operation of a piece, and the pieces of its children."""
         op, children = records[piece.record]
         replacement = op_of(piece)
-        # `Given` stands for an object that the caller has already, so nothing below it is a part of the result.
+        # The caller has the object of a `Given` already, so nothing below it is a part of the result.
         if type(replacement) is Given or not children:
             return replacement or op, ()
         visits = outcomes.children(first_visits[piece])
         return replacement or op, [Piece(visit.record, outcomes[visit]) for visit in visits]
 
     root = Piece(outcomes.root.record, outcomes[outcomes.root])
-    # Numbers the pieces as a walk would number objects. The root is the last.
+    # `canonical_records` numbers the pieces as a walk would number objects: children first, the root last.
     table, pieces = canonical_records(root, expand)
     return intern(table, len(table) - 1), list(pieces)
 
@@ -300,10 +330,12 @@ def split_records(
 def conflicts_within(outcomes: Outcomes, records: Collection[int], groups: Sequence[Sequence[Visit]]) -> set[int]:
     """Finds the records that are reached with two outcomes from the modules of one group.
 
+    If a record is reached with two outcomes from two groups, but with one from each, it does not count.
+
     Args:
         outcomes: outcomes of every record.
         records: the records in question.
-        groups: groups of visits of modules. If two groups reach a record with different outcomes, that does not count.
+        groups: for each group, visits of the modules in it.
     """
     conflicts: set[int] = set()
     for group in groups if records else ():
@@ -322,9 +354,10 @@ def conflicts_within(outcomes: Outcomes, records: Collection[int], groups: Seque
 def modules_by_argument(outcomes: Outcomes) -> list[list[Visit]]:
     """Returns visits of the outermost modules: one list for each argument or, in a result, for each entry of a tuple.
 
-    A dictionary of modules is one model just as a module is, so a tie between two of its modules is no accident.
+    All modules of an argument count together: a dictionary of modules is one model, as a module is. So a tie between
+    two of its modules is no accident.
     """
-    # By the first key of the path, which is the argument or the entry. A result that is no tuple is one group.
+    # First key of the path, which is the argument or the entry → visits. A result that is no tuple has the key `()`.
     groups: dict[Any, list[Visit]] = {}
     root = outcomes.tree.node(outcomes.root.record)
     has_entries = root is not None and (root.type.cls is tuple or root.type.cls is Arguments)
@@ -334,9 +367,9 @@ def modules_by_argument(outcomes: Outcomes) -> list[list[Visit]]:
 
 
 def outermost_modules(outcomes: Outcomes, *, has_containers: bool = False) -> list[tuple[Path, Visit]]:
-    """Returns visits of the modules that are not below another module, each with its path, in flatten order.
+    """Returns the modules that are not inside another module, in flatten order: for each its path and its visit.
 
-    A module has one entry for each path to it.
+    A module at several paths has one entry for each path.
 
     Args:
         outcomes: outcomes of every record.
@@ -347,10 +380,10 @@ def outermost_modules(outcomes: Outcomes, *, has_containers: bool = False) -> li
     while stack:
         path, visit = stack.pop()
         node = outcomes.tree.node(visit.record)
-        # A leaf outside modules.
+        # A leaf or a static value outside modules.
         if node is None:
             continue
-        # Go on below plain containers. Children are pushed in reverse, to come off the stack in flatten order.
+        # Look for modules in plain containers. Children are pushed in reverse, to come off the stack in flatten order.
         if node.type.is_plain and not (has_containers and node.type.is_mutable):
             children = list(zip(node.keys, outcomes.children(visit), strict=True))
             stack.extend([((*path, key), child) for key, child in reversed(children)])

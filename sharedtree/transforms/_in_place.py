@@ -1,13 +1,13 @@
 """`Policy(in_place=True)`: a function's changes of its arguments are written back into the caller's objects.
 
-An object has changed if its parts are no longer the received ones. The function's side packs the changed objects and
-the result as one tuple. Objects that the function has taken out of its arguments are packed, too, since the caller may
-still hold them.
+An object has changed if its parts are no longer those that the function received. The function's side packs the changed
+objects and the result as one tuple. Changed objects that the function has taken out of its arguments are packed, too,
+since the caller may still hold them.
 
 The packed arguments have one *record* for each object: its operation (`LEAF`, a static value, or a `Node` with its
-class) and the numbers of its children's records. A variable `record` holds the number. In the packed tuple, an
-unchanged object is a `Given` with the number of its record, and a changed object is an `Update` with this number and
-the new content:
+class) and the numbers of its children's records. A variable `record` holds the number. In the packed tuple, a `Given`
+stands for an unchanged object, with the number of its record. An `Update` stands for a changed object, with this number
+and the new content:
 
     counter.n += 1                        packed   ((Update(0, Counter(0)),), result)      with the leaf n
 
@@ -16,6 +16,9 @@ after an error, not at all.
 
 A *static* value is a part of an object, but no array: a string, a config, a function. JAX may run an earlier trace
 for a call. Then the new contents have the static values of the earlier call, and the caller's are put in their place.
+
+A *convention* says which leaves are traced. The library of the nearest module around a leaf decides it: Equinox traces
+arrays only, for example.
 """
 
 import collections
@@ -35,27 +38,29 @@ from ._leaf_labels import raise_inconsistent
 from ._pass_through import ReceivedObjects
 
 IsTaken = Callable[[int], bool]
-"""(record) → True if the caller donated the object's buffers. Then it is packed even if it is unchanged.
+"""(record) → True if the object is packed even if it is unchanged.
 
-A donated buffer is gone after the call, so the caller's object needs the new array.
+An example is an object whose buffers the caller donated. They are gone after the call, so the caller's object needs the
+new arrays.
 """
 
 IN_PLACE = " in place of "
-"""The text that begins the path of a changed object in JAX's messages."""
+"""The text with which the path of a changed object begins in JAX's messages."""
 
 # ---- On the function's side: what was changed ----
 
 
 def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
-    """Returns rules to pack an unchanged object as a `Given`, and a changed one as an `Update`.
+    """Compares the received objects with their records. Returns rules that pack the result of the comparison.
 
-    The unchanged objects are in the field `given` of the rules, the changed ones in `updated`: object → its record.
+    The field `given` of the rules has the unchanged objects, which are packed as a `Given`. The field `updated` has the
+    changed ones, which are packed as an `Update`. Both are dictionaries: object → its record.
 
     Args:
         rules: rules for everything else.
         received: the arguments of the function, with the objects as they are now.
         is_taken: see `IsTaken`.
-        deeply: True if a holder of a changed object counts as changed.
+        deeply: True if an object counts as changed, too, when an object below it has changed.
     """
     objects = ReceivedObjects(received, containers=rules.containers)
     is_unchanged = objects.is_deeply_unchanged if deeply else objects.is_unchanged
@@ -65,16 +70,16 @@ def rules_for_state(rules: Rules, received: FlatDag, is_taken: IsTaken, *, deepl
         obj = received.objects[record]
         if not is_taken(record) and is_unchanged(record):
             unchanged[obj] = record
-        # A leaf that is taken has no content to update. It is packed as any leaf.
+        # A node that has changed, or is taken. A leaf that is taken is packed as any other leaf.
         elif type(received.records[record][0]) is Node:
             changed[obj] = record
     return rules._replace(given=unchanged, updated=changed, received=received.records)
 
 
-def with_changes(
+def flatten_with_changes(
     result: Any, received: FlatDag, rules: Rules, is_taken: IsTaken, writable: Container[int] | None = None
 ) -> FlatDag:
-    """Packs the objects changed by a function, and its result, as one tuple. The result is the last entry.
+    """Flattens one tuple: first the objects changed by a function, in tuples of their own, and last its result.
 
     Args:
         result: the result of the function.
@@ -92,8 +97,8 @@ def with_changes(
     if writable is not None:
         updated = IdentityDict((obj, record) for obj, record in updated.items() if record in writable)
         rules = rules._replace(updated=updated)
-    # A convention says which leaves are traced. It is that of the library of the nearest module around an object. One
-    # walk has one convention around its root, so there is a tuple of changed objects for each convention.
+    # An object is walked under the convention that holds around it. A walk has one convention at its root, so there is
+    # a tuple of changed objects for each convention.
     convention_of = conventions(received, rules)
     objects_of: dict[LocalConvention, list[Any]] = {}
     for record in updated.values():
@@ -101,22 +106,23 @@ def with_changes(
     trees: list[tuple[Any, LocalConvention]] = [
         (tuple(objects), convention) for convention, objects in objects_of.items()
     ]
+    # The paths of the result begin with nothing.
     keys = [*[IN_PLACE] * len(objects_of), ""]
-    return walked_together([*trees, (result, rules.convention)], rules, keys)
+    return flatten_together([*trees, (result, rules.convention)], rules, keys)
 
 
-def walked_together(trees: Iterable[tuple[Any, LocalConvention]], rules: Rules, keys: Sequence[str]) -> FlatDag:
-    """Packs several trees as one tuple, with the ties between them. Each tree has a convention of its own.
+def flatten_together(trees: Iterable[tuple[Any, LocalConvention]], rules: Rules, keys: Sequence[str]) -> FlatDag:
+    """Flattens several trees as one tuple, with the ties between them.
 
     Args:
-        trees: the trees, each with the convention around it.
-        rules: how they are packed. Their convention is not read.
+        trees: the trees, each with the convention at its root.
+        rules: how the trees are packed. `rules.convention` is not read.
         keys: for each tree, the beginning of its paths.
 
     Returns:
         The flat DAG (records and objects) of the tuple.
     """
-    # `tags` number the objects. All walks share them, so an object in two trees is one record.
+    # `tags` number the objects. All walks share `tags`, so an object in two trees is one record.
     tags, records, roots = Tags(), list[Any](), list[int]()
     for tree, convention in trees:
         # `walk` returns the leaves, the records that are new, and the number of the tree's root.
@@ -131,14 +137,14 @@ def walked_together(trees: Iterable[tuple[Any, LocalConvention]], rules: Rules, 
 
 
 def conventions(received: FlatDag, rules: Rules) -> dict[int, LocalConvention]:
-    """Returns, for each record, the convention around it on its first path. It says when a leaf is traced there.
+    """Returns a dictionary: record → the convention that holds around it on its first path.
 
     Args:
         received: the arguments of the function.
-        rules: how they were packed, with the convention around the root.
+        rules: how the arguments were packed. `rules.convention` is the one at their root.
     """
     convention_of: dict[int, LocalConvention] = {}
-    # The first child is on top of the stack, so records come up in the order of their first paths.
+    # Children are pushed in reverse, so records come off the stack in the order of their first paths.
     stack: list[tuple[int, LocalConvention]] = [(received.root, rules.convention)]
     while stack:
         record, convention = stack.pop()
@@ -156,37 +162,41 @@ def conventions(received: FlatDag, rules: Rules) -> dict[int, LocalConvention]:
 
 
 def commit_changes(call: Call, transform: str, *trees: Sequence[LeafGroup]) -> list[Any]:
-    """Builds the results of a transform, and writes the changes in them into the caller's objects, all or nothing.
+    """Builds the results of a transform, and writes the changes in them into the caller's objects.
+
+    Either all changes are written, or there is an error and none is.
 
     Args:
         call: the call.
         transform: name of the transform, for errors.
-        trees: for each tree, all of its leaf groups. (A leaf group holds leaves treated alike by the transform.)
+        trees: for each tree, all of its leaf groups. (A leaf group has leaves that the transform treats alike.)
 
     Returns:
-        The trees, as the function packed them. A tree of `with_changes` is a tuple whose last entry is the result. An
-        object of the caller's in a tree, changed or not, is the caller's own.
+        The trees, as the function packed them. A tree of `flatten_with_changes` is a tuple: first the changed objects,
+        last the result. An object of the caller's in a tree, changed or not, is the caller's own.
 
     Raises:
         InconsistentSharingError: if a changed object cannot be written back. See `Changes.update`.
+        Exception: raised by a class whose objects cannot be written to.
     """
     changes = Changes(call, transform)
-    # `leave` builds a tree. For a `Given` it takes the caller's object, and for an `Update` it calls `changes.update`.
+    # `leave` builds a tree. For a `Given` it takes the caller's object with this record. For an `Update` it calls
+    # `changes.update`, which returns the caller's object.
     built = [leave(groups, call.objects.__getitem__, changes.update) for groups in trees]
     changes.commit()
     return built
 
 
 class Changes:
-    """New contents for the caller's objects. `update` collects them, and `commit` writes them all at once.
+    """New contents for the caller's objects. `update` collects them, and `commit` then writes all of them.
 
     Args:
         call: the call.
         title: name of the transform, for errors.
 
     Attributes:
-        pending: the contents to be written: target, content, target, content, and so on. A target is an object of the
-            caller's. Its content is a new object of the same class. C takes them in one flat list.
+        pending: what is to be written: target, content, target, content, and so on. A target is an object of the
+            caller's. The content for it is a new object of the same class. The list is flat because C reads it.
     """
 
     def __init__(self, call: Call, title: str) -> None:
@@ -199,21 +209,23 @@ class Changes:
         """Adds new content for one of the caller's objects, to be written by `commit`. Returns that object.
 
         A transform may treat an object in two ways: `grad(f)(q, q)` differentiates `q` in the first place only. Then
-        `q` is *split* into two pieces, two objects inside the function, and is one object for the caller still.
+        `q` is *split* into two pieces: two objects inside the function, which are one object for the caller.
 
         Args:
             record: record of the object.
-            content: a new object of its class. Its static values are replaced by the caller's.
+            content: a new object of the same class. Static values in it are replaced by the caller's.
 
         Raises:
-            InconsistentSharingError: if the object is a split container, or a module with changes in two pieces.
+            InconsistentSharingError: if the object is a container that was split, or a module that was split and has
+                changes in two pieces.
         """
         target = self._call.objects[record]
-        # True if another piece of this object was changed. The targets are the entries at even places.
+        # True if there is new content for this object already, from another piece of it. The targets are the entries at
+        # even places.
         is_pending = any(obj is target for obj in self.pending[::2])
-        # A cut has the records that one treatment split.
+        # There is one cut for each treatment that has split objects. It has their records.
         for cut in self._call.cuts:
-            # A container that was split cannot be written to at all. A module can, if only one piece of it was changed.
+            # A container that was split cannot be written to. A module can be, as long as only one piece was changed.
             for split_record in (*cut.containers, *(cut.modules if is_pending else ())):
                 if cut.outcomes.tree.objects[split_record] is target:
                     reason = (
@@ -221,7 +233,7 @@ class Changes:
                         "written back into both as one.\n"
                     )
                     raise_inconsistent(cut.outcomes, split_record, self._title, reason)
-        # No treatment split the object. So a loop did, when its body returned two objects for it.
+        # No treatment has split the object. So the body of a loop did: it returned two objects in its place.
         if is_pending:
             self._raise_split_container(target)
         self._statics.put_into(content, target)
@@ -229,12 +241,15 @@ class Changes:
         return target
 
     def _raise_split_container(self, target: Any) -> NoReturn:
-        """Raises the error for a container split into two by a loop, if both pieces were changed.
+        """Raises the error for a container that a loop has split into two pieces, both of which were changed.
 
         The body of the loop returned two objects where it had received one. From then on, the loop carried two.
 
         Args:
             target: the caller's container.
+
+        Raises:
+            InconsistentSharingError: always.
         """
         tree, kind = self._call.tree, type(target).__name__
         records = [record for record in sorted(tree.first_paths) if tree.objects[record] is target]
@@ -252,19 +267,25 @@ class Changes:
         )
 
     def commit(self) -> None:
-        """Writes all pending contents. If one object cannot be written, the others get their old content back."""
-        # `write_natively` returns False if C cannot write one of the objects. Then it has written nothing.
+        """Writes all pending contents. If one object cannot be written to, the others get their old content back.
+
+        Raises:
+            Exception: raised by a class whose objects cannot be written to.
+        """
+        # Tries it in C. `write_natively` returns False, and has written nothing, if C cannot write to one of the
+        # objects.
         if not write_natively(self.pending):
             write(self.pending)
 
 
 class CallersStatics:
-    """The static objects in a caller's arguments. They replace their copies in new contents.
+    """The static objects in a caller's arguments, to replace equal objects in new contents.
 
-    A trace that serves many calls has copies of static objects, or equal objects of the model in the first call. These
-    are in the new contents, wherever the function put them. Each is replaced by the caller's object with equal content:
+    The function does not get the caller's static objects, such as configs. It gets copies, or equal objects from the
+    call for which it was traced. It may put these anywhere, and they come back in the new contents. There each is
+    replaced by the caller's object with equal content:
 
-        m.config, m.spare = m.spare, m.config           the trace exchanges two copies, the caller's objects are written
+        m.config, m.spare = m.spare, m.config       the function exchanges two copies, the caller sees its own objects
 
     The first replacement reads the static objects of all arguments. Later replacements look them up.
 
@@ -274,33 +295,34 @@ class CallersStatics:
 
     def __init__(self, tree: FlatDag) -> None:
         self._tree = tree
-        # Key of a content → the first object with this content. None until the first replacement.
+        # Key of a content, from `key_of` → the caller's first object with this content. None until the first
+        # replacement.
         self._object_of_content: dict[Any, Any] | None = None
 
     def put_into(self, content: Any, target: Any) -> None:
         """Replaces static objects in new content by the caller's objects with equal content.
 
         Args:
-            content: an object of the class of `target`, built with static values of the trace. It is changed.
-            target: the caller's object for this content. It is only read. If an attribute of it
-                equals the new one, the caller's value of this attribute is taken.
+            content: an object of the class of `target`, with static values of the trace. It is changed.
+            target: the caller's object to which the content will be written. It is only read: if the target has an
+                equal value at the same place, this value is preferred.
         """
         # A structure with `objects` was made for this call alone, so the content has the caller's own objects already.
         if self._tree.structure.objects:
             return
-        # Most classes have only static values without identity, such as strings and numbers. Nothing to replace then.
-        # `irreplaceable_objects` lists the objects in a value for which an equal object is no substitute, such as lists
-        # and configs.
+        # Most classes have only static values without identity, such as strings and numbers. Then there is nothing to
+        # replace. `irreplaceable_objects` lists the objects in a value that have identity: lists and configs, for
+        # example.
         node_type = node_type_of(content)
         assert node_type is not None
         children, aux = node_type.take_apart(content)
         static_leaves = [child for child in children if node_type_of(child) is None and not is_traced(child, "jax")]
         if not any(irreplaceable_objects(value) for value in (aux, *static_leaves)):
             return
-        # An attribute of the content is static if it occurs in the auxiliary data, or is a leaf that is not traced.
+        # A value in the content is static if it is a part of the auxiliary data, or a leaf that is not traced.
         statics = IdentitySet([*_with_parts(aux), *static_leaves])
         old, new = _content(target), _content(content)
-        # Places are the indices of a list, the keys of a dict, and the names of attributes.
+        # A place is an index of a list, a key of a dict, or the name of an attribute.
         places: Iterable[Any] = range(len(new)) if isinstance(new, list) else new.keys()
         for place in places:
             value = new[place]
@@ -322,26 +344,29 @@ class CallersStatics:
                 object.__setattr__(content, str(place), callers_value)
 
     def _with_callers_objects(self, value: Any, memo: IdentityDict[Any]) -> Any:
-        """Returns a static value with its objects replaced by the caller's objects with equal content.
+        """Returns a static value in which the caller's objects replace all objects with equal content.
 
         Args:
             value: the static value.
-            memo: part → its replacement, for the parts replaced so far. Extended.
+            memo: part of a value → its replacement, for the parts that were seen so far. Extended.
         """
         if value not in memo:
-            # If a cycle leads back to this part, the part itself is taken.
+            # For a cycle: if it leads back to this part before the replacement is known, the part itself is taken.
             memo[value] = value
             has_identity = any(obj is value for obj in irreplaceable_objects(value))
             callers_object = self._find_equal_object(value) if has_identity else None
-            # The caller has no equal object, but may have one for a part of the value.
+            # The caller has no equal object for the whole value, but may have one for a part of it.
             if callers_object is None:
                 callers_object = with_new_parts(value, lambda part: self._with_callers_objects(part, memo))
             memo[value] = callers_object
         return memo[value]
 
     def _find_equal_object(self, value: Any) -> Any:
-        """Returns the caller's first static object with content equal to a value's. None if there is none."""
-        # `key_of` returns the key of a content, and two flags.
+        """Returns the caller's first static object with the same content as a value.
+
+        Returns None if there is no such object, or if the value cannot be compared.
+        """
+        # `key_of` returns a key for the content, and two flags.
         try:
             key, _, _ = key_of(value)
         except Incomparable:
@@ -354,7 +379,7 @@ class CallersStatics:
         return self._object_of_content.get(key)
 
     def _objects(self) -> Iterable[Any]:
-        """Iterates over the static objects with identity in the arguments (`irreplaceable_objects`)."""
+        """Iterates over the static objects with identity in the caller's arguments."""
         for record, (op, _) in enumerate(self._tree.records):
             # A static leaf, or a node whose auxiliary data has such objects.
             if type(op) is Static and op.has_irreplaceable_objects:
@@ -365,7 +390,10 @@ class CallersStatics:
 
 
 def _with_parts(value: Any) -> Iterable[Any]:
-    """Iterates over a value and all objects in its tuples, lists and values of dictionaries. Each object comes once."""
+    """Iterates over a value and its parts: the entries of tuples and lists and the values of dicts, also nested ones.
+
+    Each object comes once.
+    """
     stack, visited = [value], IdentitySet()
     while stack:
         part = stack.pop()
@@ -393,39 +421,39 @@ def _has_equal_content(left: Any, right: Any) -> bool:
 def write(pending: Sequence[Any]) -> None:
     """Writes new contents into objects, all or nothing.
 
-    `write_natively` does the same in C. This function is its specification, and writes all that C cannot.
+    `write_natively` does the same in C, for most classes. This function is its specification, and is for all classes.
 
     Args:
-        pending: target, content, target, content, and so on, as in `Changes`.
+        pending: target, content, target, content, and so on. See `Changes.pending`.
 
     Raises:
-        Exception: raised by a class whose object cannot be written to. All objects have their old content then.
+        Exception: raised by a class whose objects cannot be written to. All targets then have their old contents again.
     """
-    # Each target that was written to, with its old content.
+    # Each target so far, with its old content.
     written: list[tuple[Any, Any]] = []
     try:
         for target, source in zip(pending[::2], pending[1::2], strict=True):
             old = _content(target)
             written.append((target, old))
             new = _with_kept_values(_content(source), old)
-            # The function removed the attributes that it received and that the new content lacks. It never received
-            # attributes that a flatten omits, such as caches. These stay.
+            # If the function received an attribute and the new content lacks it, the function has removed it. Other
+            # attributes stay: a flatten omits them, such as a cache, so the function never received them.
             removed = [name for name in _names_in_flatten(target) if name not in new]
             _write(target, new)
             for name in removed:
                 object.__delattr__(target, name)
     except BaseException:
-        # Undo, in reverse order.
+        # Give the targets their old contents back, in reverse order.
         for target, old in reversed(written):
             _write(target, old)
         raise
 
 
 def _with_kept_values(new: Any, old: Any) -> Any:
-    """Replaces the mark `KEPT` in a new content by the old values, and returns the new content.
+    """Replaces each mark `KEPT` in a new content by the old value, and returns the new content.
 
-    C builds contents with this mark for an unchanged static value. They are then written by C or, if it cannot,
-    by `write`.
+    C builds contents in which this mark stands for an unchanged static value. `write` gets these contents if C cannot
+    write them.
 
     Args:
         new: the new content, as `_content` returns it. It is changed.
@@ -438,10 +466,10 @@ def _with_kept_values(new: Any, old: Any) -> Any:
 
 
 def _content(obj: Any) -> Any:
-    """Copies the content of an object.
+    """Returns a copy of the content of an object.
 
-    Returns:
-        The items of a container, as a list or dict. For other objects a dict of the attributes, including slots.
+    For a list or `deque`, it is a list of the items. For a dict, it is a dict. For other objects, it is a dict of the
+    attributes, including slots.
     """
     if isinstance(obj, (list, collections.deque)):
         return list(obj)
@@ -458,9 +486,10 @@ def _content(obj: Any) -> Any:
 
 
 def _names_in_flatten(obj: Any) -> Iterable[str]:
-    """Returns the names of the attributes of a copy, made of an object by a flatten and an unflatten.
+    """Returns the names of the attributes that an object keeps when it is flattened and unflattened.
 
-    The function receives a copy like this, so these are the attributes it may have removed. A plain container has none.
+    The function has received a copy made in this way. So it may have removed these attributes, and no others. Empty for
+    a plain container.
     """
     node_type = node_type_of(obj)
     assert node_type is not None
@@ -471,7 +500,7 @@ def _names_in_flatten(obj: Any) -> Iterable[str]:
 
 
 def _write(obj: Any, content: Any) -> None:
-    """Puts content into an object. A container then has these items only, other objects keep further attributes.
+    """Puts content into an object. A container loses all other items. Other objects keep their other attributes.
 
     Args:
         obj: the object.
@@ -485,9 +514,9 @@ def _write(obj: Any, content: Any) -> None:
     elif isinstance(obj, dict):
         for name in [name for name in obj if name not in content]:
             del obj[name]
-        # `update` keeps the order of the keys that stay.
+        # `update` keeps the places of the keys that stay. It appends new keys.
         obj.update(content)
     else:
         for name, value in content.items():
-            # This writes to frozen classes, too. The caller asked for that.
+            # Not `setattr`, which a frozen class refuses. With `in_place=True`, the caller asked to write to it.
             object.__setattr__(obj, name, value)

@@ -39,7 +39,7 @@ from ..core._prefix_trees import Branch
 from ..core._static_values import IdentityKey, Incomparable, Static, copy_of
 from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, abstract_objects_of, used_leaves
-from ._argument_names import Chosen, Names, as_sequence
+from ._argument_names import ChosenArguments, Names, as_sequence
 from ._caller_side import Call, Grouping, enter, leave
 from ._function_given_to_jax import Inner, NewProgramError, Shared, shared_by
 from ._function_transform import FunctionTransform
@@ -193,10 +193,13 @@ class JitTransform(JittedTransform):
             # They are copied as one, so that an object in both stays one.
             in_and_out = options.get("in_shardings"), options.get("out_shardings")
             self._in_shardings, self._out_shardings = copy_of(in_and_out, IdentityDict())
-        # `Chosen` may raise for wrong options. So does `jax.jit`, which the base calls below, and its error is better.
+        # `ChosenArguments` may raise for wrong options. So does `jax.jit`, which the base calls below, and its error is
+        # better.
         with contextlib.suppress(Exception):
-            self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
-            self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))
+            self._static = ChosenArguments(self.function, options.get("static_argnums"), options.get("static_argnames"))
+            self._donated = ChosenArguments(
+                self.function, options.get("donate_argnums"), options.get("donate_argnames")
+            )
         super().check_options()
 
     def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
@@ -455,7 +458,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def call_in_python(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_and_let_trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a function, and lets JAX trace new programs meanwhile."""
     was_in_python = _thread.is_in_python
     _thread.is_in_python = True
@@ -507,10 +510,10 @@ class FilterJitted:
         if len(current_traces()) == 1 and self._program_calls_host(groups):
             return self._call_through_equinox(groups)
         if not self._is_quiet:
-            return call_in_python(self.jitted, *groups)
+            return call_and_let_trace(self.jitted, *groups)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable*")
-            return call_in_python(self.jitted, *groups)
+            return call_and_let_trace(self.jitted, *groups)
 
     def _program_calls_host(self, groups: Sequence[Any]) -> bool:
         """Returns True if the program for these groups calls a function on the host. Traces it if it is new."""
@@ -522,7 +525,7 @@ class FilterJitted:
             return False
         calls_host = self._calls_host.get(key)
         if calls_host is None:
-            program = call_in_python(self.jitted.trace, *groups).jaxpr
+            program = call_and_let_trace(self.jitted.trace, *groups).jaxpr
             calls_host = self._calls_host[key] = _calls_host(program)
         return calls_host
 
@@ -534,7 +537,7 @@ class FilterJitted:
         if self._under_equinox is None:
             donate = "none" if not donated else "all-except-first" if self._is_quiet else "warn-except-first"
             self._under_equinox = eqx.filter_jit(self._call_merged, donate=donate, **self._options)
-        return call_in_python(self._under_equinox, kept, donated)
+        return call_and_let_trace(self._under_equinox, kept, donated)
 
     def _call_merged(self, kept: dict[int, Any], donated: dict[int, Any]) -> Any:
         """Calls the inner function with groups by position."""
@@ -548,7 +551,7 @@ class FilterJitted:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.jitted, name)
-        return functools.partial(call_in_python, attribute) if callable(attribute) else attribute
+        return functools.partial(call_and_let_trace, attribute) if callable(attribute) else attribute
 
 
 def _calls_host(closed_jaxpr: Any) -> bool:

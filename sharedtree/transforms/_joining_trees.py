@@ -1,13 +1,16 @@
 """Joins two trees for which JAX wants one structure: the carry of a loop, results of branches, arguments of a program.
 
-One tree goes in (the carry when an iteration begins), the other comes out (the carry when it ends). A tie of modules in
-one tree must be a tie in the other. Arrays and mutable containers alias by accident (a state that begins as
-`State(zeros, zeros)`), so their ties hold only if both trees have them. The ties that hold are the *join*.
+One tree goes in (the carry when an iteration begins), the other comes out (the carry when it ends). The *join* is the
+sharing that both trees can have, together with their common shape. If a tie of a module or a reference is in one tree
+only, there is no join, and this is an error. Arrays and mutable containers alias by accident, as in a state that begins
+as `State(zeros, zeros)`. So their ties are part of the join only if both trees have them.
 
-If only the tree that goes in has a tie, the tie is cut, once, and the function is traced again. If only the tree that
-comes out has a tie, no second trace is needed: its leaf goes out twice. A static number that comes out as an array, or
-as another number, becomes a traced leaf, as in vanilla JAX. For a cut tie and for such a number, the tree that goes in
-needs a *repacking*. If that is impossible, as with a compiled program, the join has to be *exact*: then a cut tie and a
+- A tie that only the tree going in has is cut. The function is traced again, once.
+- A tie that only the tree coming out has needs no second trace: the leaf goes out twice.
+- A static number that comes out as an array or as another number becomes a traced leaf, as in vanilla JAX.
+
+To cut a tie, or to trace a static number, the tree that goes in is packed in another way: this is a *repacking*. If it
+cannot be packed again, as the arguments of a compiled program, the join has to be *exact*. Then a tie to be cut and a
 changed number are errors, too.
 
     goes in           comes out         the join
@@ -36,13 +39,14 @@ class Sides(NamedTuple):
     """Names of the two trees, for errors.
 
     Attributes:
-        transform: name of the transform that joins them. Not read if there is a program.
-        first_place: where the first tree is, in words: `when an iteration begins`, `in the result of the first branch`.
-        second_place: where the second tree is, in words.
+        transform: name of the transform that joins the trees. Not read if `program` is set.
+        first_place: where the tree that goes in is, in words: `when an iteration begins`, `in the result of the first
+            branch`.
+        second_place: where the tree that comes out is, in words.
         are_peers: True if neither tree comes before the other, as with two branches. Then the fix for a tie is the
             same, whichever tree has the tie.
         program: for a compiled program, the first words of the error: "`f` was compiled". Otherwise empty.
-        code: code that compiles another program.
+        code: for a compiled program, code that compiles another one. Otherwise empty.
     """
 
     transform: str
@@ -60,7 +64,11 @@ class Sides(NamedTuple):
         return f"`{self.transform}` joins two trees that differ"
 
     def fix(self, usual: str) -> str:
-        """Returns the end of each error: the usual fix or, for a compiled program, how to compile another one."""
+        """Returns the end of an error: how to fix it.
+
+        Args:
+            usual: the fix for two trees of a transform. For a compiled program, the fix is to compile another one.
+        """
         return f"Make another one for these arguments:\n    program = {self.code}" if self.program else usual
 
 
@@ -77,12 +85,15 @@ class RecordsAtPath(NamedTuple):
 
 
 class Join(NamedTuple):
-    """The records that two trees of one shape have at the same paths, and where the trees differ.
+    """The records that two trees of one shape have at the same paths, and the differences between the trees.
+
+        goes in     State(z, z)          comes out     State(a, b)
+        pairs       (State, State)   (z, a)   (z, b)                 is_cut      True
 
     Attributes:
         pairs: the distinct pairs of records at one path, in flatten order.
         is_cut: True if an object that goes in comes out as two or more, so that its tie has to be cut.
-        promoted: records going in that hold a static number and have to become traced leaves.
+        promoted: records of the tree that goes in. Each holds a static number that has to become a traced leaf.
     """
 
     pairs: Sequence[RecordsAtPath]
@@ -105,26 +116,27 @@ def join(tree_in: FlatDag, tree_out: FlatDag, sides: Sides, prefix: Path = (), *
         tree_out: the tree that comes out. Its objects are not read.
         sides: names of both trees, for errors.
         prefix: path to both trees, for errors.
-        exact: True if the tree that goes in cannot be packed again. Then every tie that does not come out is an error,
-            and so is a static number that changes. Ties that only come out are treated as without `exact`.
-
-    Returns:
-        The pairs of records, whether a tie has to be cut, and the static numbers that have to become traced leaves.
+        exact: True if the tree that goes in cannot be packed again. Then it is an error if a tie goes in and does not
+            come out, or if a static number changes. Ties that only come out are treated as without `exact`.
 
     Raises:
         SharingMismatchError: if the trees differ in classes, in static values other than numbers, or in a tie of
-            modules or references. A module without traced leaves counts as an array.
+            a module or a reference. A tie of a module without traced leaves may be cut, as that of an array.
     """
     _require_same_arguments(tree_in, tree_out, sides)
 
     def can_pair(i: int, j: int) -> bool:
-        """Returns True for two leaves, traced or static. `pairs` asks about all records but two nodes of one class."""
+        """Returns True if both records are leaves, traced or static. Otherwise `pairs` yields a `Mismatch` for them.
+
+        `pairs` calls this for all pairs but two nodes of one class and size, which it always pairs.
+        """
         op, op_out = tree_in.records[i][0], tree_out.records[j][0]
         return (op is LEAF or type(op) is Static) and (op_out is LEAF or type(op_out) is Static)
 
     joined: list[RecordsAtPath] = []
     promoted: set[int] = set()
-    # Record of one side → its distinct partners, which are the records of the other side at its paths. Each has a path.
+    # Record of one tree → its distinct partners: the records that the other tree has at the same paths, each with a
+    # path. A record with several partners is tied in its own tree only.
     partners_out: dict[int, list[tuple[int, Path]]] = {}
     partners_in: dict[int, list[tuple[int, Path]]] = {}
     # `pairs` yields each pair of records once, and a `Mismatch` wherever the shapes differ.
@@ -134,8 +146,8 @@ def join(tree_in: FlatDag, tree_out: FlatDag, sides: Sides, prefix: Path = (), *
             _raise_other_shape(path, pair.left, pair.right, sides)
         i, j = pair.left, pair.right
         op, op_out = tree_in.records[i][0], tree_out.records[j][0]
-        # Two different leaves, of which at least one is static, or two nodes with different static data. The call
-        # raises for all of them but numbers that may become traced leaves.
+        # Two nodes with different static data, or two leaves of which at least one is static. `_require_numbers`
+        # raises, unless both are numbers that may become traced leaves.
         if op != op_out:
             _require_numbers(path, op, op_out, sides, exact=exact)
             if type(op) is Static:
@@ -143,14 +155,14 @@ def join(tree_in: FlatDag, tree_out: FlatDag, sides: Sides, prefix: Path = (), *
         joined.append(RecordsAtPath(i, j))
         partners_out.setdefault(i, []).append((j, path))
         partners_in.setdefault(j, []).append((i, path))
-    # Ties that go in and do not come out: a record that goes in has several partners.
+    # Ties that go in and do not come out: the record that goes in has several partners.
     is_cut = False
     for i, partners in partners_out.items():
         if len(partners) > 1:
             if exact or (tree_in.holds_leaf[i] and _must_keep_ties(tree_in, i)):
                 _raise_other_ties(partners, tree_in, i, sides, lost=True)
             is_cut = True
-    # Ties that come out and did not go in. An array that comes out at several paths is returned several times.
+    # Ties that come out and did not go in. For an array there is nothing to do: it is returned several times.
     for partners in partners_in.values():
         i = partners[0][0]
         if len(partners) > 1 and tree_in.holds_leaf[i] and _must_keep_ties(tree_in, i):
@@ -166,7 +178,8 @@ def leaves_like(tree_in: FlatDag, tree_out: FlatDag, joined: Join) -> list[Any]:
         tree_out: the tree that comes out, with its objects. A static number in it becomes a leaf where a leaf went in.
         joined: the join of both trees.
     """
-    # A leaf that goes in may have several partners. In reverse, the first of its pairs comes last, and stays.
+    # Record that goes in → its first partner. In reverse, the first pair of a record is entered last, and replaces the
+    # others.
     record_out_of = dict(reversed(joined.pairs))
     leaves: list[Any] = []
     for record in tree_in.leaf_numbers:
@@ -179,10 +192,10 @@ def leaves_like(tree_in: FlatDag, tree_out: FlatDag, joined: Join) -> list[Any]:
 
 
 def fit_leaves(tree_in: FlatDag, tree_out: FlatDag, sides: Sides, prefix: Path = ()) -> list[Any]:
-    """Returns the leaves of one tree in the order of another tree, which must have the same structure.
+    """Returns the leaves of one tree in the order of another tree, and raises an error if their structures differ.
 
     Args:
-        tree_in: the tree whose structure is required.
+        tree_in: the tree with the required structure.
         tree_out: the tree with the leaves. An array in it may be tied where `tree_in` has two arrays.
         sides: names of both trees, for errors.
         prefix: path to both trees, for errors.
@@ -194,14 +207,17 @@ def fit_leaves(tree_in: FlatDag, tree_out: FlatDag, sides: Sides, prefix: Path =
 
 
 class Repacking(NamedTuple):
-    """Another way to pack the tree that goes in, with the ties of a join, so that the tree that comes out fits it.
+    """Another way to pack the tree that goes in: only with the ties of a join, so that the tree that comes out fits.
+
+        old records     0: z   1: State(0, 0)
+        new records     0: x   1: y   2: State(0, 1)         origins (0, 0, 1)      children ((), (), (0, 1))
 
     A repacking refers to no structure, so a cache of repackings keeps no structure alive.
 
     Attributes:
         origins: for each new record, the old record from which it is made. The last new record is the root.
         children: for each new record, its children, which are new records.
-        promoted: old records that become traced leaves.
+        promoted: old records of static numbers that become traced leaves.
     """
 
     origins: Sequence[int]
@@ -219,16 +235,18 @@ class Repacking(NamedTuple):
 
 
 def repacking_for(all_inputs: FlatDag, tree_in: FlatDag, tree_out: FlatDag, joined: Join) -> Repacking:
-    """Makes the repacking that keeps only the ties of both trees, and makes leaves of the static numbers that change.
+    """Makes the repacking for a join: it keeps only ties that both trees have, and traces static numbers that change.
 
         goes in         args(State(z, z), z)     `all_inputs`, of which State(z, z) is `tree_in`
         comes out       State(a, b)              `tree_out`
         pairs           (args, -1)   (State, State)   (z, a)   (z, b)
-        new records     args(State(x, y), x)     x is the pair (z, a), and y is (z, b)
+        new records     args(State(x, y), x)     x is the pair (z, a), and y is the pair (z, b)
+
+    -1 stands for a record that comes out, where nothing comes out: outside the part that was compared.
 
     Args:
         all_inputs: all arguments that go in.
-        tree_in: the part of them that was compared. It has the same table of records, and another root.
+        tree_in: the part of `all_inputs` that was compared. It has the same table of records, and another root.
         tree_out: the tree that comes out in the place of this part.
         joined: the join of `tree_in` and `tree_out`.
     """
@@ -244,8 +262,8 @@ def repacking_for(all_inputs: FlatDag, tree_in: FlatDag, tree_out: FlatDag, join
         """Returns the pairs below a pair. The operation is not used, so `LEAF` stands for any."""
         children = all_inputs.records[pair.record_in][1]
         if pair.record_out < 0:
-            # Outside the compared part nothing comes out, so ties stay as they are. An object that is also in the part
-            # may be split there, into one object for each partner. Then the tie is to the first of them.
+            # Outside the compared part, ties stay as they are. An object outside may be in the compared part, too, and
+            # be split there into one object for each partner. Then it stays tied to the first of these.
             child_pairs: list[RecordsAtPath] = []
             for child in children:
                 is_start = child == tree_in.root
@@ -254,7 +272,7 @@ def repacking_for(all_inputs: FlatDag, tree_in: FlatDag, tree_out: FlatDag, join
         children_out = tree_out.records[pair.record_out][1]
         return LEAF, [RecordsAtPath(*child) for child in zip(children, children_out, strict=True)]
 
-    root = start if all_inputs.root == tree_in.root else RecordsAtPath(all_inputs.root, -1)
+    root = start if all_inputs.root == tree_in.root else RecordsAtPath(all_inputs.root, record_out=-1)
     # `canonical_records` returns the table of the new records and, in the order of their numbers, the pairs.
     table, numbered_pairs = canonical_records(root, expand)
     origins = [pair.record_in for pair in numbered_pairs]
@@ -262,10 +280,10 @@ def repacking_for(all_inputs: FlatDag, tree_in: FlatDag, tree_out: FlatDag, join
 
 
 def join_of_branches(results: Mapping[str, FlatDag], transform: str) -> Structure:
-    """Makes one structure for the results of all branches: the join of their sharing.
+    """Returns the structure for the results of all branches: the join of their sharing.
 
     The structure of a result has notes on leaves, such as that a tie was undone on purpose (`ties/_leaf_notes`). A leaf
-    of the join has the notes that it has in at least one branch.
+    of the join has a note if it has the note in at least one branch.
 
     Args:
         results: name of a branch → its result. Leaves are not read.
@@ -274,7 +292,7 @@ def join_of_branches(results: Mapping[str, FlatDag], transform: str) -> Structur
     Raises:
         SharingMismatchError: if there is no join, see the function `join`.
     """
-    # Join the first result with the second one, the join with the third one, and so on.
+    # Join the first result with the second one, their join with the third one, and so on. `common` is the join so far.
     (first_branch, common), *further_results = results.items()
     for branch, result in further_results:
         sides = Sides(transform, f"in the result of `{first_branch}`", f"in the result of `{branch}`", are_peers=True)
@@ -288,7 +306,7 @@ def join_of_branches(results: Mapping[str, FlatDag], transform: str) -> Structur
         structure = result.structure
         if structure is None or not structure.is_noted:
             continue
-        # Each result fits the join by now, so there is no error that would need the names.
+        # Each result fits `common` by now. So `join` raises no error, and reads no names.
         pairs_of_result = join(common, result, Sides("", "", "")).pairs
         for records, positions in ((noted, structure.noted), (tied_values, structure.tied_values)):
             records_out = {result.leaf_numbers[position] for position in positions}
@@ -304,13 +322,13 @@ def join_of_branches(results: Mapping[str, FlatDag], transform: str) -> Structur
 
 
 def holds_modules(tree: FlatDag) -> bool:
-    """Returns True if a tree holds a module or a reference. For other trees, callers let JAX raise its own error."""
+    """Returns True if a tree holds a module or a reference. If it holds none, callers let JAX raise its own error."""
     has_module = any(type(op) is Node and not op.type.is_plain for op, _ in tree.records)
     return has_module or any(isinstance(tree.objects[record], jax.Ref) for record in tree.leaf_numbers)
 
 
 class _Result:
-    """The key with which paths in a result begin."""
+    """The first key of each path in a result. It prints as "result"."""
 
     def __str__(self) -> str:
         return "result"
@@ -320,13 +338,16 @@ _RESULT = _Result()
 
 
 def _must_keep_ties(tree: FlatDag, record: int) -> bool:
-    """Returns True for a module or a reference. They do not alias by accident, so their ties must not be cut."""
+    """Returns True for a module or a reference: they do not alias by accident, so no tie of theirs may be cut."""
     op = tree.records[record][0]
     return not op.type.is_plain if type(op) is Node else isinstance(tree.objects[record], jax.Ref)
 
 
 def _require_same_arguments(tree_in: FlatDag, tree_out: FlatDag, sides: Sides) -> None:
-    """Raises an error if both trees are arguments of calls that differ in number or keywords of arguments."""
+    """Raises a `SharingMismatchError` if both trees are arguments of calls, and the calls differ in their arguments.
+
+    They differ if they have another number of positional arguments, or other keywords.
+    """
     names_in, names_out = _argument_names(tree_in), _argument_names(tree_out)
     if names_in is not None and names_out is not None and names_in != names_out:
         usual = "Call it with as many arguments, by position or by keyword as before."
@@ -338,13 +359,13 @@ def _require_same_arguments(tree_in: FlatDag, tree_out: FlatDag, sides: Sides) -
 
 
 def _argument_names(tree: FlatDag) -> ArgumentNames | None:
-    """Returns the names of arguments, without their values. None if a tree is not the arguments of a call."""
+    """Returns the names of the arguments of a call, without their values. None if the tree is something else."""
     op = tree.records[tree.root][0]
     return op.aux.peek() if type(op) is Node and op.type.cls is Arguments else None
 
 
 def _call_with(names: ArgumentNames) -> str:
-    """Prints the arguments of a call without their values: `(x, static, y=, static z=)`."""
+    """Returns a text for the arguments of a call, without their values: "`(x, static, y=, static z=)`"."""
     positional, keywords, static_keywords = names
     texts = ["static" if name is None else name for name in positional]
     texts += [f"{name}=" for name in keywords]
@@ -353,7 +374,9 @@ def _call_with(names: ArgumentNames) -> str:
 
 
 def _require_numbers(path: Path, op: Op, op_out: Op, sides: Sides, *, exact: bool) -> None:
-    """Raises an error if one of two different operations is neither a traced leaf nor a static number.
+    """Raises an error if two records at one path cannot both be traced leaves.
+
+    They can if each of them is a traced leaf or a static number.
 
     Args:
         path: the path of both operations, for errors.
@@ -363,9 +386,10 @@ def _require_numbers(path: Path, op: Op, op_out: Op, sides: Sides, *, exact: boo
         exact: True if a static number that goes in may not change.
 
     Raises:
-        SharingMismatchError: for nodes and other static values. If `exact`, for a static number that goes in, too.
+        SharingMismatchError: for nodes, and for static values other than numbers. If `exact`, also for a static number
+            that goes in.
     """
-    # A traced leaf passes as the number 0.
+    # The static values. For a traced leaf, the number 0 stands here, so that it passes the test for numbers.
     number, number_out = (record_op.peek() if type(record_op) is Static else 0 for record_op in (op, op_out))
     is_fixed = type(op) is Node or (exact and type(op) is Static)
     if is_fixed or type(number) not in PYTHON_NUMBERS or type(number_out) not in PYTHON_NUMBERS:
@@ -373,12 +397,12 @@ def _require_numbers(path: Path, op: Op, op_out: Op, sides: Sides, *, exact: boo
 
 
 def describe_beside(op: Op, partner: Op) -> str:
-    """Describes a record in words, for errors that describe a second record, too.
+    """Returns a description of a record in words, for an error that describes a second record, too.
 
     Args:
         op: operation of the record.
-        partner: operation of the second record. If the static data of both prints alike, only the first part in which
-            they differ is printed.
+        partner: operation of the second record. If the static data of both prints alike, the description has only the
+            first part in which they differ.
     """
     if type(op) is not Node:
         return op_text(op)
@@ -394,7 +418,17 @@ _FIX = (
 
 
 def _raise_other_shape(path: Path, left: str, right: str, sides: Sides) -> NoReturn:
-    """Raises the error for two trees that differ at a path, where they have `left` and `right`, in words."""
+    """Raises the error for two trees that differ in shape or static values.
+
+    Args:
+        path: the first path at which they differ.
+        left: what the tree that goes in has there, in words.
+        right: what the tree that comes out has there, in words.
+        sides: names of both trees.
+
+    Raises:
+        SharingMismatchError: always.
+    """
     text = jtu.keystr(path)
     raise SharingMismatchError(
         f"{sides.first_words} at `{text}`: {sides.first_place} it is {left}, {sides.second_place} {right}.\n"
@@ -404,24 +438,28 @@ def _raise_other_shape(path: Path, left: str, right: str, sides: Sides) -> NoRet
 
 
 def _raise_other_ties(
-    partners: Sequence[tuple[int, Path]], tree: FlatDag, record: int, sides: Sides, *, lost: bool
+    partners: Sequence[tuple[int, Path]], tree_in: FlatDag, record: int, sides: Sides, *, lost: bool
 ) -> NoReturn:
     """Raises the error for a tie that only one tree has.
 
     Args:
-        partners: records of the tree without the tie, each with its path. The error names the first two paths.
-        tree: the tree that goes in, with its objects.
-        record: record of the object in this tree: the tied object or, if only the other tree has the tie, one of the
-            objects at the tied paths.
+        partners: the different records that the tree without the tie has at the tied paths, each with its path. The
+            error names the first two paths.
+        tree_in: the tree that goes in, with its objects.
+        record: record in `tree_in` of an object at the tied paths. If that tree has the tie, it is the only one.
         sides: names of both trees.
         lost: True if the tie goes in and does not come out. False if it comes out and did not go in.
+
+    Raises:
+        SharingMismatchError: always.
     """
     paths = [jtu.keystr(path) for _, path in partners[:2]]
-    op = tree.records[record][0]
+    # What is tied, in words.
+    op = tree_in.records[record][0]
     if type(op) is Node:
         kind = f"`{op.type.cls.__name__}`"
     else:
-        kind = "`jax.Ref`" if op is LEAF and isinstance(tree.objects[record], jax.Ref) else "array"
+        kind = "`jax.Ref`" if op is LEAF and isinstance(tree_in.objects[record], jax.Ref) else "array"
     tied_side, untied_side = (
         (sides.first_place, sides.second_place) if lost else (sides.second_place, sides.first_place)
     )

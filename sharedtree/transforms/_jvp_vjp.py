@@ -37,7 +37,7 @@ from ._argument_names import Names
 from ._caller_side import Grouping, leave
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._function_and_options import is_of_equinox
-from ._function_side import FunctionTrace, packed
+from ._function_side import FunctionTrace, single_group_of_tree
 from ._grad import undifferentiated_records
 from ._joining_trees import Repacking, holds_modules
 from ._leaf_groups import LeafGroup, LeafSelection, tree_like_arguments
@@ -290,7 +290,7 @@ class DifferentiatedCall:
 
         # `key=None`: no plan is kept. There are always two groups: first the leaves with the label False, then those
         # with the label True.
-        return Grouping(self.call.title, treatments, key=None, asks=None, groups=((False,), (True,)))
+        return Grouping(self.call.title, treatments, key=None, groups=((False,), (True,)))
 
     def __call__(self, *primals: Any) -> Any:
         """Calls the user's function. JAX calls this. Sets `result_selection`, unless the result is bare.
@@ -423,7 +423,7 @@ def _call_without_aux(trace: FunctionTrace, *operands: Any) -> Any:
         value and None.
     """
     result, is_bare = _call_users_function(trace, operands)
-    tree = trace.walked(result)
+    tree = trace.flatten(result)
     # If the arguments are bare, no policy or filter speaks against a bare result. The whole result is the value.
     return (result, None) if is_bare and _suits_jax(tree) else _split_result(tree, tree)
 
@@ -439,7 +439,7 @@ def _call_with_aux(trace: FunctionTrace, *operands: Any) -> Any:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         # JAX refuses it.
         return result
-    tree = trace.walked(tuple(result))
+    tree = trace.flatten(tuple(result))
     return result if is_bare and _suits_jax(tree) else _split_result(tree, tree.child(0))
 
 
@@ -468,7 +468,7 @@ def _split_result(tree: FlatDag, value: FlatDag) -> tuple[LeafGroup, LeafGroup]:
         tree: the result.
         value: the value in the result: all of it, or the first entry of the pair.
     """
-    group = packed(tree)
+    group = single_group_of_tree(tree)
     # The records to which plain containers alone lead from the root of the value.
     outside = tree.below(value.root).outside
     differentiated = {

@@ -14,7 +14,8 @@ tree of the arguments' shape is built, with None for leaves of other groups and 
 A Jacobian nests groups: at each leaf of the function's result it has such a group. A Hessian nests groups twice: each
 leaf of these groups is a group again.
 
-A *record* is the number of an object in a flat DAG or a structure.
+A *record* is the number of an object in a flat DAG or a structure. A `Given` stands for an object of the caller in a
+result, and an `Update` for one with new content.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from ..ties._policy_and_context import DEFAULT, Policy, current_policy
 
 
 class _PythonSelection:
-    """The base class of `LeafSelection` without the C extension. With it, a class written in C has these fields."""
+    """The base class of `LeafSelection` without the C extension. Otherwise it is a class in C with the same fields."""
 
     __slots__ = ("call", "numbers", "structure")
 
@@ -51,14 +52,15 @@ class _PythonSelection:
 
 
 class LeafSelection(_PythonSelection if TYPE_CHECKING or native is None else native.LeafSelection):
-    """The leaves of a structure that form one group. It is the auxiliary data of the group, compared on every call.
+    """The choice of leaves of a structure that form one group: the auxiliary data of the group.
 
-    Two selections are equal if they select the same leaves of the same structure.
+    JAX compares it on every call. Two selections are equal if they select the same leaves of the same structure.
 
     Args:
         structure: structure of the whole tree.
         numbers: positions of the selected leaves among the leaves of the structure. None for all.
-        call: the caller's side of the running call, which a trace of the function reads. It is not compared.
+        call: the caller's side of the running call, for a trace of the function to read. None if there is none, or if
+            the call has ended. It is not compared.
     """
 
     __slots__ = ()
@@ -76,7 +78,7 @@ class LeafSelection(_PythonSelection if TYPE_CHECKING or native is None else nat
 
 
 class _PythonGroup:
-    """The base class of `LeafGroup` without the C extension. With it, a class written in C has these fields."""
+    """The base class of `LeafGroup` without the C extension. Otherwise that is a class in C with the same fields."""
 
     __slots__ = ("leaves", "selection")
     leaves: Sequence[Any]
@@ -109,9 +111,10 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
 
     @property
     def operand(self) -> int:
-        """Position of the operand with these leaves. The operands are the children of the root.
+        """Position of the operand that holds the leaves of this group. The operands are the children of the root.
 
-        All leaves must be of one operand. For a group without leaves, or with all leaves of the tree, it is 0.
+        All leaves of the group must be in one operand. It is 0 for a group without leaves, and for one that has all
+        leaves of the tree.
         """
         tree, numbers = FlatDag.of(self.structure), self.selection.numbers
         if not numbers:
@@ -121,11 +124,11 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
         return next(position for position in range(num_operands) if first_leaf in tree.child(position).reached)
 
     def named(self, names: Sequence[str]) -> "LeafGroups":
-        """Returns a node with the same leaves, for which JAX's messages print paths with other names.
+        """Returns a node with the same leaves and other paths, for JAX's messages.
 
         Args:
-            names: new names of the first children of the root, such as the arguments of a function. Further children
-                keep their names.
+            names: names with which the paths begin, such as the parameters of a function. There is one for each child
+                of the root, in order. If there are too few names, the last children keep theirs.
         """
         tree = FlatDag.of(self.structure)
         root = tree.node(tree.root)
@@ -137,14 +140,13 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
         return LeafGroups(self.leaves, self._select(texts))
 
     def _select(self, all_paths: list[str]) -> list[str]:
-        """Returns the paths of the leaves in this group, from the paths of all leaves of the tree."""
+        """Selects the paths of the leaves in this group from the paths of all leaves of the tree."""
         numbers = self.selection.numbers
         return all_paths if numbers is None else [all_paths[number] for number in numbers]
 
     @property
     def is_tree(self) -> bool:
-        """True if the group alone is enough to build its tree: it has all leaves, and no object is the caller's."""
-        # `Given` and `Update` stand for objects of the caller.
+        """True if `tree` can build the tree: the group has all leaves, and no object of the caller is in the tree."""
         records = self.selection.structure.records
         return self.selection.numbers is None and all(type(op) not in (Given, Update) for op, _ in records)
 
@@ -153,30 +155,30 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
         return unpack(self.selection.structure, self.leaves)
 
     def __repr__(self) -> str:
-        # JAX prints the result of a function in its errors. There a group looks like the user's tree.
+        # JAX prints the result of a function in its errors. So a group prints as the user's tree or, if the tree cannot
+        # be built, as its leaves.
         return repr(self.tree()) if self.is_tree else f"…({', '.join(map(str, self.leaves))})"
 
 
 class LeafGroups:
-    """A pytree node with the leaf groups of one result or, in an option such as `out_axes`, with their labels.
+    """A pytree node with the leaf groups of one result. In an option such as `out_axes`, it has their labels instead.
 
         out_axes = LeafGroups((0, None))        fits the result        LeafGroups((group_0, group_1))
 
     Args:
-        parts: the groups, or one label for each group.
-        names: names of the parts in JAX's messages. Without names, paths do not show this node.
+        parts: the groups. In an option, one label for each group.
+        names: for each part, its name in the paths of JAX's messages. Empty to leave this node out of the paths.
     """
 
     __slots__ = ("names", "parts")
 
     def __init__(self, parts: Sequence[Any], names: Sequence[str] = ()) -> None:
         self.parts = parts
-        # An empty name prints nothing.
+        # An empty name is printed as nothing.
         self.names = names or [""] * len(parts)
 
 
-# The functions for JAX: one that also returns a key for each child, one that builds the node, and one without keys,
-# which is faster.
+# The functions for JAX: flatten with a key for each child, unflatten, and flatten without keys, which is faster.
 jtu.register_pytree_with_keys(
     LeafGroups,
     lambda groups: (with_paths(groups.parts, groups.names), None),
@@ -185,8 +187,13 @@ jtu.register_pytree_with_keys(
 )
 
 
-def whole(leaves: Sequence[Any], structure: Structure) -> LeafGroup:
-    """Makes one group of all leaves of a tree."""
+def single_group(leaves: Sequence[Any], structure: Structure) -> LeafGroup:
+    """Makes one group of all leaves of a tree.
+
+    Args:
+        leaves: the leaves in flatten order.
+        structure: structure of the tree.
+    """
     return LeafGroup(leaves, LeafSelection(structure))
 
 
@@ -195,11 +202,11 @@ def gather_leaves(groups: Sequence[LeafGroup], ungrouped: Sequence[Any] = ()) ->
 
     Args:
         groups: groups of one tree, at least one.
-        ungrouped: leaves in no group, in flatten order. They fill the remaining places. If there are too few of them,
-            the last of these places are None.
+        ungrouped: leaves in no group, in flatten order. They fill the places that the groups leave empty. If there are
+            too few of them, the last places get None.
     """
     selection = groups[0].selection
-    # The usual case: the first group has all leaves.
+    # The usual case: `None` says that the first group has all leaves.
     if selection.numbers is None:
         return list(groups[0].leaves)
     leaves: list[Any] = [None] * selection.structure.num_leaves
@@ -215,7 +222,7 @@ def gather_leaves(groups: Sequence[LeafGroup], ungrouped: Sequence[Any] = ()) ->
     return leaves
 
 
-# The C extension gets the classes and functions that it uses for calls, in the order in which it expects them.
+# Tells the C extension which classes and functions to use for calls. It expects them in this order.
 if native is not None:
     native.take_over(
         "calls",
@@ -230,7 +237,7 @@ if native is not None:
         DEFAULT,
         current_policy,
     )
-# The functions for JAX, as above. Those in C do the same as the lambdas.
+# The functions for JAX: flatten with keys, unflatten, flatten without keys. Those in C do the same as the lambdas.
 jtu.register_pytree_with_keys(
     LeafGroup,
     lambda group: (with_paths(group.leaves, group.paths), group.selection),
@@ -240,11 +247,11 @@ jtu.register_pytree_with_keys(
 
 
 _NONE = Static(None)
-"""The static leaf None."""
+"""The operation of a static leaf None."""
 
 
 def without_statics(records: Sequence[Record]) -> list[Record]:
-    """Returns a table of records with None in place of each static leaf, as in a gradient."""
+    """Returns a table of records with the static leaf None in place of each static leaf, as in a gradient."""
     return [(_NONE, ()) if type(op) is Static else (op, children) for op, children in records]
 
 
@@ -257,41 +264,45 @@ def tree_like_arguments(
 ) -> Any:
     """Builds a tree of the arguments' shape and sharing from groups with new leaves, such as gradients.
 
+    Where the arguments have a static value, or a leaf that is in none of the groups, the tree has None.
+
     Args:
-        groups: the groups. Where the arguments have a static value or a leaf of no group, the tree has None.
+        groups: groups with the new leaves, at least one. They have the selections of the arguments' groups.
         originals: the leaves of the arguments, in order. Their notes (such as that a tie was undone on purpose) are
             copied to the new leaves. Empty to copy no notes.
-        nested: (leaf of a group) → the subtree in its place. For Jacobians, whose leaves are groups.
-        is_gradient: True if each leaf is the sum over all of its paths. The leaves are noted as such. A derivative rule
-            may return such a leaf at two paths, and it counts once.
+        nested: (leaf of a group) → the subtree to put in its place. For Jacobians, whose leaves are groups again.
+        is_gradient: True if each new leaf is the sum over all paths of the original. It is then noted as such a sum, so
+            that it counts once if a derivative rule returns it at two paths.
     """
     structure = groups[0].selection.structure
     records = without_statics(structure.records)
-    # Under `jax.jit` JAX returns one tracer for all cotangents that are equal. Such leaves are not tied in the
-    # arguments, so `with_repeats_copied` copies all but the first one.
+    # Under `jax.jit`, JAX returns one tracer for several equal cotangents. That is no tie, so `with_repeats_copied`
+    # copies all but the first one. The copies then go back into their groups, one after the other.
     new_leaves = iter(with_repeats_copied([nested(leaf) for group in groups for leaf in group.leaves]))
     groups = [LeafGroup([next(new_leaves) for _ in group.leaves], group.selection) for group in groups]
     tree = FlatDag(records, structure.root)
-    # A tied leaf must carry identity. `with_tied_numbers_as_arrays` makes an array of a NumPy number at such a place.
+    # A leaf of a tie must carry identity, which a NumPy number does not. `with_tied_numbers_as_arrays` makes arrays of
+    # such numbers.
     leaves = with_tied_numbers_as_arrays(gather_leaves(groups), tree)
     if originals:
         hand_on(originals, leaves)
     if is_gradient:
         note_tied(tree, leaves)
         note_gradient(leaves)
-    # `build` fills the table with the object of each record.
+    # `build` appends the object of each record.
     table: list[Any] = []
     build(records, leaves, table)
     return table[structure.root]
 
 
 def tangents_of(group: LeafGroup, *, is_gradient: bool = True) -> Any:
-    """Builds the tree of tangents that a derivative rule receives.
+    """Builds the tree of tangents for a derivative rule.
 
-    In modules, a leaf without a tangent is None, as in Equinox. Outside modules it is float0, as in JAX.
+    JAX's tangent of an integer has the dtype float0. Outside modules it stays in the tree, as in JAX. In modules it
+    becomes None, as in Equinox.
 
     Args:
-        group: the tangents, for all leaves of the tree.
+        group: a tangent for each leaf of the tree.
         is_gradient: see `tree_like_arguments`.
     """
     structure = group.structure

@@ -2,7 +2,8 @@
 
 The caller writes labels as a prefix tree (`in_axes`, `in_shardings`), or there is one for each argument ("donated"). A
 label belongs to an edge of the DAG and holds for everything below that edge, so one object may be reached under several
-labels. A *visit* is a record of the tree together with the part of the prefix under which it is reached.
+labels. A *record* is the number of an object in the flat DAG. A *visit* is a record together with the part of the
+prefix under which it is reached.
 
 The *outcome* of an object is what the labels come to for it. For a traced leaf it is the resolved label: for the label
 `-1` it is axis 1, if the leaf has two axes. For a node it is the tuple of its children's outcomes. An object without
@@ -13,8 +14,8 @@ and `-1` make no conflict if they resolve to the same axis.
 
 Outcomes are stored as integers. As nested tuples they would be as large as the unfolded tree.
 
-An array that a view is computed from has the labels of its own places, if it has one in the same argument. Otherwise
-the labels on the way to the view hold for it.
+A *view* is an object that is computed from an array, such as the transpose of a weight. If the array also occurs in the
+same argument outside of views, those places alone give it its labels. Otherwise the labels on the way to the view hold.
 
 The end of the file has the error for a conflict that is refused. A DAG of depth 60 can have 2^60 paths to one leaf. So
 only edges that lead to the leaf are followed, and the error names at most the first eight paths of each treatment.
@@ -39,10 +40,10 @@ NO_OUTCOME = 0
 """The outcome of an object that holds no traced leaf."""
 
 SPLIT, SPLIT_WITH_WARNING, REFUSED = "split", "split with a warning", "refused"
-"""What happens to an array (in a result, to any object) that has two outcomes within one module."""
+"""What happens to an array that has two outcomes within one module. In a result, this holds for any object."""
 
 DONATED, KEPT = "donated", "not donated"
-"""The labels of leaves whose buffers a transform takes over, and of all other leaves."""
+"""The two labels under donation: `DONATED` if the transform takes over the buffer of a leaf, otherwise `KEPT`."""
 
 
 MAX_PATHS = 8
@@ -50,16 +51,20 @@ MAX_PATHS = 8
 
 
 def is_donated(group_labels: Sequence[Any]) -> bool:
-    """Returns True if one of the labels of a leaf group, one for each treatment, is `DONATED`."""
+    """Returns True if the leaves of a group are donated.
+
+    Args:
+        group_labels: labels of the group, one for each treatment.
+    """
     return any(label is DONATED for label in group_labels)
 
 
 class Visit(NamedTuple):
-    """One way to reach a record: under one part of the prefix.
+    """A record, together with the part of the prefix under which it is reached.
 
     Attributes:
-        record: number of the record in the tree.
-        part: number of the part of the prefix, as counted by `Outcomes`.
+        record: the record.
+        part: number of the part, as counted by `Outcomes`.
     """
 
     record: int
@@ -67,13 +72,21 @@ class Visit(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A record with one of its outcomes. A record with a conflict is split into several pieces, each its own object."""
+    """A record with one of its outcomes. If a record with a conflict is split, each piece becomes an object of its own.
+
+    Attributes:
+        record: the record.
+        outcome: number of the outcome, as counted by `Outcomes`.
+    """
 
     record: int
     outcome: int
 
 
-def _unresolved(label: Any, leaf: Any, number: int) -> Any:
+# Defaults of three fields of `Treatment`.
+
+
+def _label_as_written(label: Any, leaf: Any, record: int) -> Any:
     return label
 
 
@@ -92,26 +105,27 @@ class Treatment(NamedTuple):
         name: name of the option that holds the prefix, such as `in_axes`.
         prefix: a label, or a prefix tree of labels.
         is_label: returns True for an object in the prefix that is a label.
-        resolve: (label, leaf, record of the leaf) → the outcome for that leaf. Outcomes are compared by type and value.
-        describe: outcome of a leaf → words for errors.
-        groups_by_outcome: True to group leaves by their outcomes, False to group them by the labels as written.
-        is_known: False if nothing is known of the transform, so that the labels are only the names of the arguments.
-            `explain` then leaves them out.
+        resolve: (label, leaf, record of the leaf) → the resolved label, which is the outcome of that leaf. Resolved
+            labels are compared by type and value.
+        describe: resolved label → words for errors.
+        groups_by_outcome: True to group leaves by their resolved labels, False to group them by the labels as written.
+        is_transform_known: False if nothing is known of the transform. The labels are then only the names of the
+            arguments, and `explain` does not print them.
         advice: (leaves with conflicts) → lines of an error before its fix. May be empty.
-        splittable_modules: (outcomes) → records of the modules that are split if they have a conflict, as arrays are.
-            All other modules with conflicts are refused.
-        within_module: what happens to an array (in a result, to any object) that has two outcomes within one module:
-            `SPLIT`, `SPLIT_WITH_WARNING` or `REFUSED`.
+        splittable_modules: (outcomes) → records of the modules that may be split, as arrays are. A conflict of any
+            other module is an error.
+        within_module: what happens to an array that has two outcomes within one module: `SPLIT`, `SPLIT_WITH_WARNING`
+            or `REFUSED`. In a result, this holds for any object.
         has_containers: True if mutable containers outside modules carry identity, so that they count as modules do.
     """
 
     name: str
     prefix: Any
     is_label: Callable[[Any], bool] = lambda _: True
-    resolve: Callable[[Any, Any, int], Any] = _unresolved
+    resolve: Callable[[Any, Any, int], Any] = _label_as_written
     describe: Callable[[Any], str] = str
     groups_by_outcome: bool = False
-    is_known: bool = True
+    is_transform_known: bool = True
     advice: Callable[[Sequence[Any]], str] = _no_advice
     splittable_modules: Callable[["Outcomes"], Collection[int]] = _no_modules
     within_module: str = SPLIT
@@ -119,16 +133,16 @@ class Treatment(NamedTuple):
 
 
 class Outcomes:
-    """Outcomes of every object in a tree under one treatment. Indexing with a visit gives the number of its outcome.
+    """Outcomes of every object in a tree under one treatment. `outcomes[visit]` is the number of a visit's outcome.
 
     Cost: one step for each visit. There are at most as many as records times parts of the prefix.
 
     Args:
         tree: the tree, with its objects.
-        treatment: what the transform does with it.
+        treatment: what the transform does with the tree.
 
     Attributes:
-        leaf_outcomes: number of an outcome → the resolved label, for the outcomes of leaves.
+        leaf_outcomes: number of an outcome → the resolved label. It has the outcomes of leaves only.
         root: the visit of the root, under the whole prefix.
 
     Raises:
@@ -139,7 +153,8 @@ class Outcomes:
         """Computes all outcomes."""
         self.tree = tree
         self.treatment = treatment
-        # The distinct parts of the prefix. `Visit.part` is an index of this list.
+        # The distinct parts of the prefix. For example `(0, None)` has the parts `(0, None)`, `0` and `None`.
+        # `Visit.part` is an index of this list.
         self._parts: list[Any] = []
         # Indices of the parts that are labels.
         self._label_numbers: list[int] = []
@@ -148,29 +163,31 @@ class Outcomes:
         self._children: dict[Visit, list[Visit]] = {}
         # Visit → number of its outcome, children before their parents.
         self._outcomes: dict[Visit, int] = {}
-        # Outcomes of the children → number of the node's outcome.
+        # Numbers of the children's outcomes → number of the node's outcome.
         self._node_outcomes: dict[tuple[int, ...], int] = {}
-        # The first one is `NO_OUTCOME`.
+        # Numbers in use. There is one from the beginning: `NO_OUTCOME`.
         self._num_outcomes = 1
         self.leaf_outcomes: dict[int, Any] = {}
         self.root = Visit(tree.root, self._part_number(treatment.prefix))
-        # Visit at or below a view → the first visit of each record that has a place of its own in the same argument.
+        # Visit at or below a view → for the same argument: record that occurs outside of views → its first visit there.
         self._own_places: dict[Visit, dict[int, Visit]] = {}
         if any(type(op) is Node and op.type.is_view for op, _ in tree.records):
             self._find_own_places()
         self._visit_all_from_root()
 
     def with_objects(self, objects: Sequence[Any]) -> "Outcomes":
-        """Returns a copy for a tree of the same structure with other objects.
+        """Returns a copy for a tree of the same structure with other objects. The outcomes are not computed again.
 
-        The outcomes are not computed again. The copy has none of the treatment's functions that may refer to a call.
+        Functions of the treatment may refer to a call. The copy has defaults in their place.
 
         Args:
-            objects: the objects. If empty, the copy keeps nothing of a call alive, so that it can be cached.
+            objects: object of each record. If empty, the copy keeps nothing of a call alive, so that it can be cached.
         """
         twin = copy.copy(self)
         twin.tree = FlatDag(self.tree.records, self.tree.root, objects)
-        twin.treatment = self.treatment._replace(resolve=_unresolved, advice=_no_advice, splittable_modules=_no_modules)
+        twin.treatment = self.treatment._replace(
+            resolve=_label_as_written, advice=_no_advice, splittable_modules=_no_modules
+        )
         return twin
 
     def __getitem__(self, visit: Visit) -> int:
@@ -181,21 +198,21 @@ class Outcomes:
         return self._outcomes
 
     def conflicts(self) -> dict[int, list[Visit]]:
-        """Returns the records with more than one outcome, each with one visit for each of its outcomes."""
+        """Returns a dictionary: record with more than one outcome → one visit for each of its outcomes."""
         visits_of: dict[int, list[Visit]] = {}
         for piece, visit in self.first_visits().items():
             visits_of.setdefault(piece.record, []).append(visit)
         return {record: visits for record, visits in visits_of.items() if len(visits) > 1}
 
     def first_visits(self) -> dict[Piece, Visit]:
-        """Returns, for each piece, the first visit of its record with its outcome."""
+        """Returns a dictionary: piece → the first visit that reaches its record with its outcome."""
         visit_of: dict[Piece, Visit] = {}
         for visit, outcome in self._outcomes.items():
             visit_of.setdefault(Piece(visit.record, outcome), visit)
         return visit_of
 
     def reachable_from(self, root: Visit) -> set[Visit]:
-        """Returns all visits below a visit, and that visit."""
+        """Returns a visit and all visits below it."""
         reachable: set[Visit] = set()
         stack = [root]
         while stack:
@@ -206,12 +223,14 @@ class Outcomes:
         return reachable
 
     def children(self, visit: Visit) -> list[Visit]:
-        """Returns the visits of the children of a record, in order. A leaf or a static value has none."""
+        """Returns the visits of the children of a record, in order. Empty for a leaf or a static value."""
         children = self._children.get(visit)
         if children is None:
             children = self._find_children(visit)
+            # Below a view, replace the visit of each record that also occurs outside of views.
             own_places = self._own_places.get(visit)
             if own_places is not None:
+                # The other children are below the view, too.
                 for child in children:
                     if child.record not in own_places:
                         self._own_places.setdefault(child, own_places)
@@ -220,9 +239,9 @@ class Outcomes:
         return children
 
     def group_label(self, visit: Visit) -> Any:
-        """Returns the label of the group that gets a leaf.
+        """Returns the label of the leaf group into which a leaf goes.
 
-        It is the outcome of the leaf if the treatment groups by outcome. Otherwise it is the label as it was written.
+        It is the resolved label if the treatment groups by outcome. Otherwise it is the label as it was written.
         """
         return self.outcome_of_leaf(visit) if self.treatment.groups_by_outcome else self._parts[visit.part]
 
@@ -231,7 +250,7 @@ class Outcomes:
         return self._parts[visit.part]
 
     def outcome_of_leaf(self, visit: Visit) -> Any:
-        """Returns the outcome of a leaf itself, not its number: the resolved label."""
+        """Returns the resolved label of a leaf. Indexing with the visit returns only the number of this outcome."""
         return self.leaf_outcomes[self._outcomes[visit]]
 
     def description(self, visit: Visit) -> str:
@@ -247,7 +266,10 @@ class Outcomes:
         return descriptions
 
     def _part_number(self, part: Any) -> int:
-        """Returns the number of a part of the prefix. A new part gets the next number, unless it is an equal label."""
+        """Returns the number of a part of the prefix. A new part gets the next number.
+
+        A label that equals an earlier label gets the number of that label.
+        """
         number = self._part_numbers.get(part)
         if number is not None:
             return number
@@ -270,28 +292,30 @@ class Outcomes:
             return []
         children = self.tree.records[visit.record][1]
         part = self._parts[visit.part]
-        # The prefix was made by the package, and fits.
+        # A `Branch` was made by the package, so it fits.
         if type(part) is Branch:
             subparts: Sequence[Any] = part.parts
         elif self.treatment.is_label(part):
             # A label holds for everything below it.
             return [Visit(child, visit.part) for child in children]
         else:
-            # The user wrote a tree here: it must have a node of the same class, with as many children.
+            # The user wrote a node here. It must have the class of the tree's node, and as many children.
             node_type = node_type_of(part)
             subparts, aux = ((), None) if node_type is None else node_type.take_apart(part)
             has_same_class = node_type is not None and node_type.cls is node.type.cls and len(subparts) == len(children)
-            # The keys of a dictionary are its aux data. Modules in a prefix may differ from the tree's in theirs.
+            # Plain containers must agree in their auxiliary data, too, which for a dictionary are its keys. A module in
+            # the prefix may have other auxiliary data than the tree's module.
             if not has_same_class or (node.type.is_plain and node.aux != Static(aux)):
                 self._raise_unfit()
         children_with_parts = zip(children, subparts, strict=True)
         return [Visit(child, self._part_number(subpart)) for child, subpart in children_with_parts]
 
     def _find_own_places(self) -> None:
-        """Finds the visits that no view leads to, in each argument by itself."""
+        """Fills `_own_places`: walks each argument by itself, and does not enter views."""
         node = self.tree.node(self.tree.root)
         is_call = node is not None and node.type.cls is Arguments
         for root in self.children(self.root) if is_call else [self.root]:
+            # Record → its first visit in this argument outside of views. All views of the argument share it.
             first_visits: dict[int, Visit] = {}
             visited: set[Visit] = set()
             stack = [root]
@@ -311,6 +335,10 @@ class Outcomes:
         """Raises the error for a prefix that does not fit the tree.
 
         Visits have no paths. So `labels` reads the prefix once more, and raises the error with the path.
+
+        Raises:
+            SharingMismatchError: always. Its `concerns_modules` is True if the tree holds a module. Otherwise a caller
+                may let JAX raise its own error.
         """
         treatment, tree = self.treatment, self.tree
         try:
@@ -318,15 +346,14 @@ class Outcomes:
                 if tree.records[entry.record][0] is LEAF and not treatment.is_label(entry.label):
                     raise_prefix_mismatch(treatment.name, entry.label, "a leaf", entry.path)
         except SharingMismatchError as error:
-            # Without modules, JAX can raise its own error for the same call.
             nodes = [tree.node(record) for record in range(len(tree.records))]
             error.concerns_modules = any(node is not None and not node.type.is_plain for node in nodes)
             raise
         raise AssertionError("one of the two readings of a prefix is wrong")
 
     def _visit_all_from_root(self) -> None:
-        """Computes the outcomes of all visits, children first. A model may be too deep for recursion."""
-        # A visit whose children have no outcomes yet stays on the stack below them, and comes up a second time.
+        """Computes the outcomes of all visits, children first. It does not recurse, since a model may be too deep."""
+        # A visit is taken off the stack when all of its children have outcomes. Until then they are pushed above it.
         stack = [self.root]
         while stack:
             visit = stack[-1]
@@ -340,10 +367,11 @@ class Outcomes:
                 self._outcomes[visit] = self._outcome_of(visit)
 
     def _outcome_of(self, visit: Visit) -> int:
-        """Returns the number of a visit's outcome. Its children have their outcomes already."""
+        """Returns the number of a visit's outcome. The children must have their outcomes already."""
         if self.tree.records[visit.record][0] is LEAF:
             return self._outcome_of_leaf(visit)
         outcomes = tuple([self._outcomes[child] for child in self.children(visit)])
+        # All are `NO_OUTCOME`, which is 0: there is no traced leaf below.
         if not any(outcomes):
             return NO_OUTCOME
         number = self._node_outcomes.get(outcomes)
@@ -352,7 +380,11 @@ class Outcomes:
         return number
 
     def _outcome_of_leaf(self, visit: Visit) -> int:
-        """Returns the number of a leaf's outcome. Leaves whose resolved labels are the same have one number."""
+        """Returns the number of a leaf's outcome. Leaves with the same resolved label have the same number.
+
+        Raises:
+            SharingMismatchError: if the prefix has a node where the tree has the leaf.
+        """
         label = self._parts[visit.part]
         if not self.treatment.is_label(label):
             self._raise_unfit()
@@ -366,18 +398,18 @@ class Outcomes:
         return number
 
     def _new_outcome(self) -> int:
-        """Returns the next free number of an outcome."""
+        """Returns the next free number for an outcome."""
         self._num_outcomes += 1
         return self._num_outcomes - 1
 
 
 def is_same_label(a: Any, b: Any) -> bool:
-    """Returns True if two labels are one object, or equal and of one type. `True` and `1` are two labels."""
+    """Returns True if two labels are one object, or equal and of one type. So `True` and `1` are different labels."""
     return a is b or (type(a) is type(b) and bool(a == b))
 
 
 def distinct_labels(all_labels: Iterable[Any]) -> list[Any]:
-    """Returns labels without repetitions, in order. Cost: for each label, a look at the distinct ones before it."""
+    """Returns labels without repetitions, in order. They may be unhashable, so each is compared with earlier ones."""
     distinct: list[Any] = []
     for label in all_labels:
         if not any(is_same_label(label, earlier) for earlier in distinct):
@@ -388,10 +420,14 @@ def distinct_labels(all_labels: Iterable[Any]) -> list[Any]:
 def labels_in(prefix: Any, is_label: Callable[[Any], bool]) -> list[Any]:
     """Collects the distinct labels of a prefix tree in flatten order.
 
-    An object that is neither a label nor a node is collected, too. `Outcomes` refuses it.
+    An object that is neither a label nor a node is collected, too. `Outcomes` raises an error for it later.
+
+    Args:
+        prefix: the prefix tree.
+        is_label: returns True for an object in the prefix that is a label.
     """
     collected: list[Any] = []
-    # A prefix may share its parts, with exponentially many paths to one of them.
+    # Each node is entered once: a prefix may share its nodes, with exponentially many paths to one of them.
     visited = IdentitySet()
     stack = [prefix]
     while stack:
@@ -410,15 +446,16 @@ def labels_in(prefix: Any, is_label: Callable[[Any], bool]) -> list[Any]:
 
 
 def raise_inconsistent(outcomes: Outcomes, record: int, transform: str, reason: str = "") -> NoReturn:
-    """Raises the error for a record that has a conflict. The error names the paths of one leaf below the record.
+    """Raises an `InconsistentSharingError` for a record that has a conflict, with the paths of one leaf below it.
 
     Args:
         outcomes: outcomes of every record.
-        record: number of the record.
+        record: the record, which has two outcomes.
         transform: name of the transform.
         reason: why the conflict is refused, as whole lines. Empty for the usual reason.
     """
     obj, leaf = outcomes.tree.objects[record], _leaf_with_conflict(outcomes, record)
+    # The usual reason for a module or a container. An array or a reference needs no reason.
     if not reason and not isinstance(obj, jax.Ref) and outcomes.tree.node(record) is not None:
         reason = (
             f"Arrays that are treated differently become two, but not what a shared `{type(obj).__name__}` holds.\n"
@@ -428,17 +465,17 @@ def raise_inconsistent(outcomes: Outcomes, record: int, transform: str, reason: 
 
 
 def raise_inconsistent_result(outcomes: Outcomes, record: int, transform: str) -> NoReturn:
-    """Raises the error for a record that has a conflict in the result of a function.
+    """Raises an `InconsistentSharingError` for a record that has a conflict in the result of a function.
 
-    Its paths begin with "result". Its fix is inside the function, and not before the call.
+    The paths in the error begin with "result". The fix in it is for the function, and not for its caller.
     """
     occurrences = find_occurrences(outcomes, _leaf_with_conflict(outcomes, record))
     in_result: list[Occurrence] = []
-    for occurrence in occurrences.first_ones:
+    for occurrence in occurrences.first_occurrences:
         path = (LeafPath("result"), *occurrence.path)
         in_result.append(Occurrence(path, occurrence.treatment))
-    # Only the fix for arguments reads the names of arguments, so there are none.
-    occurrences = Occurrences(in_result, occurrences.unfinished, [])
+    # This error has no fix for the arguments, so it needs no names of arguments.
+    occurrences = Occurrences(in_result, occurrences.truncated, arguments=[])
     text = (
         f"{_first_lines(occurrences, transform)}\n{outcomes.treatment.advice(_leaves_below(outcomes, record))}"
         "Or let the function give each path an array of its own before it returns:\n"
@@ -448,7 +485,12 @@ def raise_inconsistent_result(outcomes: Outcomes, record: int, transform: str) -
 
 
 class Occurrence(NamedTuple):
-    """One path of a leaf, beginning with the argument, and what the transform does with the leaf there."""
+    """One path of a leaf, and what the transform does with the leaf there.
+
+    Attributes:
+        path: the path. In a call, it begins with the argument.
+        treatment: what the transform does with the leaf at this path, in words.
+    """
 
     path: Path
     treatment: str
@@ -458,54 +500,58 @@ class Occurrences(NamedTuple):
     """The paths of a leaf, and its treatments there, in words.
 
     Attributes:
-        first_ones: the first `MAX_PATHS` occurrences of each treatment, in flatten order.
-        unfinished: treatments that have further occurrences.
-        arguments: for each treatment, names of the arguments in which the leaf has it.
+        first_occurrences: the first `MAX_PATHS` occurrences of each treatment, in flatten order.
+        truncated: treatments that have further occurrences, which are not listed.
+        arguments: for each treatment, names of the arguments in which the leaf has it, such as `[["a"], ["b"]]`.
     """
 
-    first_ones: list[Occurrence]
-    unfinished: list[str]
+    first_occurrences: list[Occurrence]
+    truncated: list[str]
     arguments: list[list[str]]
 
     @property
     def paths(self) -> list[str]:
         """The paths as errors print them."""
-        return [jtu.keystr(occurrence.path) for occurrence in self.first_ones]
+        return [jtu.keystr(occurrence.path) for occurrence in self.first_occurrences]
 
     @property
     def treatments(self) -> list[str]:
         """The treatment at each path, in words."""
-        return [occurrence.treatment for occurrence in self.first_ones]
+        return [occurrence.treatment for occurrence in self.first_occurrences]
 
     @property
     def lines(self) -> list[str]:
         """Lines of a message: one for each path, then one for each treatment that has further occurrences."""
         lines = [f"    `{path}`: {treatment}" for path, treatment in zip(self.paths, self.treatments, strict=True)]
-        return lines + [f"    … and more: {treatment}" for treatment in self.unfinished]
+        return lines + [f"    … and more: {treatment}" for treatment in self.truncated]
 
 
 def find_occurrences(outcomes: Outcomes, leaf: int) -> Occurrences:
-    """Finds the paths of a leaf, and what the transform does with the leaf at each.
+    """Finds the paths of a leaf, and what the transform does with the leaf at each of them.
 
     Cost: linear in the visits, plus the length of the named paths.
+
+    Args:
+        outcomes: outcomes of every record.
+        leaf: record of the leaf.
     """
     treatments_below = _treatments_below(outcomes, leaf)
-    # Treatment → number of its paths so far. A treatment is full if it has more than `MAX_PATHS`.
+    # Treatment → number of its paths so far. A treatment is full if more than `MAX_PATHS` were found.
     counts: dict[str, int] = {}
-    first_ones: list[Occurrence] = []
+    first_occurrences: list[Occurrence] = []
     full: set[str] = set()
     stack: list[tuple[Visit, Path]] = [(outcomes.root, ())]
     while stack:
         visit, path = stack.pop()
-        # An edge is not followed if it does not lead to the leaf, or only to full treatments. So the number of paths
-        # that are followed is small, even if there are exponentially many.
+        # Give up a path that does not lead to the leaf, or only to full treatments. So few paths are followed, even if
+        # there are exponentially many. An empty set of treatments is a subset of every set.
         if treatments_below[visit] <= full:
             continue
         if visit.record == leaf:
             treatment = outcomes.description(visit)
             counts[treatment] = counts.get(treatment, 0) + 1
             if counts[treatment] <= MAX_PATHS:
-                first_ones.append(Occurrence(path, treatment))
+                first_occurrences.append(Occurrence(path, treatment))
             else:
                 full.add(treatment)
             continue
@@ -514,13 +560,17 @@ def find_occurrences(outcomes: Outcomes, leaf: int) -> Occurrences:
         children = list(zip(node.keys, outcomes.children(visit), strict=True))
         stack.extend([(child, (*path, key)) for key, child in reversed(children)])
     arguments = _arguments_by_treatment(outcomes, treatments_below, list(counts))
-    return Occurrences(first_ones, [treatment for treatment in counts if treatment in full], arguments)
+    return Occurrences(first_occurrences, [treatment for treatment in counts if treatment in full], arguments)
 
 
 def _treatments_below(outcomes: Outcomes, leaf: int) -> dict[Visit, frozenset[str]]:
     """Returns, for each visit, what the transform does with one leaf on the paths through that visit, in words.
 
-    The set of a visit is empty if no path leads from it to the leaf.
+    The set of a visit is empty if no path leads from there to the leaf.
+
+    Args:
+        outcomes: outcomes of every record.
+        leaf: record of the leaf.
     """
     treatments: dict[Visit, frozenset[str]] = {}
     # Children come before their parents.
@@ -538,7 +588,7 @@ def _arguments_by_treatment(
     Args:
         outcomes: outcomes of every record.
         treatments_below: see `_treatments_below`.
-        treatments: the treatments, in words.
+        treatments: the treatments of the leaf, in words.
     """
     root = outcomes.tree.node(outcomes.root.record)
     assert root is not None
@@ -551,9 +601,10 @@ def _arguments_by_treatment(
 
 
 def _leaf_with_conflict(outcomes: Outcomes, record: int) -> int:
-    """Finds a leaf with a conflict below a record with a conflict. If the record is a leaf, returns it."""
+    """Returns the record of a leaf with a conflict, at or below a record with a conflict."""
     first, second, *_ = outcomes.conflicts()[record]
-    # A node's outcome is the tuple of its children's outcomes. So if a node has two, one of its children has two.
+    # A node's outcome is the tuple of its children's outcomes. So if two visits of a node have different outcomes, the
+    # visits of one of its children have, too. Go down to that child.
     while outcomes.tree.records[first.record][0] is not LEAF:
         pairs = zip(outcomes.children(first), outcomes.children(second), strict=True)
         first, second = next((a, b) for a, b in pairs if outcomes[a] != outcomes[b])
@@ -561,16 +612,16 @@ def _leaf_with_conflict(outcomes: Outcomes, record: int) -> int:
 
 
 def _leaves_below(outcomes: Outcomes, record: int) -> list[Any]:
-    """Returns the leaves below a record that has a conflict, each once."""
+    """Returns the leaves at or below a record that has a conflict, each once."""
     tree = outcomes.tree
-    # Any visit of the record reaches all of them.
+    # Every visit of the record reaches all leaves below it, so the first visit is enough.
     visit = outcomes.conflicts()[record][0]
     records = dict.fromkeys(reached.record for reached in sorted(outcomes.reachable_from(visit)))
     return [tree.objects[number] for number in records if tree.records[number][0] is LEAF]
 
 
 def _first_lines(occurrences: Occurrences, transform: str) -> str:
-    """Returns the first lines of both errors: what is wrong, and the paths."""
+    """Returns the first lines of an error for a conflict: what is wrong, and the paths."""
     return "\n".join([f"One object, but `{transform}` would treat its occurrences differently:", *occurrences.lines])
 
 
@@ -578,7 +629,7 @@ def inconsistent_sharing_error(occurrences: Occurrences, transform: str, advice:
     """Makes the error for a leaf that would be treated in several ways.
 
     Args:
-        occurrences: where the leaf is.
+        occurrences: where the leaf is, and its treatments there.
         transform: name of the transform.
         advice: whole lines to print before the usual fix. May be empty.
     """
@@ -587,17 +638,18 @@ def inconsistent_sharing_error(occurrences: Occurrences, transform: str, advice:
 
 
 def _fix(occurrences: Occurrences) -> str:
-    """Returns the fix that always works: an object of its own for each treatment.
+    """Returns a fix as text and code: an object of its own for each treatment.
 
-    The leaf is in `a` under one treatment and in `b` under another: `b = sharedtree.copy(b)`. It is in `a` under both:
-    `a = sharedtree.untie(a)`.
+    the leaf is in `a` under one treatment, and in `b` under another       b = sharedtree.copy(b)
+    the leaf is in `a` under both treatments                               a = sharedtree.untie(a)
     """
-    # For each treatment, the arguments in which the leaf has it.
+    # For each treatment, names of the arguments in which the leaf has it.
     groups = occurrences.arguments
     arguments = list(dict.fromkeys(name for group in groups for name in group))
     targets = ", ".join(arguments)
     advice = "Treat them alike, or give each an object of its own before the call:\n"
-    # Some argument is in two groups: it holds occurrences of two treatments, and so would a copy of it.
+    # An argument occurs in two groups: it holds the leaf under two treatments. A copy would hold it so, too, since a
+    # copy keeps ties.
     if sum(map(len, groups)) > len(arguments):
         value = f"({targets})" if len(arguments) > 1 else targets
         return f"{advice}    {targets} = sharedtree.untie({value})"

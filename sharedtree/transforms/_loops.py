@@ -34,11 +34,11 @@ from ..core._structure import LEAF, FlatDag, Given, Node, Op, Path, Record, Stru
 from ..ties._leaf_notes import is_noted
 from ._argument_names import Names
 from ._caller_side import Call
-from ._calls_with_operands import CallWithOperands, TakingOperands, part_of
+from ._calls_with_operands import CallWithOperands, TakingOperands, structure_of_argument
 from ._function_given_to_jax import Inner
 from ._function_side import FunctionTrace, receive
 from ._joining_trees import Join, Repacking, Sides, holds_modules, join, leaves_like, repacking_for
-from ._leaf_groups import LeafGroup, whole
+from ._leaf_groups import LeafGroup, single_group
 from ._pass_through import ReceivedObjects
 
 # The adapters. Each packs the operands, wraps the function, runs the loop and builds the result. ----------------------
@@ -131,7 +131,7 @@ def _run_iteration(trace: FunctionTrace, carry: LeafGroup, xs: LeafGroup) -> Any
     """
     result = trace.call(carry, xs)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        tree = trace.walked(result)
+        tree = trace.flatten(result)
         if holds_modules(tree):
             raise TypeError(
                 f"The function of `{trace.terms.title}` returns a pair, the carry and what is emitted, but it "
@@ -165,9 +165,9 @@ def _run_condition(trace: FunctionTrace, carry: LeafGroup) -> Any:
     # The arguments are built for the condition alone. If it changes them in place, the changes are lost.
     received = receive((carry,))
     result = trace.call_with(received, received.arguments.args, {})
-    tree = trace.walked(result)
+    tree = trace.flatten(result)
     # Warns of ties that the condition lost.
-    trace.check_walked(tree)
+    trace.check_flattened(tree)
     if holds_modules(tree):
         raise TypeError(
             f"The first function of `{trace.terms.title}` says whether to go on, with a boolean of no dimensions, but "
@@ -183,8 +183,8 @@ def _run_on_slice(trace: FunctionTrace, x: LeafGroup) -> Any:
 
 def _run_combination(trace: FunctionTrace, a: LeafGroup, b: LeafGroup) -> Any:
     """Combines two slices for `associative_scan`. The leaf group that it returns is packed like that of `a`."""
-    # `call_apart` builds `a` and `b` by themselves: they share no object.
-    return _pack_like_carry(trace, trace.call_apart(a, b), 0, a)
+    # `call_with_several_trees` builds `a` and `b` by themselves: they share no object.
+    return _pack_like_carry(trace, trace.call_with_several_trees(a, b), 0, a)
 
 
 # Fitting the carry that an iteration returns to the one that it received ----------------------------------------------
@@ -270,7 +270,7 @@ def _pack_like_carry(trace: FunctionTrace, result: Any, position: int, carry: Le
             `in_place=True` needs it.
     """
     terms, received = trace.terms, trace.received.tree
-    carry_in, carry_out = received.child(position), trace.walked(result)
+    carry_in, carry_out = received.child(position), trace.flatten(result)
     # Words for the two carries, and the name of the operand, in errors.
     sides = Sides(terms.title, "when an iteration begins", "when it ends")
     path_to_carry = (LeafPath(terms.names.text(position)),)
@@ -285,8 +285,9 @@ def _pack_like_carry(trace: FunctionTrace, result: Any, position: int, carry: Le
         raise CarryError(terms, repacking_for(received, carry_in, carry_out, joined))
     # 2. Collect the leaves that come out, in the order of those that came in.
     leaves = leaves_like(carry_in, carry_out, joined)
-    # `part_of` returns the structure of the carry by itself, and the numbers of its records among all operands.
-    _, records_of_carry = part_of(carry.selection.structure, position)
+    # `structure_of_argument` returns the structure of the carry by itself, and the numbers of its records among all
+    # operands.
+    _, records_of_carry = structure_of_argument(carry.selection.structure, position)
     leaf_numbers = [number for number in records_of_carry if received.records[number][0] is LEAF]
     # A leaf is noted if the user untied it on purpose, or if the loss of its tie has been reported.
     untied = frozenset([number for number, leaf in zip(leaf_numbers, leaves, strict=True) if is_noted(leaf)])
@@ -497,10 +498,10 @@ def _refer_to_callers_objects(
     """
     # `part` is the structure of the carry by itself. For each of its records, `numbers` has the number of the same
     # record among all operands.
-    part, numbers = part_of(carry.selection.structure, position)
+    part, numbers = structure_of_argument(carry.selection.structure, position)
     untied = frozenset([record for record, number in enumerate(numbers) if number in objects.untied])
     records = call.packed.tree.records
-    return whole(
+    return single_group(
         carry.leaves,
         structure_for_caller(part, numbers, objects, records, in_place=bool(call.policy.in_place), untied=untied),
     )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 import jax
 
 from ..core._jax_internals import api_boundary
-from ._option_lists import OURS, lists_options_of
+from ._option_lists import ADDED_OPTIONS, lists_options_of
 from ._preserve_identities import preserved_later
 from ._signatures import Scanning, Usual
 
@@ -32,7 +32,7 @@ _cond = preserved_later(jax.lax.cond)
 _switch = preserved_later(jax.lax.switch)
 
 
-@lists_options_of(jax.lax.scan, *OURS)
+@lists_options_of(jax.lax.scan, *ADDED_OPTIONS)
 @api_boundary
 def scan(
     f: Callable[[Carry, Any], tuple[Carry, Y]],
@@ -93,7 +93,7 @@ def scan(
     return _scan()(f, init, xs, length, reverse=reverse, unroll=unroll, **options)
 
 
-@lists_options_of(jax.lax.while_loop, *OURS)
+@lists_options_of(jax.lax.while_loop, *ADDED_OPTIONS)
 @api_boundary
 def while_loop(
     cond_fun: Callable[[Carry], Any], body_fun: Callable[[Carry], Carry], init_val: Carry, **options: Unpack[Usual]
@@ -122,7 +122,7 @@ def while_loop(
     return _while_loop()(cond_fun, body_fun, init_val, **options)
 
 
-@lists_options_of(jax.lax.fori_loop, *OURS)
+@lists_options_of(jax.lax.fori_loop, *ADDED_OPTIONS)
 @api_boundary
 def fori_loop(
     lower: Any,
@@ -158,7 +158,7 @@ def fori_loop(
     return _fori_loop()(lower, upper, body_fun, init_val, unroll=unroll, **options)
 
 
-@lists_options_of(jax.lax.map, *OURS)
+@lists_options_of(jax.lax.map, *ADDED_OPTIONS)
 @api_boundary
 def map(  # noqa: A001 -- as in `jax.lax`
     f: Callable[[X], Y], xs: X, *, batch_size: int | None = None, **options: Unpack[Usual]
@@ -185,7 +185,7 @@ def map(  # noqa: A001 -- as in `jax.lax`
     return _map()(f, xs, batch_size=batch_size, **options)
 
 
-@lists_options_of(jax.lax.associative_scan, *OURS)
+@lists_options_of(jax.lax.associative_scan, *ADDED_OPTIONS)
 @api_boundary
 def associative_scan(
     fn: Callable[[X, X], X], elems: X, reverse: bool = False, axis: int = 0, **options: Unpack[Usual]
@@ -223,7 +223,7 @@ def cond(
 def cond(
     pred: Any, true_fun: Callable[[T], R], false_fun: Callable[[T], R], *, operand: T, **options: Unpack[Usual]
 ) -> R: ...
-@lists_options_of(jax.lax.cond, *OURS)
+@lists_options_of(jax.lax.cond, *ADDED_OPTIONS)
 @api_boundary
 def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: Any) -> Any:
     """Applies one of two functions to the operands, chosen by a boolean: `preserve_identities(jax.lax.cond)`.
@@ -270,7 +270,7 @@ def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: An
 def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts, **options: Unpack[Usual]) -> R: ...
 @overload
 def switch(index: Any, branches: Sequence[Callable[[T], R]], *, operand: T, **options: Unpack[Usual]) -> R: ...
-@lists_options_of(jax.lax.switch, *OURS)
+@lists_options_of(jax.lax.switch, *ADDED_OPTIONS)
 @api_boundary
 def switch(index: Any, branches: Any, *operands: Any, **options: Any) -> Any:
     """Applies one of several functions to the operands, chosen by an index: `preserve_identities(jax.lax.switch)`.

@@ -18,7 +18,7 @@ import equinox as eqx
 import jax
 
 from ..core._jax_internals import api_boundary
-from ._option_lists import OURS, signature_with, title_of
+from ._option_lists import ADDED_OPTIONS, signature_with, title_of
 from ._preserve_identities import preserve_identities
 from ._signatures import (
     Checkpoint,
@@ -58,7 +58,7 @@ def ready_made(transform: Callable[..., Any], *our_options: str) -> Callable[[St
         functools.update_wrapper(ready, stub)
         ready.__doc__ = _completed_docstring(stub.__doc__ or "", title_of(transform))
         function = inspect.Parameter("function", inspect.Parameter.POSITIONAL_ONLY, default=None)
-        ready.__signature__ = signature_with(transform, function, (*our_options, *OURS))  # pyright: ignore[reportFunctionMemberAccess]
+        ready.__signature__ = signature_with(transform, function, (*our_options, *ADDED_OPTIONS))  # pyright: ignore[reportFunctionMemberAccess]
         return ready
 
     return decorate

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 
 from ..core._jax_internals import api_boundary
-from ._option_lists import OURS, lists_options_of
+from ._option_lists import ADDED_OPTIONS, lists_options_of
 from ._preserve_identities import preserved_later
 from ._ready_made_transforms import Stub, ready_made
 from ._signatures import CustomJvpDecorator, CustomVjpDecorator, Linearising, Pulling, Transposing, Usual
@@ -40,7 +40,7 @@ def vjp(
 def vjp(
     function: Callable[..., tuple[R, A]], /, *primals: Any, has_aux: Literal[True], **options: Unpack[Pulling]
 ) -> tuple[R, Callable[[Any], tuple[Any, ...]], A]: ...
-@lists_options_of(jax.vjp, *OURS)
+@lists_options_of(jax.vjp, *ADDED_OPTIONS)
 @api_boundary
 def vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
     """Computes a value and the function that pulls cotangents back through it: `preserve_identities(jax.vjp)`.
@@ -93,7 +93,7 @@ def jvp(
     has_aux: Literal[True],
     **options: Unpack[Usual],
 ) -> tuple[R, Any, A]: ...
-@lists_options_of(jax.jvp, *OURS)
+@lists_options_of(jax.jvp, *ADDED_OPTIONS)
 @api_boundary
 def jvp(function: Any, /, *operands: Any, **options: Any) -> Any:
     """Computes a value and its tangent: `preserve_identities(jax.jvp)`.
@@ -130,7 +130,7 @@ def linearize(
 def linearize(
     function: Callable[..., tuple[R, A]], /, *primals: Any, has_aux: Literal[True], **options: Unpack[Linearising]
 ) -> tuple[R, Callable[..., Any], A]: ...
-@lists_options_of(jax.linearize, *OURS)
+@lists_options_of(jax.linearize, *ADDED_OPTIONS)
 @api_boundary
 def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
     """Computes a value and the function that pushes tangents forward through it: `preserve_identities(jax.linearize)`.
@@ -158,7 +158,7 @@ def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
     return _linearize()(function, *primals, **options)
 
 
-@lists_options_of(jax.linear_transpose, *OURS)
+@lists_options_of(jax.linear_transpose, *ADDED_OPTIONS)
 @api_boundary
 def linear_transpose(
     function: Callable[..., Any], /, *primals: Any, **options: Unpack[Transposing]
@@ -194,7 +194,7 @@ def filter_vjp(
 def filter_vjp(
     function: Callable[..., tuple[R, A]], /, *primals: Any, has_aux: Literal[True], **options: Unpack[Usual]
 ) -> tuple[R, Callable[[Any], tuple[Any, ...]], A]: ...
-@lists_options_of(eqx.filter_vjp, *OURS)
+@lists_options_of(eqx.filter_vjp, *ADDED_OPTIONS)
 @api_boundary
 def filter_vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
     """Computes a value and the function that pulls cotangents back: `preserve_identities(equinox.filter_vjp)`.
@@ -223,7 +223,7 @@ def filter_vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
     return _filter_vjp()(function, *primals, **options)
 
 
-@lists_options_of(eqx.filter_jvp, *OURS)
+@lists_options_of(eqx.filter_jvp, *ADDED_OPTIONS)
 @api_boundary
 def filter_jvp(function: Callable[..., R], primals: Any, tangents: Any, **options: Any) -> tuple[R, Any]:
     """Computes a value and its tangent: `preserve_identities(equinox.filter_jvp)`.
@@ -254,7 +254,7 @@ def filter_jvp(function: Callable[..., R], primals: Any, tangents: Any, **option
     return _filter_jvp()(function, primals, tangents, **options)
 
 
-@lists_options_of(eqx.filter_eval_shape, *OURS)
+@lists_options_of(eqx.filter_eval_shape, *ADDED_OPTIONS)
 @api_boundary
 def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Returns a function's result with shapes in place of arrays: `preserve_identities(equinox.filter_eval_shape)`.
@@ -286,7 +286,7 @@ def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any
     return _filter_eval_shape()(function, *args, **kwargs)
 
 
-@lists_options_of(jax.eval_shape, *OURS)
+@lists_options_of(jax.eval_shape, *ADDED_OPTIONS)
 @api_boundary
 def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Returns a function's result with shapes in place of arrays: `preserve_identities(jax.eval_shape)`.

@@ -1,15 +1,16 @@
 """Calls like earlier ones, done in C: pack, group, call the transformed function, gather the leaves, build.
 
-The *transformed function* is what the transform returns for the package's inner function. It takes leaf groups: the
-leaves of the arguments, grouped by their labels, which say what the transform does with them.
+A transform is applied to the package's *inner function* in place of the user's, and returns the *transformed function*.
+This takes leaf groups: the leaves of the arguments, grouped by *labels*. A label is what the transform does with a
+leaf, such as the axis along which it is mapped. The *wrapper* is the function that the user gets, such as `st.jit(f)`.
 
-Packing depends on the number of arguments and on the keywords. The choice of the transformed function depends on the
-labels. Python finds out both in the first call of a kind, and keeps them with the wrapper of the user's function:
+How to pack a call depends on the number of its arguments and on its keywords. Which transformed function it needs
+depends on the labels. Python finds out both in a first call, and keeps them with the wrapper for C:
 
     step(model, x)      in Python    settings.patterns[2] = CallPattern(…, functions={labels: transformed function})
     step(model, x)      in C         finds the pattern by the 2, and the transformed function by the labels
 
-If a call is not like an earlier one, C leaves it to Python before the user's function was called.
+If a call is not like an earlier one, C leaves it to Python. The user's function has not been called by then.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +23,13 @@ from ._caller_side import Call
 from ._in_place import write
 
 _MAX_PATTERNS = 256
-"""Number of patterns that are kept for one wrapper. With one more, all are dropped, and Python finds them again."""
+"""Number of patterns that are kept for one wrapper. Before one more is added, all are dropped.
+
+Python makes a dropped pattern again in the next call that needs it.
+"""
 
 new_latest: Callable[[], Any] = (lambda: None) if native is None else native.Latest
-"""Makes the memory in which C keeps what it found in the last call of a pattern. None without the C extension."""
+"""Makes the object in which C keeps what it found in the last call of a pattern. None without the C extension."""
 
 
 class CallPattern(NamedTuple):
@@ -33,19 +37,20 @@ class CallPattern(NamedTuple):
 
     Attributes:
         aux: names of the arguments, as `Arguments` has them.
-        bound: three tuples: arguments to put before the positional ones, names of the keywords that become positional,
-            and names of all other keywords. None if arguments are packed as written.
-        key: first part of the key under which plans (groupings of the leaves) are kept.
-        asks: (leaves) → second part of that key. None if the key has one part.
-        donates: True if buffers are donated, so that no buffer may be in two leaves.
-        latest: the memory of C for these calls. See `new_latest`.
-        functions: labels of the leaf groups → transformed function.
+        bound: how C reorders the arguments before it packs them. Three tuples: values to put before the positional
+            arguments, names of the keywords that become positional, and names of all other keywords. None to pack the
+            arguments as they are written in the call.
+        key: first part of the key under which a structure keeps its plan. A plan says how the leaves are grouped.
+        facts_of_leaves: (leaves) → second part of that key. None if the key has one part. See `Grouping`.
+        donates: True if buffers are donated. Then C leaves a call to Python if two leaves have one buffer.
+        latest: the object of `new_latest` for these calls.
+        functions: labels of all leaf groups, as in `Plan.labels` → transformed function.
     """
 
     aux: Any
     bound: Any
     key: Any
-    asks: Any
+    facts_of_leaves: Any
     donates: bool
     latest: Any
     functions: dict[Any, Callable[..., Any]]
@@ -57,12 +62,13 @@ class CallSettings(NamedTuple):
     Attributes:
         policy: the policy.
         flags: the rules of packing, as `flags_of` encodes them.
-        patterns: number of arguments → pattern of such calls. With keywords, the key is a pair of the number and the
-            keywords. A pattern is None if Python has to do these calls. `patterns` is None if Python has to do all.
+        patterns: number of positional arguments → pattern of such calls. For calls with keywords, the key is a pair:
+            `(2, ("rate",))`. A value is None if Python has to do these calls. `patterns` itself is None if Python has
+            to do all calls.
         in_place: True if changes are written back.
-        finishes: True if C may build the result. False if the transform does not return leaf groups of the function's
-            result, but a gradient or the like.
-        write: writes changes into objects to which C cannot write.
+        finishes: True if C may build the result. False if the transform returns something else than leaf groups of the
+            function's result, such as a gradient.
+        write: writes changes into the caller's objects if C cannot. See `_in_place.write`.
     """
 
     policy: Policy
@@ -73,7 +79,7 @@ class CallSettings(NamedTuple):
     write: Callable[[Sequence[Any]], None]
 
     @classmethod
-    def under(cls, policy: Policy, rules: Rules | None, *, finishes: bool) -> "CallSettings":
+    def before_first_call(cls, policy: Policy, rules: Rules | None, *, finishes: bool) -> "CallSettings":
         """Makes the settings before the first call, without patterns.
 
         Args:
@@ -82,27 +88,28 @@ class CallSettings(NamedTuple):
             finishes: True if C may build the result.
         """
         in_place = bool(policy.in_place)
-        # Without patterns, Python does every call.
+        # No rules for C (0), and no patterns (None): Python does every call.
         if native is None or rules is None:
             return cls(policy, 0, None, in_place, finishes, write)
+        # `learn` adds the patterns.
         return cls(policy, flags_of(rules), {}, in_place, finishes, write)
 
     def learn(
         self, args: Sequence[Any], kwargs: dict[str, Any], pattern: CallPattern | None, call: Call, transformed: Any
     ) -> None:
-        """Remembers how Python did a call, so that C can do calls like it.
+        """Remembers how Python did a call, so that C can do calls like it. Adds a pattern, or extends the earlier one.
 
         Args:
             args: positional arguments of the call.
-            kwargs: its keyword arguments.
-            pattern: facts about such calls, without functions. None to leave them to Python.
-            call: the call.
-            transformed: the function that C calls for leaf groups with these labels.
+            kwargs: keyword arguments of the call.
+            pattern: facts about such calls, with empty `functions`. None if Python has to do them.
+            call: the call. Its plan has the labels of the leaf groups.
+            transformed: the function for C to call with leaf groups that have these labels.
         """
         patterns = self.patterns
         if patterns is None:
             return
-        # A wrapper may be called with other keywords each time. Its patterns must not grow without bound.
+        # A user may call a wrapper with other keywords each time. The patterns must not grow without bound.
         if len(patterns) >= _MAX_PATTERNS:
             patterns.clear()
         key = (len(args), tuple(kwargs)) if kwargs else len(args)
@@ -115,11 +122,11 @@ class CallSettings(NamedTuple):
 
 
 class _Caller:
-    """The base class of wrappers without the C extension: every call goes to `go_on`.
+    """The base class of `Caller` without the C extension: every call goes to `go_on`.
 
     Attributes:
         policy: the policy as the user wrote it.
-        settings: settings under the policy of the last call. None to leave the next call to Python.
+        settings: settings for C, under the policy of the last call. None to leave the next call to Python.
     """
 
     policy: PolicyOption
@@ -129,7 +136,7 @@ class _Caller:
         try:
             return self.go_on((), current_policy(self.policy), args, kwargs)
         except Exception as error:
-            # As after a vanilla transform, the traceback shows the user's frames only.
+            # Removes the frames of JAX and of the package from the traceback, as a vanilla transform does.
             hide_frames(error)
             raise
 
@@ -137,14 +144,14 @@ class _Caller:
         """Does what C left of a call, and returns the result of the call.
 
         Args:
-            deferred: an empty tuple if C did nothing. If C called the transformed function, a pair of its result and
-                the call (see `call_of`). If C raised an exception, that exception.
+            deferred: what C did. An empty tuple if nothing. If C called the transformed function, a pair of the result
+                and the call (for `call_of`). If C or the transformed function raised, the exception.
             policy: the policy in force.
             args: positional arguments of the call.
-            kwargs: its keyword arguments.
+            kwargs: keyword arguments of the call.
         """
         raise NotImplementedError
 
 
 class Caller(_Caller if TYPE_CHECKING or native is None else native.Caller):
-    """The base class of wrappers. With the C extension, its `__call__` does a call in C, or leaves it to `go_on`."""
+    """The base class of wrappers. With the C extension, `__call__` does the call in C, or calls `go_on`."""

@@ -26,7 +26,7 @@ from ._caller_side import Call, leave
 from ._calls_with_operands import CallWithOperands, TakingOperands
 from ._jit import CheckpointTransform, FilterJitTransform, JittedTransform, JitTransform
 from ._joining_trees import holds_modules
-from ._leaf_groups import LeafGroup, whole, without_statics
+from ._leaf_groups import LeafGroup, single_group, without_statics
 from .checks._lost_changes import only_traced
 
 # The class of the functions that `jax.jit` returns.
@@ -122,10 +122,10 @@ class MakeJaxprTransform(CheckpointTransform):
     # Options without influence on a trace of the function.
     only_for_transform = frozenset({"axis_env", "return_shape"})
 
-    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+    def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Traces the function. Changes of its arguments are not written back, and no warning says so."""
         with only_traced():
-            return super().called(args, kwargs, _not_in_place(policy))
+            return super().call_in_python(args, kwargs, _not_in_place(policy))
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
         """Returns the jaxpr. With the option `return_shape`, returns a pair of the jaxpr and the tree of shapes.
@@ -160,7 +160,7 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
         structure_without_statics = intern(tuple(without_statics(structure.records)), structure.root)
         return (
             jaxpr,
-            leave((whole(shapes.leaves, structure_without_statics),)),
+            leave((single_group(shapes.leaves, structure_without_statics),)),
             leave((LeafGroup([None] * len(shapes.leaves), shapes.selection),)),
         )
 

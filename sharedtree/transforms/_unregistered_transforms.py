@@ -40,10 +40,10 @@ from ..core._structure import FlatDag, Given, Node, Structure, Update, intern, l
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Grouping, enter, keep, leave
-from ._function_side import FunctionTrace, Received, packed, receive
+from ._function_side import FunctionTrace, Received, receive, single_group_of_tree
 from ._function_transform import FunctionTransform
-from ._in_place import Changes, conventions, rules_for_state, walked_together
-from ._leaf_groups import LeafGroup, LeafSelection, whole
+from ._in_place import Changes, conventions, flatten_together, rules_for_state
+from ._leaf_groups import LeafGroup, LeafSelection, single_group
 from ._leaf_labels import Treatment
 from ._pass_through import has_identity_outside
 from .checks._tied_values import report_tied_values
@@ -84,7 +84,7 @@ class OpaqueTransform(FunctionTransform):
 
     # The caller's side --------------------------------------------------------------------------------------------
 
-    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+    def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Calls the transform with groups in the place of modules, and returns modules in the place of groups.
 
         In place, writes what the function changed into the caller's objects.
@@ -93,8 +93,8 @@ class OpaqueTransform(FunctionTransform):
             SharingMismatchError: if the transform returned groups from which no unambiguous tree can be built.
             UntiedError: if a tie outside modules is lost, under `Policy(on_untie="error")`.
         """
-        # Arrays outside modules are not packed, so a tie between them is lost inside the function. Warn of it. The
-        # arguments are walked only if some array that is still alive has been noted as tied outside modules.
+        # Arrays outside modules are not packed, so a tie between them is lost inside the function. Warn
+        # of it. The arguments are walked only if some array that is still alive has been noted as tied outside modules.
         if are_tied_values_known():
             arguments = flat_dag_of(self.arguments(args, kwargs), self.rules(policy))
             report_tied_values(arguments, self.names, self.transform_name, policy)
@@ -189,11 +189,11 @@ class OpaqueTransform(FunctionTransform):
         received = self._receive(args, kwargs, policy)
         result = trace.call_with(received, received.arguments.args, received.arguments.kwargs)
         # Warn of ties that the function lost. In place, the arguments are checked beside the result.
-        trace.check_walked(trace.walked(trace.with_state(result)), is_with_state=bool(policy.in_place))
+        trace.check_flattened(trace.flatten(trace.with_state(result)), is_with_state=bool(policy.in_place))
         # The modules of the result are the children of the second graph.
         outermost = _OutermostObjects.modules(result, policy)
         if not policy.in_place:
-            return outermost.tree_with(_split_by_child(packed(trace.walked(tuple(outermost.objects)))))
+            return outermost.tree_with(_split_by_child(single_group_of_tree(trace.flatten(tuple(outermost.objects)))))
         return _pack_with_changes(outermost, trace, received)
 
     def _receive(self, args: Sequence[Any], kwargs: Mapping[str, Any], policy: Policy) -> Received:
@@ -268,9 +268,9 @@ def _pack_with_changes(
     Returns:
         A group for each changed object; and the result, with groups in the place of its modules.
     """
-    # Find the changed objects: `rules.updated` maps each to its record. `forbidding_leaks` makes rules under which
+    # Find the changed objects: `rules.updated` maps each to its record. `rules_against_leaks` makes rules under which
     # a tracer in a static leaf is an error. `lambda _: False` says that no object was taken over (donated).
-    rules = rules_for_state(trace.forbidding_leaks(trace.terms.rules), received.tree, lambda _: False)
+    rules = rules_for_state(trace.rules_against_leaks(trace.terms.rules), received.tree, lambda _: False)
     # A convention says which leaves of an object are traced. Each library has its own, such as Equinox or Flax. An
     # object has the convention of the nearest module that holds it.
     convention_of = conventions(received.tree, rules)
@@ -280,8 +280,8 @@ def _pack_with_changes(
     convention_of_objects: list[LocalConvention] = [convention_of[number] for number in updated]
     convention_of_objects.extend(rules.convention for _ in outermost.objects)
     # The last argument has the text with which each object's paths begin in messages: none.
-    graph = walked_together(zip(objects, convention_of_objects, strict=True), rules, [""] * len(objects))
-    groups = _split_by_child(packed(graph))
+    graph = flatten_together(zip(objects, convention_of_objects, strict=True), rules, [""] * len(objects))
+    groups = _split_by_child(single_group_of_tree(graph))
     return _ResultWithChanges(groups[: len(updated)], outermost.tree_with(groups[len(updated) :]))
 
 
@@ -368,7 +368,7 @@ class UnregisteredTransform(OpaqueTransform):
     # The transform cannot write changes back (see the base).
     writes = False
 
-    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+    def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """Calls the transform as the base does.
 
         Raises:
@@ -381,7 +381,7 @@ class UnregisteredTransform(OpaqueTransform):
                 "stand: it is not registered. Say that it is a plain function transformer:\n"
                 "    sharedtree.register_transform(transform)"
             )
-        return super().called(args, kwargs, policy)
+        return super().call_in_python(args, kwargs, policy)
 
     def treatments(self, owners: Sequence[str]) -> Sequence[Treatment]:
         """Returns one treatment, with the name of its argument as the label of each module.
@@ -395,7 +395,7 @@ class UnregisteredTransform(OpaqueTransform):
                 lambda label: isinstance(label, str),
                 describe=lambda owner: f"in `{owner}`, whose treatment is not known",
                 # The labels do not say what the transform does, so `explain` leaves them out.
-                is_known=False,
+                is_transform_known=False,
                 advice=lambda _: (
                     "The transform is not registered, so it may treat these arguments differently without "
                     "a way to tell. If it treats all arguments alike, say so, once:\n"
@@ -830,6 +830,6 @@ def _build_for_caller(group_set: _GroupSet, call: Call, changes: Changes | None)
         leaves = with_repeats_copied(leaves)
         callers_leaves = list(call.tree.leaves.values())
         hand_on([callers_leaves[place] for place in group_set.places], leaves)
-    graph = whole(leaves, group_set.structure)
+    graph = single_group(leaves, group_set.structure)
     # In place, `leave` also needs functions that look up the caller's objects and take their new contents.
     return leave([graph], *(() if changes is None else (call.objects.__getitem__, changes.update)))

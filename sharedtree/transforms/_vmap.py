@@ -154,7 +154,7 @@ class VmapTransform(FunctionTransform):
             lambda _: treatments,
             key=key,
             # Labels `1` and `-1` are one axis for some ranks. With a single label there is nothing to compare.
-            asks=_ndims if len(labels) > 1 else None,
+            facts_of_leaves=_ndims if len(labels) > 1 else None,
             # A label without leaves gets a group, too, so that JAX sees all axes of the prefix.
             groups=[(label,) for label in labels] if donation is None else (),
             # JAX reads the options anew on each call. Where the user can change them, a call in C would miss that.
@@ -215,7 +215,7 @@ class VmapTransform(FunctionTransform):
             value: the leaf after the change. None if it is not known.
         """
         # A leaf with an axis can be written, and so can a new leaf whose value is the same for all elements.
-        if number not in call.leaves_labelled(None) and not (number is None and self.may_differ(value)):
+        if number not in call.leaf_records_with_label(None) and not (number is None and self.may_differ(value)):
             return ""
         text = f"Where `{self.in_name}` is None there is one object for all elements, "
         if self.may_differ(value):
@@ -308,7 +308,7 @@ class PmapTransform(VmapTransform):
 
         For that leaf JAX would return the value of the first device, without comparing it with the other devices'.
         """
-        if number not in call.leaves_labelled(None):
+        if number not in call.leaf_records_with_label(None):
             return super().unwritable(call, number, value)
         return (
             "Where `in_axes` is None there is one object for all devices, and `in_place=True` writes what the first "
@@ -360,14 +360,14 @@ class ShardMapTransform(VmapTransform):
         Either there are no `in_specs`, or the new value differs along an axis of the mesh, and the leaf's specification
         lacks this axis.
         """
-        if number in call.leaves_labelled(_INFERRED):
+        if number in call.leaf_records_with_label(_INFERRED):
             return f"Without `{self.in_name}` nobody knows how to put together what would be written back."
         # The axes of the mesh along which the new value may differ between devices.
         leaves = () if value is None else flat_dag_of(value).leaves.values()
         axes = {axis for leaf in leaves for axis in varying_axes(leaf)}
         # Without those along which the leaf is divided. An entry of a specification is one axis or a tuple of axes.
         for spec, *_ in call.plan.labels:
-            if isinstance(spec, PartitionSpec) and number in call.leaves_labelled(spec):
+            if isinstance(spec, PartitionSpec) and number in call.leaf_records_with_label(spec):
                 axes -= {name for part in spec for name in (part if isinstance(part, tuple) else (part,))}
         if not axes:
             return ""

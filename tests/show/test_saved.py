@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree.serialise.load import opened
+from sharedtree.serialise.load import open_checkpoint
 from sharedtree.show._outline import Outline
 from sharedtree.show._saved_models import description_of_file
 from tests.serialise.process import HANGS
@@ -23,7 +23,7 @@ from .models import language_model
 
 
 def table_of_file(data, depth=None):
-    with opened(data) as file:
+    with open_checkpoint(data) as file:
         return st.show.Summary(Outline(description_of_file(file.manifest)), depth, 1_000)
 
 

@@ -169,7 +169,7 @@ def _treatments(tree: FlatDag, treatments: Sequence[Treatment]) -> dict[int, str
     for treatment in treatments:
         outcomes = Outcomes(tree, treatment)
         # A visit is a record with the labels that lead to it. A record with two labels has two visits.
-        for visit in outcomes.visits() if treatment.is_known else ():
+        for visit in outcomes.visits() if treatment.is_transform_known else ():
             if tree.records[visit.record][0] is LEAF:
                 description = outcomes.description(visit)
                 if not description.startswith("not ") and description not in descriptions.setdefault(visit.record, []):
