@@ -127,6 +127,7 @@ def name_of(path):
 NEEDS = {
     "treex.md": ("treex", "treeo"),
     "treex_shared.py": ("treex", "treeo"),
+    "README.md": ("flax",),
     "from_nnx.md": ("flax",),
     "nnx_files.md": ("flax",),
     "nnx.ipynb": ("flax",),
