@@ -16,6 +16,7 @@ import sharedtree
 project = "sharedtree"
 copyright = "The sharedtree authors"  # noqa: A001
 version = release = sharedtree.__version__
+repository = "`github.com/OWNER/sharedtree`"  # the only place that names the address: replace it once there is one
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
@@ -23,9 +24,12 @@ html_theme = "furo"
 html_title = f"sharedtree {version}"
 html_static_path = ["static"]
 html_css_files = ["guides.css"]
+pygments_dark_style = "one-dark"  # furo's own choice underlines every class and every imported module
 
 default_role = "literal"  # docstrings are written for readers of code, with single backticks
 myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence", "substitution"]
+myst_substitutions = {"repository": repository}
 
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True

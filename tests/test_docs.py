@@ -127,6 +127,8 @@ def name_of(path):
 NEEDS = {
     "treex.md": ("treex", "treeo"),
     "treex_shared.py": ("treex", "treeo"),
+    "README.md": ("flax",),
+    "works_with.md": ("orbax",),
     "from_nnx.md": ("flax",),
     "nnx_files.md": ("flax",),
     "nnx.ipynb": ("flax",),

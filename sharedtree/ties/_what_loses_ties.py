@@ -20,7 +20,7 @@ from ..core._jax_internals import Frame, frames_of
 from ._frames_of_libraries import TRACED, package_of
 from ._transforms_that_untie import culprit_of, outermost_call
 
-MORE = "More about what loses ties, and what keeps them: docs/unties.md, “What unties, and what to use instead”."
+MORE = "More about what loses ties, and what keeps them: docs/unties.md, “Operations that lose ties”."
 """Last line of each message about lost ties."""
 
 _KEEPING: dict[tuple[str, str], tuple[str, str]] = {
