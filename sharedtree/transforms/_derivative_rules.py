@@ -91,8 +91,8 @@ class RuleTransform(FunctionTransform):
     def __getattr__(self, name: str) -> Any:
         """Returns a method of the vanilla object whose name begins with `def`, if this class has none of that name.
 
-        The method sets rules on the user's vanilla object alone. `call_in_python` turns to that object if no other rules
-        are set. There the rules get no modules, but what vanilla JAX passes to them.
+        The method sets rules on the user's vanilla object alone. `call_in_python` turns to that object if no other
+        rules are set. There the rules get no modules, but what vanilla JAX passes to them.
 
         Raises:
             TypeError: if the method is one of `unsupported_methods`.
