@@ -108,9 +108,9 @@ def _add_draw(commands: Any) -> None:
     parser.add_argument(
         "--boxes",
         type=number,
-        default=MOST_BOXES,
+        default=None,
         metavar="N",
-        help=f"draw at most N boxes (default: {MOST_BOXES})",
+        help=f"draw at most N boxes (default: {MOST_BOXES}, or fewer if that is too wide)",
     )
     parser.set_defaults(run=draw)
 
@@ -304,7 +304,8 @@ def draw(arguments: argparse.Namespace) -> int:
         return TROUBLE
     with opened(arguments.file) as file:
         outline = Outline(description_of_file(file.manifest))
-    drawing = drawing_of(outline, arguments.depth, max(arguments.boxes, 1), igraph, drawsvg)
+    most = None if arguments.boxes is None else max(arguments.boxes, 1)
+    drawing = drawing_of(outline, arguments.depth, most, igraph, drawsvg)
     if arguments.output is None or arguments.output == "-":
         sys.stdout.write(drawing.svg)
         return OK
