@@ -103,7 +103,12 @@ def _add_draw(commands: Any) -> None:
         "are wires, and what is tied is one box. Its header is read, its arrays are not. Needs igraph and drawsvg.",
     )
     parser.add_argument("file", metavar="FILE")
-    parser.add_argument("-o", "--output", metavar="SVG", help="where to write it (default: standard output)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="SVG",
+        help="where to write it (default: standard output, which must not be a terminal; - for that)",
+    )
     parser.add_argument("--depth", type=number, metavar="N", help="draw this many levels below the root")
     parser.add_argument(
         "--boxes",
@@ -296,6 +301,14 @@ def number(text: str) -> int:
 
 def draw(arguments: argparse.Namespace) -> int:
     """Runs `draw`, and returns the exit status."""
+    # Thousands of bytes of SVG would fill the terminal, and nobody could see the picture.
+    if arguments.output is None and _is_terminal():
+        file = printable(arguments.file)
+        write_error(
+            "A drawing is SVG, which a terminal does not show. Say where to write it:\n"
+            f"    sharedtree draw {file} -o m.svg"
+        )
+        return TROUBLE
     # `libraries` raises ImportError with the command that installs igraph and drawsvg.
     try:
         igraph, drawsvg = libraries()
@@ -317,3 +330,8 @@ def draw(arguments: argparse.Namespace) -> int:
         return TROUBLE
     line_writer()((printable(arguments.output), "path"), (f"  {counted(len(drawing.svg), 'byte')}", "dim"))
     return OK
+
+
+def _is_terminal() -> bool:
+    """Returns True if standard output is a terminal."""
+    return sys.stdout.isatty()

@@ -88,7 +88,7 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int | None = None) -> Dr
         UnregisteredTypeError: if `tree` is no pytree.
         ValueError: if `depth` is negative, or `boxes` is less than 1.
 
-    Cost: one walk over the nodes, and up to a second for the layout of 150 boxes. If that is too wide, others are tried.
+    Cost: one walk over the nodes, and up to a second for the layout of 150 boxes. If that is too wide, others follow.
         No array is read, copied or kept.
 
     Example:
