@@ -1,4 +1,4 @@
-"""Makes the pictures of `showing.md` anew: `python docs/pictures.py`. Needs the extra `show`."""
+"""Makes the pictures of the README and the documentation anew: `python docs/pictures.py`. Needs the extra `show`."""
 
 import pathlib
 
@@ -55,6 +55,7 @@ def pictures():
     weight = jnp.ones((5, 3))
     net = Net(weight, weight)
     return {
+        "drift.svg": st.draw({"eqx.filter_jit": Net(jnp.ones((5, 3)), jnp.ones((5, 3))), "st.jit": net}),
         "tied.svg": st.draw(net),
         "untied.svg": st.draw(st.untie(net)),
         "transformer.svg": st.draw(transformer(24)),

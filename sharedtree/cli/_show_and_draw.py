@@ -103,14 +103,19 @@ def _add_draw(commands: Any) -> None:
         "are wires, and what is tied is one box. Its header is read, its arrays are not. Needs igraph and drawsvg.",
     )
     parser.add_argument("file", metavar="FILE")
-    parser.add_argument("-o", "--output", metavar="SVG", help="where to write it (default: standard output)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="SVG",
+        help="where to write it (default: standard output, which must not be a terminal; - for that)",
+    )
     parser.add_argument("--depth", type=number, metavar="N", help="draw this many levels below the root")
     parser.add_argument(
         "--boxes",
         type=number,
-        default=MOST_BOXES,
+        default=None,
         metavar="N",
-        help=f"draw at most N boxes (default: {MOST_BOXES})",
+        help=f"draw at most N boxes (default: {MOST_BOXES}, or fewer if that is too wide)",
     )
     parser.set_defaults(run=draw)
 
@@ -296,6 +301,14 @@ def number(text: str) -> int:
 
 def draw(arguments: argparse.Namespace) -> int:
     """Runs `draw`, and returns the exit status."""
+    # Thousands of bytes of SVG would fill the terminal, and nobody could see the picture.
+    if arguments.output is None and _is_terminal():
+        file = printable(arguments.file)
+        write_error(
+            "A drawing is SVG, which a terminal does not show. Say where to write it:\n"
+            f"    sharedtree draw {file} -o m.svg"
+        )
+        return TROUBLE
     # `libraries` raises ImportError with the command that installs igraph and drawsvg.
     try:
         igraph, drawsvg = libraries()
@@ -304,7 +317,8 @@ def draw(arguments: argparse.Namespace) -> int:
         return TROUBLE
     with open_checkpoint(arguments.file) as file:
         outline = Outline(description_of_file(file.manifest))
-    drawing = drawing_of(outline, arguments.depth, max(arguments.boxes, 1), igraph, drawsvg)
+    most = None if arguments.boxes is None else max(arguments.boxes, 1)
+    drawing = drawing_of(outline, arguments.depth, most, igraph, drawsvg)
     if arguments.output is None or arguments.output == "-":
         sys.stdout.write(drawing.svg)
         return OK
@@ -316,3 +330,8 @@ def draw(arguments: argparse.Namespace) -> int:
         return TROUBLE
     line_writer()((printable(arguments.output), "path"), (f"  {counted(len(drawing.svg), 'byte')}", "dim"))
     return OK
+
+
+def _is_terminal() -> bool:
+    """Returns True if standard output is a terminal."""
+    return sys.stdout.isatty()

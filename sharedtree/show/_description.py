@@ -186,6 +186,21 @@ class Description:
         return Size(min(parameters, MANY), min(nbytes, MANY))
 
 
+def described(parts: list[Part | None], root: int, *, is_none: bool = False) -> Description:
+    """Makes a description, with an empty part in place of a root that has none, such as a static value.
+
+    Args:
+        parts: the parts. The empty part is appended.
+        root: number of the part that is the model. `len(parts)` if it has no number.
+        is_none: True if the model is None, which the empty part then says.
+    """
+    if root == len(parts) or parts[root] is None:
+        name = "None" if is_none else "a value without arrays"
+        parts.append(Part("container", name, has_identity=False))
+        root = len(parts) - 1
+    return Description(parts, root)
+
+
 def joined(path: str, step: str) -> str:
     """Appends a step to a path. A path of `MAX_PATH` characters gets `...` instead."""
     if len(path) < MAX_PATH:

@@ -1,6 +1,6 @@
 """`draw` shows a model as a picture. `_drawing_layout` chooses and places boxes and wires; the SVG is written here.
 
-The SVG follows the reader's choice of light or dark. A tie is visible in three ways besides its colour: its box has a
+The SVG has the colours of the page that it stands in. A tie is visible in three ways besides its colour: its box has a
 double frame, and the number of the tie in a solid badge; its wires are thick and dashed and end in a dot; and a line of
 the box has the number of places. Equal neighbours are a stack of boxes with `×12`.
 """
@@ -8,13 +8,13 @@ the box has the number of places. Equal neighbours are a stack of boxes with `×
 import importlib
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ._drawing_layout import MOST_BOXES, Box, Boxes, Extent, Placed, Point, Wire, boxes_of, place
 from ._live_models import description_of
 from ._outline import Outline
-from ._tables import figure
+from ._tables import TIE_COLOUR, figure
 
 
 class Drawing:
@@ -47,6 +47,11 @@ class Drawing:
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg)
 
+    def _repr_html_(self) -> str:
+        # A notebook shows SVG as an image, which does not get the colours of the page. HTML does.
+        svg = self._repr_svg_().replace("<svg", '<svg style="max-width:100%;height:auto"', 1)
+        return f"<div>{svg}</div>"
+
     def _repr_svg_(self) -> str:
         # The text begins with an XML declaration, which must not stand inside a page.
         return self.svg[self.svg.index("<svg") :]
@@ -59,18 +64,20 @@ class Drawing:
 _OTHER_FORMATS = frozenset({".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp", ".eps", ".ps"})
 
 
-def draw(tree: Any, *, depth: int | None = None, boxes: int = MOST_BOXES) -> Drawing:
+def draw(tree: Any, *, depth: int | None = None, boxes: int | None = None) -> Drawing:
     """Draws a model as a picture of its DAG: modules are boxes, fields are wires, and every tie stands out.
 
     A tied object is one box with a double frame and the number of its tie. Thick dashed wires lead to that box from
     each of its places. Arrays are lines in the box of their module. Plain containers are part of the names of fields.
-    Three or more equal neighbours are a stack with `×12`. Ties have the same numbers as in `summary`. The picture is
-    light or dark, like the reader's system.
+    Three or more equal neighbours are a stack with `×12`. Where the drawing would be wider than 1,000 pixels, two are a
+    stack, too, and the boxes of a layer stand in several rows. Ties have the same numbers as in `summary`. In a
+    notebook the picture has the colours of the page, and a file is light.
 
     Args:
         tree: a model of any library, any container of models and arrays, or a `Dag`. Its arrays may be abstract.
         depth: number of levels below the root that have boxes. Default: all.
-        boxes: most boxes. If there are more, the uppermost are drawn, and the others are lines. Default: 150.
+        boxes: most boxes. If there are more, the uppermost are drawn, and the others are lines. Default: 150, or fewer
+            if the drawing would be too wide.
 
     Returns:
         A drawing, which a notebook shows. The same model has the same drawing.
@@ -81,7 +88,8 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int = MOST_BOXES) -> Dra
         UnregisteredTypeError: if `tree` is no pytree.
         ValueError: if `depth` is negative, or `boxes` is less than 1.
 
-    Cost: one walk over the nodes, and up to a second for the layout of 150 boxes. No array is read, copied or kept.
+    Cost: one walk over the nodes, and up to a second for the layout of 150 boxes. If that is too wide, others follow.
+        No array is read, copied or kept.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -100,18 +108,102 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int = MOST_BOXES) -> Dra
     return drawing_of(Outline(description_of(tree)), depth, boxes, igraph, drawsvg)
 
 
-def drawing_of(outline: Outline, depth: int | None, most: int, igraph: Any, drawsvg: Any) -> Drawing:
+def drawing_of(outline: Outline, depth: int | None, most: int | None, igraph: Any, drawsvg: Any) -> Drawing:
     """Draws an outline.
 
     Args:
         outline: the outline of a model.
         depth: number of levels below the root that have boxes. None for all.
-        most: most boxes.
+        most: most boxes. None for `MOST_BOXES`, or fewer if so many are too wide.
         igraph: the module `igraph`.
         drawsvg: the module `drawsvg`.
     """
+    picture = _picture(outline, depth, most or MOST_BOXES, igraph)
+    if not picture.fits:
+        picture = min(_narrower_pictures(picture, outline, depth, most, igraph), key=lambda picture: picture.excess)
+    return Drawing(_svg_of(picture, drawsvg=drawsvg))
+
+
+class _Picture(NamedTuple):
+    """Boxes and wires with their places.
+
+    Attributes:
+        boxes: the boxes and wires.
+        placed: their places.
+        notes: lines of text below the drawing.
+    """
+
+    boxes: Boxes
+    placed: Placed
+    notes: list[str]
+
+    @property
+    def size(self) -> Extent:
+        """Size of the whole drawing. It is wider than high by no more than `_MOST_RATIO`."""
+        placed = self.placed.size
+        width = max(placed.width, *[len(note) * _CHARACTER for note in self.notes], 0) + 2 * _MARGIN
+        height = placed.height + 2 * _MARGIN + (len(self.notes) * _LINE + 8 if self.notes else 0)
+        return Extent(width, max(height, width / _MOST_RATIO))
+
+    @property
+    def excess(self) -> float:
+        """How much wider than it should be the drawing is, in pixels. 0 if it fits."""
+        room = min(_WIDEST, _MOST_RATIO * self.placed.size.height)
+        # A drawing as narrow as a box is not made narrower.
+        return max(self.placed.size.width + 2 * _MARGIN - max(room, _NARROWEST), 0.0)
+
+    @property
+    def fits(self) -> bool:
+        """True if the drawing is no wider than it should be."""
+        return self.excess == 0
+
+
+def _picture(outline: Outline, depth: int | None, most: int, igraph: Any, widest: float | None = None) -> _Picture:
+    """Places the boxes of an outline. For `widest`, see `place`. For the other parameters, see `drawing_of`."""
     boxes = boxes_of(outline, depth=depth, most=most)
-    return Drawing(_svg_of(boxes, _notes(outline, boxes), igraph=igraph, drawsvg=drawsvg))
+    placed = place(
+        [_extent(box) for box in boxes.boxes],
+        [(wire.start, wire.stop) for wire in boxes.wires],
+        [Extent(len(wire.label) * _LABEL_CHARACTER + 8, 16) for wire in boxes.wires],
+        igraph,
+        widest=widest,
+        first=_ties_and_above(boxes),
+    )
+    return _Picture(boxes, placed, _notes(outline, boxes))
+
+
+def _narrower_pictures(
+    picture: _Picture, outline: Outline, depth: int | None, most: int | None, igraph: Any
+) -> Iterator[_Picture]:
+    """Yields pictures of the same model down to the first that fits. For the parameters, see `drawing_of`.
+
+    Two equal neighbours become a stack, too. If that is not enough, the boxes of a layer stand in several rows. At
+    last there are fewer boxes.
+    """
+    if picture.placed.size.width + 2 * _MARGIN > _WIDEST:
+        outline = outline.folded()
+    counts = [most] if most is not None else [MOST_BOXES, 60, 30, 15]
+    for count in counts:
+        for widest in (None, *_WIDTHS):
+            picture = _picture(outline, depth, count, igraph, widest)
+            yield picture
+            if picture.fits:
+                return
+
+
+def _ties_and_above(boxes: Boxes) -> set[int]:
+    """Returns the boxes that are tied, and all that a wire or several lead from to a tied one."""
+    chosen = {number for number, box in enumerate(boxes.boxes) if box.mark is not None}
+    starts_of: dict[int, list[int]] = {}
+    for wire in boxes.wires:
+        starts_of.setdefault(wire.stop, []).append(wire.start)
+    stack = list(chosen)
+    while stack:
+        for start in starts_of.get(stack.pop(), ()):
+            if start not in chosen:
+                chosen.add(start)
+                stack.append(start)
+    return chosen
 
 
 def _notes(outline: Outline, boxes: Boxes) -> list[str]:
@@ -152,58 +244,72 @@ def libraries() -> tuple[Any, Any]:
 
 # All sizes are in pixels. Widths of one character in a line, in a title and in a label, for usual monospaced fonts.
 _CHARACTER, _TITLE_CHARACTER, _LABEL_CHARACTER = 7.3, 8.0, 6.7
+# A drawing should be no wider than this, and than this many times its height, so that its texts can be read where it is
+# made to fit a column of text. Only a drawing that is narrow enough anyway may be flatter.
+_WIDEST, _MOST_RATIO, _NARROWEST = 1_000.0, 3.0, 500.0
+# Widths of a layer that are tried one after another if a drawing is too wide.
+_WIDTHS = (860.0, 720.0, 600.0, 480.0, 340.0)
+# Half of the height that is kept free of a wire for its label.
+_HALF_LABEL = 8.0
 # Heights of a line and of a title; space around texts and around the drawing; distance of the boxes of a stack; height
 # of a badge.
 _LINE, _TITLE, _PADDING, _MARGIN, _STACK, _BADGE = 16.0, 26.0, 11.0, 22.0, 5.0, 18.0
 
-# CSS variable → its colour on a light and on a dark system.
+# Name of a paint → its colour for programs that do not know the CSS below: those of a light page.
 _COLOURS = {
-    "page": ("#fff", "#0d1117"),
-    "box": ("#f6f8fa", "#1c2128"),
-    "line": ("#59636e", "#9198a1"),
-    "text": ("#1f2328", "#f0f6fc"),
-    "quiet": ("#59636e", "#9198a1"),
-    "tie": ("#b34700", "#ffa657"),
-    "tie-box": ("#fff1e5", "#33230f"),
-    "on-tie": ("#fff", "#0d1117"),
+    "page": "#fff",
+    "box": "#f6f8fa",
+    "line": "#59636e",
+    "text": "#1f2328",
+    "quiet": "#59636e",
+    "tie": "#b34700",
+    "tie-box": "#fff1e5",
+    "badge": "#b34f00",
+    "count": "#59636e",
+    "on-badge": "#fff",
 }
 
-# CSS class → its paints: the variable for each property, or none.
+# Name of a paint → its CSS in a page. Everything follows the colour of the page's text, so no reader's setting and no
+# class of a page need be known. The colour of ties is half of it, and half orange: dark on light pages, light on dark
+# ones. Badges have colours of their own, which can be told from both.
+_IN_PAGE = {
+    "page": "none",
+    "box": "rgb(128 128 128/.08)",
+    "line": "color-mix(in srgb,currentColor 65%,transparent)",
+    "text": "currentColor",
+    "quiet": "color-mix(in srgb,currentColor 80%,transparent)",
+    "tie": TIE_COLOUR,
+    "tie-box": "rgb(224 112 0/.09)",
+    "badge": "#b34f00",
+    "count": "#59636e",
+    "on-badge": "#fff",
+}
+
+# CSS class → its paints: the name for each property, or none.
 _PAINTED = {
     "sharedtree-page": {"fill": "page"},
     "sharedtree-box": {"fill": "box", "stroke": "line"},
     "sharedtree-tied": {"fill": "tie-box", "stroke": "tie"},
     "sharedtree-frame": {"fill": "none", "stroke": "tie"},
+    "sharedtree-behind": {"fill": "none"},
     "sharedtree-title": {"fill": "text"},
     "sharedtree-line": {"fill": "quiet"},
-    "sharedtree-gap": {"fill": "page"},
     "sharedtree-label": {"fill": "text"},
     "sharedtree-label-tied": {"fill": "tie"},
     "sharedtree-wire": {"fill": "none", "stroke": "line"},
     "sharedtree-wire-tied": {"fill": "none", "stroke": "tie"},
     "sharedtree-head": {"fill": "line"},
     "sharedtree-dot": {"fill": "tie"},
-    "sharedtree-badge": {"fill": "tie"},
-    "sharedtree-badge-text": {"fill": "on-tie"},
-    "sharedtree-count": {"fill": "page", "stroke": "line"},
-    "sharedtree-count-text": {"fill": "text"},
+    "sharedtree-badge": {"fill": "badge"},
+    "sharedtree-badge-text": {"fill": "on-badge"},
+    "sharedtree-count": {"fill": "count"},
+    "sharedtree-count-text": {"fill": "on-badge"},
 }
-
-
-_LIGHT, _DARK = 0, 1
-
-
-def _variables(scheme: int) -> str:
-    """Returns the CSS that sets all variables, on two lines, for `_LIGHT` or `_DARK`."""
-    texts = [f"--{name}:{colours[scheme]};" for name, colours in _COLOURS.items()]
-    return "".join(texts[:5]) + "\n" + "".join(texts[5:])
 
 
 def _rule(css_class: str) -> str:
     """Returns the CSS rule that paints the shapes of a class."""
-    paints: list[str] = []
-    for attribute, paint in _PAINTED[css_class].items():
-        paints.append(f"{attribute}:{'none' if paint == 'none' else f'var(--{paint})'}")
+    paints = [f"{attribute}:{_IN_PAGE.get(paint, paint)}" for attribute, paint in _PAINTED[css_class].items()]
     return f".{css_class}{{{';'.join(paints)}}}"
 
 
@@ -211,13 +317,12 @@ _RULES = "\n".join(map(_rule, _PAINTED))
 
 # The fonts are those that readers usually have. They are monospaced, since all widths are counted in characters.
 #
-# Programs that do not know variables skip the rules in `@supports`, and paint by the attributes of each shape. Without
-# that condition, CairoSVG 2.9.1 would paint a variable black.
+# `:root` is the drawing itself where it is a file of its own, or an image of a page. There it does not get the page's
+# colour, so it has a ground of its own. Programs that cannot mix colours skip the rules in `@supports`, and paint by
+# the attributes of each shape, which have such a ground, too.
 _CSS = f"""
-.sharedtree-drawing{{{_variables(_LIGHT)}
-font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}}
-@media(prefers-color-scheme:dark){{.sharedtree-drawing{{{_variables(_DARK)}}}}}
-.sharedtree-box,.sharedtree-frame,.sharedtree-wire,.sharedtree-count{{stroke-width:1.2}}
+.sharedtree-drawing{{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}}
+.sharedtree-box,.sharedtree-frame,.sharedtree-wire{{stroke-width:1.2}}
 .sharedtree-container{{stroke-dasharray:3 3}}
 .sharedtree-tied{{stroke-width:2}}
 .sharedtree-title{{font-size:13px;font-weight:700}}
@@ -227,14 +332,16 @@ font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monosp
 .sharedtree-wire-tied{{stroke-width:2.6;stroke-dasharray:7 4}}
 .sharedtree-badge-text{{font-size:11px;font-weight:700}}
 .sharedtree-count-text{{font-size:12px;font-weight:700}}
-@supports(fill:var(--page)){{
+@supports(fill:color-mix(in srgb,red,blue)){{
+svg.sharedtree-drawing:root{{color:{_COLOURS["text"]}}}
 {_RULES}
+svg:root>.sharedtree-page{{fill:{_COLOURS["page"]}}}
 }}
 """
 
 
 def _styled(css: str) -> dict[str, str]:
-    """Returns the attributes of a shape: its CSS classes, and the light colours for programs without variables.
+    """Returns the attributes of a shape: its CSS classes, and the colours for programs without mixed colours.
 
     Args:
         css: names of classes, with spaces between them.
@@ -242,32 +349,22 @@ def _styled(css: str) -> dict[str, str]:
     paints: dict[str, str] = {}
     for css_class in css.split():
         paints.update(_PAINTED.get(css_class, {}))
-    colours = {
-        attribute: _COLOURS[paint][_LIGHT] if paint in _COLOURS else paint for attribute, paint in paints.items()
-    }
+    colours = {attribute: _COLOURS.get(paint, paint) for attribute, paint in paints.items()}
     return {"class_": css, **colours}
 
 
-def _svg_of(boxes: Boxes, notes: list[str], *, drawsvg: Any, igraph: Any) -> str:
+def _svg_of(picture: _Picture, *, drawsvg: Any) -> str:
     """Draws boxes and wires.
 
     Args:
-        boxes: the boxes and wires.
-        notes: lines of text below the drawing.
+        picture: the boxes and wires, and their places.
         drawsvg: the module `drawsvg`.
-        igraph: the module `igraph`.
 
     Returns:
         SVG that refers to no other file. The same boxes have the same SVG.
     """
-    placed = place(
-        [_extent(box) for box in boxes.boxes],
-        [(wire.start, wire.stop) for wire in boxes.wires],
-        [Extent(len(wire.label) * _LABEL_CHARACTER + 8, 16) for wire in boxes.wires],
-        igraph,
-    )
-    width = max(placed.size.width, *[len(note) * _CHARACTER for note in notes], 0) + 2 * _MARGIN
-    height = placed.size.height + 2 * _MARGIN + (len(notes) * _LINE + 8 if notes else 0)
+    boxes, placed, notes = picture
+    width, height = picture.size
     # A drawing that is narrower than its notes stands in the middle.
     shift = (width - placed.size.width) / 2
     drawing = drawsvg.Drawing(_rounded(width), _rounded(height), class_="sharedtree-drawing", role="img")
@@ -276,13 +373,12 @@ def _svg_of(boxes: Boxes, notes: list[str], *, drawsvg: Any, igraph: Any) -> str
     drawing.append(drawsvg.Rectangle(0, 0, _rounded(width), _rounded(height), rx=8, **_styled("sharedtree-page")))
     # Wires are drawn first, so that boxes cover their ends. Labels come last.
     pen = _Pen(drawing, drawsvg, shift)
-    for wire, points in zip(boxes.wires, _routes(boxes, placed), strict=True):
-        pen.wire(wire, points)
+    for wire, points, label in zip(boxes.wires, _routes(boxes, placed), placed.labels, strict=True):
+        pen.wire(wire, points, label)
     for box, top in zip(boxes.boxes, placed.boxes, strict=True):
         pen.box(box, top)
     for wire, middle in zip(boxes.wires, placed.labels, strict=True):
         css = "sharedtree-label sharedtree-label-tied" if wire.is_tied else "sharedtree-label"
-        pen.gap(wire.label, middle)
         pen.text(wire.label, middle.x, middle.y + 4, 11, css, anchor="middle")
     for i, note in enumerate(notes):
         pen.text(note, -shift + _MARGIN, placed.size.height + 22 + i * _LINE, 12, "sharedtree-line")
@@ -397,7 +493,7 @@ class _Pen:
             css = "sharedtree-box sharedtree-container"
         # Boxes of the stack, the hindmost first.
         for offset in (2 * _STACK, _STACK) if box.repeats > 1 else ():
-            self._frame(left + offset, top + offset, width, height, css, box.kind)
+            self._behind(left + offset, top + offset, width, height, css)
         # The box, whose title browsers show where the mouse rests on it, and the second frame of a tie.
         title = f"{box.path or '(root)'}: {box.title}"
         title += f", one object at {box.num_places:,} places" if box.mark is not None else ""
@@ -420,13 +516,23 @@ class _Pen:
             self._rectangle(left + width - badge_width + 6, top - 8, badge_width, _BADGE, 9, "sharedtree-count")
             self.text(text, left + width + 6 - badge_width / 2, top + 5.5, 12, "sharedtree-count-text", anchor="middle")
 
-    def wire(self, wire: Wire, points: Sequence[Point]) -> None:
-        """Draws a wire through points. Between two of them it is a curve that leaves and arrives vertically."""
+    def wire(self, wire: Wire, points: Sequence[Point], label: Point) -> None:
+        """Draws a wire through points. Between two of them it is a curve that leaves and arrives vertically.
+
+        Args:
+            wire: the wire.
+            points: the points.
+            label: the middle of its label, which is one of the points. The wire is interrupted there.
+        """
         path = self._drawsvg.Path(**_styled("sharedtree-wire-tied" if wire.is_tied else "sharedtree-wire"))
         path.M(*self._at(*points[0]))
         for start, stop in itertools.pairwise(points):
-            middle = (start.y + stop.y) / 2
-            path.C(*self._at(start.x, middle), *self._at(stop.x, middle), *self._at(*stop))
+            start = start._replace(y=start.y + _HALF_LABEL) if start == label else start
+            arrival = stop._replace(y=stop.y - _HALF_LABEL) if stop == label else stop
+            middle = (start.y + arrival.y) / 2
+            path.C(*self._at(start.x, middle), *self._at(arrival.x, middle), *self._at(*arrival))
+            if stop == label:
+                path.M(*self._at(stop.x, stop.y + _HALF_LABEL))
         self._drawing.append(path)
         # The end: a dot for a tie, otherwise an arrowhead.
         x, y = self._at(*points[-1])
@@ -436,11 +542,6 @@ class _Pen:
             self._drawing.append(
                 self._drawsvg.Lines(x, y, x - 4, y - 7, x + 4, y - 7, close=True, **_styled("sharedtree-head"))
             )
-
-    def gap(self, label: str, middle: Point) -> None:
-        """Interrupts a wire where its label will stand."""
-        width = len(label) * _LABEL_CHARACTER + 2
-        self._rectangle(middle.x - width / 2, middle.y - 7, width, 14, 3, "sharedtree-gap")
 
     def text(self, text: str, x: float, y: float, size: float, css: str, anchor: str = "start") -> None:
         """Draws a text that begins, or has its middle, at a point.
@@ -479,6 +580,16 @@ class _Pen:
             self._drawing.append(shape)
         else:
             self._rectangle(x, y, width, height, 7, css, title)
+
+    def _behind(self, x: float, y: float, width: float, height: float, css: str) -> None:
+        """Draws what is seen of a box of a stack: its right and lower edges. For the parameters, see `_frame`.
+
+        Boxes are transparent, so that they have the page's ground. They do not hide the boxes behind them.
+        """
+        line = self._drawsvg.Path(**_styled(f"{css} sharedtree-behind"))
+        line.M(*self._at(x + width - _STACK, y)).L(*self._at(x + width, y)).L(*self._at(x + width, y + height))
+        line.L(*self._at(x, y + height)).L(*self._at(x, y + height - _STACK))
+        self._drawing.append(line)
 
     def _rectangle(
         self, x: float, y: float, width: float, height: float, radius: float, css: str, title: str = ""

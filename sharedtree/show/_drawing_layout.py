@@ -14,7 +14,7 @@ between those of boxes. So no label lies on anything else.
 
 import collections
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ._description import Part
@@ -275,7 +275,7 @@ def _label(labels: list[str]) -> str:
 
 # --- placing boxes ----------------------------------------------------------------------------------------------------
 #
-# From here on a *vertex* is a box, or a point on a wire in a layer that the wire goes through. The first such point is
+# From here on a *vertex* is a box, or a point on a wire in a layer that the wire goes through. One such point is
 # the label of the wire. Layers 0, 2, 4, ... are those of boxes, layers 1, 3, 5, ... those of labels.
 
 # Number of times that all layers are moved, downwards and upwards in turn.
@@ -318,7 +318,15 @@ class Placed(NamedTuple):
     size: Extent
 
 
-def place(boxes: Sequence[Extent], wires: Sequence[tuple[int, int]], labels: Sequence[Extent], igraph: Any) -> Placed:
+def place(
+    boxes: Sequence[Extent],
+    wires: Sequence[tuple[int, int]],
+    labels: Sequence[Extent],
+    igraph: Any,
+    *,
+    widest: float | None = None,
+    first: Collection[int] = (),
+) -> Placed:
     """Places boxes and the labels of wires, so that none of them overlap.
 
     Args:
@@ -326,20 +334,34 @@ def place(boxes: Sequence[Extent], wires: Sequence[tuple[int, int]], labels: Seq
         wires: (start, stop) of each wire, as indices of boxes. They form no cycle.
         labels: size of the label of each wire.
         igraph: the module `igraph`.
+        widest: width of a layer of boxes, in pixels. What does not fit moves to the layer below. None for any width.
+            Wires that go past a layer may make it wider.
+        first: boxes that keep their layer if others can move.
 
     The same input always has the same outcome.
     """
-    levels = _levels(len(boxes), wires)
+    natural_levels = _levels(len(boxes), wires)
+    levels = natural_levels
+    if widest is not None:
+        levels = _narrowed(natural_levels, wires, [box.width for box in boxes], widest, first)
     # Vertices: the boxes, and for each wire a chain of points, one in each layer between its boxes.
     sizes, layer_of = list(boxes), [2 * level for level in levels]
     edges: list[tuple[int, int]] = []
     chains: list[list[int]] = []
+    label_vertices: list[int] = []
     for (start, stop), label in zip(wires, labels, strict=True):
         chain: list[int] = []
-        for layer in range(2 * levels[start] + 1, 2 * levels[stop]):
+        layers_between = range(2 * levels[start] + 1, 2 * levels[stop])
+        # The first point is the label, and the last one if the box has moved: the labels of many fields of one module
+        # would make their layer wide again.
+        has_moved = levels[stop] != natural_levels[stop]
+        label_layer = layers_between[-1] if has_moved else layers_between[0]
+        for layer in layers_between:
+            if layer == label_layer:
+                label_vertices.append(len(sizes))
             chain.append(len(sizes))
-            # The first point is the label. At the others, the wire itself needs a little room.
-            sizes.append(label if not chain[1:] else Extent(2.0, 0.0))
+            # At the other points, the wire itself needs a little room.
+            sizes.append(label if layer == label_layer else Extent(2.0, 0.0))
             layer_of.append(layer)
         edges += zip([start, *chain], [*chain, stop], strict=True)
         chains.append(chain)
@@ -374,7 +396,7 @@ def place(boxes: Sequence[Extent], wires: Sequence[tuple[int, int]], labels: Seq
     return Placed(
         boxes=tuple(points[: len(boxes)]),
         floors=tuple([tops[layer] + _height(layers[layer], sizes) for layer in layer_of[: len(boxes)]]),
-        labels=tuple([bends(chain[0])[0] for chain in chains]),
+        labels=tuple([bends(vertex)[0] for vertex in label_vertices]),
         bends=tuple([tuple([point for vertex in chain for point in bends(vertex)]) for chain in chains]),
         size=Extent(width, height),
     )
@@ -403,6 +425,43 @@ def _levels(count: int, wires: Sequence[tuple[int, int]]) -> list[int]:
             if waiting_for[child] == 0:
                 ready.append(child)
     return levels
+
+
+def _narrowed(
+    levels: Sequence[int],
+    wires: Sequence[tuple[int, int]],
+    widths: Sequence[float],
+    widest: float,
+    first: Collection[int],
+) -> list[int]:
+    """Moves boxes to lower levels, so that the boxes of each level fit a width. One box of each level stays, at least.
+
+    Args:
+        levels: the highest level that each box can have.
+        wires: (start, stop) of each wire.
+        widths: width of each box.
+        widest: width of a level.
+        first: boxes that stay if others can move.
+    """
+    narrowed = list(levels)
+    starts = {start for start, _ in wires}
+    # All wires to the start of a wire come before that wire.
+    ordered_wires = sorted(wires, key=lambda wire: levels[wire[0]])
+    level = 0
+    while level <= max(narrowed):
+        row = [box for box, its_level in enumerate(narrowed) if its_level == level]
+        # Boxes without children move first, since others take all below them along.
+        row.sort(key=lambda box: (box not in first, box not in starts, box))
+        right = 0.0
+        for rank, box in enumerate(row):
+            right += widths[box]
+            if rank and right > widest:
+                narrowed[box] += 1
+            right += _GAP
+        for start, stop in ordered_wires:
+            narrowed[stop] = max(narrowed[stop], narrowed[start] + 1)
+        level += 1
+    return narrowed
 
 
 def _is_mirrored(layers: Sequence[Sequence[int]], edges: Sequence[tuple[int, int]]) -> bool:

@@ -1,5 +1,9 @@
 """Makes the description of a live model from its flat DAG: the records and objects that every transform reads, too."""
 
+import functools
+import numbers
+import types
+from collections.abc import Iterator, MappingView
 from typing import Any
 
 import jax
@@ -12,7 +16,7 @@ from ..core._printing import printable
 from ..core._structure import LEAF, FlatDag, Node, roles_in
 from ..ties._list_ties import is_inexact, nbytes_of, read_tree, sources_of_view, text_of_function
 from ..tree._dag import Dag
-from ._description import Description, Edge, Part
+from ._description import Description, Edge, Part, described
 
 _LIBRARY_ENTRIES = frozenset[str]().union(*[library.attributes.own_entries for library in LIBRARIES])
 """Names under which libraries keep entries of their own in an instance. Such an entry is no part of the model."""
@@ -22,7 +26,7 @@ _INDEX_STEPS = [f"[{i}]" for i in range(1_000)]
 
 
 def description_of(tree: Any) -> Description:
-    """Makes the description of a model.
+    """Makes the description of a model. None, and a `Dag` of a static value, have a description of one empty part.
 
     Args:
         tree: a module, or any container of modules and arrays. A `Dag` is described as the model that it holds.
@@ -34,23 +38,25 @@ def description_of(tree: Any) -> Description:
     if isinstance(tree, Dag):
         # A Dag has walked its model already.
         flat_dag = FlatDag.of_leaves(tree.structure, jtu.tree_leaves(tree))
-    else:
-        _require_tree(tree)
-        flat_dag = read_tree(tree)
-    return Description(_parts(flat_dag), flat_dag.root)
+        return described(_parts(flat_dag), flat_dag.root, is_none=tree.tree is None)
+    if node_type_of(tree) is None and (not hasattr(tree, "dtype") or isinstance(tree, type | types.ModuleType)):
+        raise _no_tree(tree)
+    flat_dag = read_tree(tree)
+    parts = _parts(flat_dag)
+    # An array of texts or of objects, for instance, and the series of other libraries.
+    if parts[flat_dag.root] is None and tree is not None:
+        raise _no_tree(tree)
+    return described(parts, flat_dag.root, is_none=tree is None)
 
 
-def _require_tree(tree: Any) -> None:
-    """Returns if an object is a pytree node or an array.
+def _no_tree(tree: Any) -> UnregisteredTypeError:
+    """Returns the error for an object that is neither a pytree nor an array that JAX knows.
 
-    Raises:
-        UnregisteredTypeError: if it is neither. The error says what to pass for a class, a file, a function and any
-            other object.
+    The error says what to pass for a class, a file, a function, a number, an iterator and any other object.
     """
-    if node_type_of(tree) is not None or hasattr(tree, "dtype"):
-        return
     is_class = isinstance(tree, type)
-    name = printable(getattr(tree, "__name__", type(tree).__name__))
+    class_name = printable(type(tree).__name__)
+    name = printable(getattr(tree, "__name__", class_name)) if is_class else class_name
     if is_class:
         advice = f"Make a model of it first:\n    sharedtree.summary({name}(...))"
     elif isinstance(tree, str | bytes) or hasattr(tree, "__fspath__"):
@@ -58,15 +64,27 @@ def _require_tree(tree: Any) -> None:
             "To look at a file, use the command line, `sharedtree show FILE`, or load it first:\n"
             "    sharedtree.summary(sharedtree.load(path))"
         )
-    elif callable(tree) and not hasattr(tree, "__dict__"):
-        advice = "Pass the parameters that it uses."
+    elif hasattr(tree, "dtype"):
+        advice = f"Its dtype is `{printable(str(tree.dtype))}`. Pass a model, or an array of numbers."
+    elif isinstance(tree, numbers.Number):
+        advice = "Pass a model, or an array."
+    elif isinstance(tree, set | frozenset | range | Iterator | MappingView):
+        advice = "Pass a list of models or arrays:\n    sharedtree.summary(list(tree))"
+    elif isinstance(tree, _FUNCTIONS) or hasattr(tree, "__wrapped__"):
+        advice = "Pass the model or the parameters that it uses."
+    elif isinstance(tree, types.ModuleType):
+        advice = "Pass a model."
     else:
         advice = (
             "Pass a model, or register its class:\n"
             f"    jax.tree_util.register_pytree_node({type(tree).__name__}, flatten, unflatten)"
         )
-    subject = f"The class `{name}`" if is_class else f"A `{type(tree).__name__}`"
-    raise UnregisteredTypeError(f"{subject} is no pytree, so there is nothing to show.\n{advice}", ("",))
+    article = "An" if name[:1].lower() in tuple("aeio") else "A"
+    subject = f"The class `{name}`" if is_class else f"{article} `{name}`"
+    return UnregisteredTypeError(f"{subject} is no pytree, so there is nothing to show.\n{advice}", ("",))
+
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 
 
 def _parts(flat_dag: FlatDag) -> list[Part | None]:

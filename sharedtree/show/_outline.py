@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple
 from ..ties._list_ties import MOST_SOURCES
 from ._description import Description, Part, Size, joined
 
-# Two equal layers are shown as two layers.
-_SHORTEST_RUN = 3
+SHORTEST_RUN = 3
+"""Fewest equal neighbours that are shown as one. Two equal layers are shown as two layers."""
 
 # A step is split at its last number: `[12]` into `[`, `12`, `]`.
 _LAST_NUMBER = re.compile(r"^(.*?)(\d+)(\D*)$", re.DOTALL)
@@ -51,13 +51,17 @@ class Run(NamedTuple):
 class EqualBlocks:
     """Finds runs of equal neighbours in a model.
 
+    Args:
+        description: the description of the model.
+        shortest: fewest equal neighbours that are a run.
+
     Cost: one step for each part when it is made. Then, for each part whose runs are asked for, one step for each part
     below its children.
     """
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: Description, shortest: int = SHORTEST_RUN) -> None:
         """Gives each part the number of its shape class. Parts with different numbers are never equal."""
-        self._description = description
+        self._description, self._shortest = description, shortest
         # Number of comparisons that are still allowed.
         self._budget = _COMPARISONS * len(description) + 10_000
         class_numbers: dict[object, int] = {}
@@ -118,7 +122,7 @@ class EqualBlocks:
                 break
             common |= shared
             stop += 1
-        if stop - start < _SHORTEST_RUN:
+        if stop - start < self._shortest:
             return start + 1, "one", frozenset()
         return stop, "equal", frozenset(common)
 
@@ -279,6 +283,7 @@ class Outline:
 
     Args:
         description: the description of a model.
+        shortest: fewest equal neighbours that are a run.
 
     Attributes:
         description: the same.
@@ -288,12 +293,12 @@ class Outline:
     Cost: linear in the parts and the places.
     """
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: Description, shortest: int = SHORTEST_RUN) -> None:
         """Walks over all runs, from the root down, and collects runs, first paths and ties."""
         self.description = description
         self.runs: dict[int, tuple[Run, ...]] = {}
         self._paths: dict[int, str] = {description.root: ""}
-        blocks = EqualBlocks(description)
+        blocks = EqualBlocks(description, shortest)
         # Part → number of objects of the model that it stands for.
         object_counts: dict[int, int] = {description.root: 1}
         # The same for a part that is common to all members of a run: it is one object, however many members there are.
@@ -333,6 +338,15 @@ class Outline:
             number: TieShown(mark, number, tuple(places[number]), object_counts[number])
             for mark, number in enumerate(tied, 1)
         }
+
+    def folded(self) -> "Outline":
+        """Returns an outline of the same model in which two equal neighbours are a run, too. Ties keep their marks."""
+        outline = Outline(self.description, shortest=2)
+        outline.ties = {
+            number: tie._replace(mark=self.ties[number].mark if number in self.ties else tie.mark)
+            for number, tie in outline.ties.items()
+        }
+        return outline
 
     def path(self, number: int) -> str:
         """Returns the path to the first place of a part that is shown."""

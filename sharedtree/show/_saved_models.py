@@ -17,7 +17,7 @@ from ..serialise.trust._allow_list import STATE, STATE_ENTRIES
 from ..serialise.values._all_kinds_of_nodes import KINDS, inline_text, node_text, steps
 from ..serialise.values._nodes import Child, Manifest, Node
 from ..serialise.values._paths import array_nbytes, carries_identity
-from ._description import Description, Edge, Part
+from ._description import Description, Edge, Part, described
 
 # Steps of a file that no path of the model has. Their children are static.
 _LEFT_OUT = ("<key>", "<aux>", ".<attributes>", ".default_factory")
@@ -44,12 +44,9 @@ def description_of_file(manifest: Manifest) -> Description:
         part = parts[number]
         if part is not None and part.parameters:
             parts[number] = part._replace(parameters=0)
-    # The root may be a value in place, or a node without a part. Then the description is one empty part.
+    # The root may be a value in place, or a node without a part.
     root = manifest.root if type(manifest.root) is int else len(parts)
-    if root == len(parts) or parts[root] is None:
-        parts.append(Part("container", "a value without arrays", has_identity=False))
-        root = len(parts) - 1
-    return Description(parts, root)
+    return described(parts, root, is_none=manifest.root is None)
 
 
 def _state_in(manifest: Manifest) -> set[int]:

@@ -2,8 +2,8 @@
 
 A styled line is a tuple of texts, each with the name of its style, which rich or a terminal turns into a colour. In
 HTML, each further place of a tied part is a link to its first place. All texts of the model are escaped. Text has the
-colour of the page around it. The mark of a tie has one colour for light and one for dark pages. It has a frame too,
-for readers who do not see colours.
+colour of the page around it. The mark of a tie has a mix of that colour and orange. It has a frame too, for readers
+who do not see colours.
 """
 
 import html
@@ -232,11 +232,11 @@ def _tie_lines(tie: TieShown, width: int | None) -> Iterator[Line]:
         yield ((f"{' ' * (len(mark) - 2)}= ", "tie"), (place, "path"))
 
 
+TIE_COLOUR = "color-mix(in srgb,currentColor 50%,#e07000)"
+"""CSS of the colour of ties: half the colour of the page's text, so it can be read on light and on dark pages."""
+
 _STYLE = """
-.sharedtree-summary{color:inherit;font-size:13px;line-height:1.45;overflow-x:auto;--sharedtree-tie:#a34700}
-@media(prefers-color-scheme:dark){.sharedtree-summary{--sharedtree-tie:#ffb066}}
-html[data-theme=light] .sharedtree-summary,[data-jp-theme-light=true] .sharedtree-summary{--sharedtree-tie:#a34700}
-html[data-theme=dark] .sharedtree-summary,[data-jp-theme-light=false] .sharedtree-summary{--sharedtree-tie:#ffb066}
+.sharedtree-summary{color:inherit;font-size:13px;line-height:1.45;overflow-x:auto;--sharedtree-tie:TIE_COLOUR}
 .sharedtree-summary table{border-collapse:collapse;border:0;color:inherit;font:inherit;margin:0}
 .sharedtree-summary th,.sharedtree-summary td{border:0;border-bottom:1px solid #8884;padding:1px 10px 1px 0;
 text-align:left;white-space:pre;background:none;color:inherit}
@@ -245,11 +245,12 @@ text-align:left;white-space:pre;background:none;color:inherit}
 color:inherit}
 .sharedtree-summary td.sharedtree-number,.sharedtree-summary th.sharedtree-number{text-align:right;
 font-variant-numeric:tabular-nums}
-.sharedtree-summary a{color:var(--sharedtree-tie);text-decoration:underline;font-weight:600}
+.sharedtree-summary a:is(:link,:visited,:hover){color:var(--sharedtree-tie);text-decoration:underline;font-weight:600}
 .sharedtree-summary b{color:var(--sharedtree-tie);border:1.5px solid;border-radius:4px;padding:0 4px}
+.sharedtree-summary a b{color:inherit}
 .sharedtree-summary tr:target,.sharedtree-summary li:target{outline:2px solid var(--sharedtree-tie)}
 .sharedtree-summary ul{list-style:none;padding:0;margin:4px 0 0}.sharedtree-summary p{margin:6px 0 0}
-"""
+""".replace("TIE_COLOUR", TIE_COLOUR)
 
 # Attribute of the cells of each column.
 _CLASS_ATTRIBUTES = ("", "", "", "", ' class="sharedtree-number"', ' class="sharedtree-number"', "")

@@ -89,41 +89,113 @@ def test_a_tie_is_told_by_colour_by_shape_and_in_words():
     assert "['other'] float32[2]" in picture.texts
     assert "12 parameters, at 2 places" in picture.texts
     assert "stroke-dasharray:7 4" in st.draw([]).svg
-    assert "prefers-color-scheme:dark" in st.draw([]).svg
 
 
-def test_programs_without_variables_paint_it_light():
-    """Each shape and text has its light colours as attributes, which only rules under a condition override."""
+def test_programs_that_cannot_mix_colours_paint_it_light():
+    """Each shape and text has a plain colour as attribute, which only rules under a condition override."""
     tree = {"a": (w := jnp.ones(2)), "b": w, "c": [block(jnp.ones(2)), *language_model(3).blocks]}
     picture = Picture(st.draw([tree, [], 3]))
     css = next(each.text for each in picture.all if each.tag == f"{NAMESPACE}style")
-    light = dict(re.findall(r"--([\w-]+):(#\w+);", css.partition("@media")[0]))
-    plain, condition, painting = css.partition("@supports(fill:var(--page)){")
+    plain, condition, painting = css.partition("@supports(fill:color-mix(in srgb,red,blue)){")
     assert condition
-    assert "var(" not in plain
-    rules = {
-        name: dict(re.findall(r"(fill|stroke):(?:var\(--)?([\w-]+)", rule)) for name, rule in RULE.findall(painting)
-    }
+    assert "color-mix(" not in plain
+    assert "currentColor" not in plain
+    rules = {name: dict(re.findall(r"(fill|stroke):([^;]+)", rule)) for name, rule in RULE.findall(painting)}
     painted = [each for each in picture.all if each.tag.removeprefix(NAMESPACE) in ("rect", "path", "circle", "text")]
     assert {css for each in painted for css in each.get("class").split()} >= {*rules}
     for each in painted:
-        wanted = {}
-        for name in each.get("class").split():
-            wanted |= rules.get(name, {})
-        assert "fill" in wanted
-        for what in ("fill", "stroke"):
-            assert each.get(what) == light.get(wanted.get(what), wanted.get(what)), each.get("class")
+        assert re.fullmatch("#[0-9a-f]{3,6}|none", each.get("fill"))
+        wanted = set().union(*[rules.get(name, {}) for name in each.get("class").split()])
+        assert wanted == {what for what in ("fill", "stroke") if each.get(what) is not None}, each.get("class")
+
+
+PAGES = {
+    "JupyterLab light": ((255, 255, 255), (33, 33, 33)),
+    "JupyterLab dark": ((17, 17, 17), (255, 255, 255)),
+    "Furo light": ((255, 255, 255), (0, 0, 0)),
+    "Furo dark": ((19, 20, 22), (207, 208, 208)),
+}
+
+
+def contrast(a, b):
+    """The ratio of WCAG 2."""
+
+    def luminance(colour):
+        parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    bright, dark = sorted([luminance(a), luminance(b)], reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize(("page", "text"), PAGES.values(), ids=PAGES)
+def test_ties_and_quiet_texts_can_be_read_on_light_and_dark_pages(page, text):
+    for css in (st.draw([]).svg, st.summary([])._repr_html_()):
+        assert "prefers-color-scheme" not in css
+        assert "color-mix(in srgb,currentColor 50%,#e07000)" in css
+    orange = (0xE0, 0x70, 0x00)
+    assert contrast([(t + o) / 2 for t, o in zip(text, orange, strict=True)], page) >= 4.5
+    assert "color-mix(in srgb,currentColor 80%,transparent)" in st.draw([]).svg
+    assert contrast([0.8 * t + 0.2 * p for t, p in zip(text, page, strict=True)], page) >= 4.5
+    assert contrast((255, 255, 255), (0xB3, 0x4F, 0x00)) >= 4.5
+
+
+def test_a_notebook_gets_html_so_that_the_drawing_has_the_colours_of_the_page():
+    drawing = st.draw(language_model(1))
+    html = drawing._repr_html_()
+    assert html.startswith("<div><svg ")
+    assert html.endswith("</svg></div>")
+    # A file of its own, or an image, has no page around it, and gets a ground.
+    assert "svg:root>.sharedtree-page{fill:#fff}" in drawing.svg
+    assert ".sharedtree-page{fill:none}" in drawing.svg
+
+
+def size_of(picture):
+    return float(picture.root.get("width")), float(picture.root.get("height"))
+
+
+UNEQUAL = {"layers": [eqx.nn.Linear(i + 1, 2, key=jax.random.key(0)) for i in range(12)]}
+
+
+@pytest.mark.parametrize("model", [language_model(1), language_model(2), language_model(24), UNEQUAL, {"a" * 60: []}])
+def test_no_drawing_is_wider_than_a_page_or_much_wider_than_high(model):
+    width, height = size_of(Picture(st.draw(model)))
+    assert width <= 1_000
+    assert width <= 3 * height + 1
+
+
+def test_two_equal_neighbours_are_folded_only_where_there_is_no_room():
+    narrow = Picture(st.draw([eqx.nn.Linear(2, 2, key=jax.random.key(0)) for _ in range(2)]))
+    assert narrow.texts_of("sharedtree-count-text") == []
+    wide = Picture(st.draw(language_model(2)))
+    assert "×2" in wide.texts_of("sharedtree-count-text")
+    # Ties keep the numbers that they have in the table.
+    table = st.summary(language_model(2))
+    marks = {row.part.shape: row.mark for row in table.rows if row.mark and row.part.shape}
+    assert f"#{marks[10, 4]}" in wide.texts_of("sharedtree-badge-text")
+    assert f"#{marks[2, 2]}" in wide.texts_of("sharedtree-badge-text")
+
+
+def test_a_tie_stays_up_where_others_make_room():
+    first = eqx.nn.Linear(100, 2, key=jax.random.key(0))
+    layers = [eqx.nn.Linear(i + 1, 2, key=jax.random.key(0)) for i in range(11)]
+    picture = Picture(st.draw([*layers, first, first]))
+    (tied,) = [each for each in picture.of("sharedtree-tied") if each.tag == f"{NAMESPACE}rect"]
+    others = [each for each in picture.of("sharedtree-box") if each.tag == f"{NAMESPACE}rect"]
+    tops = sorted(float(each.get("y")) for each in others)
+    assert tops[0] < float(tied.get("y")) == tops[1] < tops[-1]
 
 
 def test_24_layers_are_a_stack():
     drawing = st.draw(language_model(24))
     picture = Picture(drawing)
-    assert picture.texts_of("sharedtree-count-text") == ["×24"]
+    # The two linear layers of each block are equal neighbours, too.
+    assert picture.texts_of("sharedtree-count-text") == ["×24", "×2"]
     assert "×24" in " ".join(picture.texts_of("sharedtree-label"))
     assert picture.texts_of("sharedtree-badge-text") == ["#1", "#2 ×24", "#3"]
     assert "4 parameters, at 24 places" in picture.texts
     assert len(drawing.svg) < 20_000
-    assert float(picture.root.get("width")) < 1_200
+    assert float(picture.root.get("width")) <= 1_000
 
 
 def test_one_layer_at_many_places_is_one_box():

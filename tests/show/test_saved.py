@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
+from sharedtree.cli import _show_and_draw
 from sharedtree.serialise.load import open_checkpoint
 from sharedtree.show._outline import Outline
 from sharedtree.show._saved_models import description_of_file
@@ -120,6 +121,17 @@ def test_draw_without_a_library_says_what_to_install(command, tmp_path, monkeypa
     status, out, err = command("draw", tmp_path / "m.safetensors")
     assert (status, out) == (2, "")
     assert "pip install igraph drawsvg" in err
+
+
+def test_draw_writes_no_svg_to_a_terminal(command, tmp_path, monkeypatch):
+    pytest.importorskip("igraph")
+    pytest.importorskip("drawsvg")
+    st.save(tmp_path / "m.safetensors", [jnp.ones(2)])
+    monkeypatch.setattr(_show_and_draw, "_is_terminal", lambda: True)
+    status, out, err = command("draw", tmp_path / "m.safetensors")
+    assert (status, out) == (2, "")
+    assert f"sharedtree draw {tmp_path / 'm.safetensors'} -o m.svg" in err
+    assert command("draw", tmp_path / "m.safetensors", "-o", "-")[1].startswith("<?xml")
 
 
 @pytest.mark.slow

@@ -185,6 +185,45 @@ def test_a_dag_is_its_model_and_nothing_is_kept():
     assert st.summary(abstract).parameters == st.summary(model).untied_parameters
 
 
+@pytest.mark.parametrize("empty", [None, [], {}, (), [None], {"a": None}, ["text"], eqx.nn.Identity(), st.Dag(None)])
+def test_what_is_empty_is_an_empty_table_and_one_box(empty):
+    table = st.summary(empty)
+    assert (table.parameters, table.nbytes, table.num_ties, len(table.rows)) == (0, 0, 0, 1)
+    assert table.text().splitlines()[1].startswith("(root)  ")
+    assert "(root)" in Page(table._repr_html_()).texts
+    pytest.importorskip("igraph")
+    assert "1 boxes, 0 tied" in st.draw(empty).svg
+
+
+def test_none_is_named_and_a_file_with_none_shows_the_same(command, tmp_path):
+    assert st.summary(None).rows[0].part.name == st.summary(st.Dag(None)).rows[0].part.name == "None"
+    assert st.summary(st.Dag("text")).rows[0].part.name == "a value without arrays"
+    st.save(tmp_path / "none.safetensors", None)
+    assert command("show", tmp_path / "none.safetensors")[1].partition("\n\n")[2] == f"{st.summary(None).text(120)}\n"
+
+
+NO_MODELS = {
+    "int": (3, "Pass a model, or an array"),
+    "complex": (1j, "Pass a model, or an array"),
+    "texts": (np.array(["a"]), "dtype is `<U1`"),
+    "objects": (np.array([None]), "dtype is `object`"),
+    "dtype class": (jnp.float32, "The class `float32`"),
+    "module": (np, "A `module`"),
+    "set": ({1, 2}, "sharedtree.summary(list("),
+    "iterator": (iter([1]), "sharedtree.summary(list("),
+    "built-in": (print, "the model or the parameters that it uses"),
+    "compiled": (jax.jit(abs), "the model or the parameters that it uses"),
+    "ellipsis": (..., "An `ellipsis`"),
+}
+
+
+@pytest.mark.parametrize(("value", "advice"), NO_MODELS.values(), ids=NO_MODELS)
+def test_what_is_no_model_is_a_clear_error(value, advice):
+    for show in (st.summary, st.draw):
+        with pytest.raises(st.errors.UnregisteredTypeError, match=re.escape(advice)):
+            show(value)
+
+
 def test_what_is_no_pytree_says_what_to_do():
     class Plain:
         def __init__(self):
@@ -192,7 +231,7 @@ def test_what_is_no_pytree_says_what_to_do():
 
     for value, advice in [
         (Plain(), "register_pytree_node(Plain"), (eqx.nn.Linear, "Linear(...)"), ("m.safetensors", "sharedtree show"),
-        (object(), "register_pytree_node"), (lambda x: x, "no pytree"),
+        (object(), "register_pytree_node"), (lambda x: x, "the parameters that it uses"),
     ]:  # fmt: skip
         with pytest.raises(st.errors.UnregisteredTypeError, match=re.escape(advice)):
             st.summary(value)
