@@ -56,7 +56,7 @@ def _add_demo(commands: Any) -> None:
         "Saves a checkpoint on the way, loads it, and goes on from it too. Fails if the tie is lost, if training goes "
         "on differently from the file, if the train step is traced more than once, or if nothing is learnt.",
     )
-    parser.add_argument("--steps", type=_positive, metavar="N", help="train steps (default: 900, with --quick 30)")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="train steps (default: 340, with --quick 30)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all randomness (default: 0)")
     parser.add_argument("--quick", action="store_true", help="a few seconds: see the loss fall, and the tie hold")
     parser.add_argument("--save", metavar="PATH", help="keep the checkpoint (default: it is deleted in the end)")

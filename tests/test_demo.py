@@ -1,6 +1,7 @@
 """The demo: what it reports is right, and it fails when it should."""
 
 import dataclasses
+import io
 import math
 import os
 import pathlib
@@ -338,6 +339,17 @@ def test_a_single_step_can_be_taken_again():
     report = run(steps=1, seed=3, quick=True, sizes=TINY)
     assert (report.traces, report.bytes_per_second, report.resumed_steps) == (1, 0, 1)
     assert report.resumed_differences == ()
+
+
+def test_progress_in_a_log_file_is_lines():
+    log = io.StringIO()
+    with tqdm.tqdm(total=10_000, file=_demo.LogLines(log), mininterval=3600, maxinterval=3600) as bar:
+        for _ in range(10_000):
+            bar.update(1)
+    assert "\r" not in log.getvalue()
+    first, last = log.getvalue().splitlines()
+    assert first.startswith("0%") or " 0/" in first
+    assert "10000/10000" in last
 
 
 def test_at_most_half_of_the_steps_are_taken_again(monkeypatch, capsys):
