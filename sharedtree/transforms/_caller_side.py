@@ -312,7 +312,7 @@ def _new_plan(tree: FlatDag, structure: Structure, grouping: Grouping) -> Plan:
 def _plan_of(
     labelled: LabelledTree, uncut: FlatDag, initial_groups: Sequence[tuple[Any, ...]], num_treatments: int
 ) -> Plan:
-    """Makes the plan for labelled arguments: one group for each with_repeats_copied tuple of labels.
+    """Makes the plan for labelled arguments: one group for each distinct tuple of labels.
 
     Args:
         labelled: the arguments after all cuts, with the labels of each leaf.

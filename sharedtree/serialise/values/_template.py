@@ -358,7 +358,7 @@ class _Comparer:
         file_facts = _leaf_facts(file_object, self._entries.get(file_object))
         facts = list(zip(file_facts, _leaf_facts(template_object), strict=True))
         # In a template, a `ShapeDtypeStruct` stands for arrays of JAX and of NumPy. So the second fact, which tells
-        # these add_pair, is not compared.
+        # these apart, is not compared.
         if isinstance(template_object, jax.ShapeDtypeStruct):
             del facts[1]
         differing = next((texts for texts in facts if texts[0] != texts[1]), None)
@@ -487,7 +487,7 @@ def rebuild(tree: FlatDag, new_leaf_of: Callable[[int], Any]) -> Any:
 
 
 def _tie_key(op: Op, number: int, obj: Any) -> int | None:
-    """Returns the key by which `Ties` tells objects add_pair: the same number at all paths of one object.
+    """Returns the key by which `Ties` tells objects apart: the same number at all paths of one object.
 
     The key is the number of the record. Only a mutable static value has a record for each path: its key is made of its
     id, and is negative, so that it differs from all numbers of records.
