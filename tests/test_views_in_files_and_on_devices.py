@@ -363,3 +363,19 @@ def test_no_path_through_a_view_represents_what_has_another(tree):
         np.testing.assert_array_equal(opened, leaf)
     loaded = st.from_bytes(st.to_bytes(tree), trusted=[ViewFirst])
     st.assert_same_sharing(loaded, tree)
+
+
+def test_a_view_that_another_view_is_computed_from_does_not_rename_its_array():
+    """The inner view is met through the outer one first, and then in a place of its own. Its array has one before."""
+    weight = jnp.ones((2, 3))
+    inner = st.View(jnp.transpose, weight)
+    data = st.to_bytes({"a": weight, "b": st.View(jnp.negative, inner), "c": inner})
+    assert tensors(data) == ["['a']"]
+
+
+def test_arrays_shared_below_many_views_are_named_in_linear_work():
+    view = st.View(jnp.transpose, jnp.ones((2, 2)))
+    for _ in range(40):
+        view = st.View(jnp.add, view, view)
+    data = st.to_bytes([st.View(jnp.negative, view), view])
+    assert len(tensors(data)) == 1

@@ -583,15 +583,19 @@ class _Walk:
         stack = [(number, self.path())]
         while stack:
             number_below, path = stack.pop()
-            self._nodes_only_in_views.discard(number_below)
+            # A node with a place of its own keeps its name. Each node is renamed once, by its first path.
+            if number_below not in self._nodes_only_in_views:
+                continue
+            self._nodes_only_in_views.remove(number_below)
             node = self.nodes[number_below]
             if node[0] == "array":
                 entry = self.array_entries[node[1]]
                 self._tensor_names.discard(entry["tensor"])
                 entry["tensor"] = self._unique_name(path)
             else:
-                children = steps(self.manifest_of(number_below), node)
-                stack.extend((child, path + step) for child, step in children if type(child) is int)
+                children = list(steps(self.manifest_of(number_below), node))
+                # The last child goes on the stack first, so that the first path in flatten order gives the name.
+                stack.extend((child, path + step) for child, step in reversed(children) if type(child) is int)
 
     def _tensor_name(self) -> str:
         """Returns the name of a new tensor: its path, or `array7` for the eighth array if the path is long."""
