@@ -1370,7 +1370,7 @@ scenarios(
     an_optimizer_without_optax=lambda: without("optax", lambda: st.optimizer(None)),
     a_drawing_without_its_libraries=lambda: without("igraph", lambda: st.draw({"a": jnp.ones(2)})),
     marks_without_treescope=lambda: without("treescope", st.show.register),
-    a_set_to_look_at=lambda: Scenario(lambda: st.summary({1.0, 2.0}), UNREGISTERED, {"tree": lambda _: {1.0, 2.0}}),
+    a_set_to_look_at=lambda: Scenario(lambda: st.summary({1.0, 2.0}), UNREGISTERED, {"tree": {1.0, 2.0}}),
     a_class_to_look_at=lambda: Scenario(lambda: st.summary(Net), UNREGISTERED, {"Net": lambda _: tied()}),
     preserve_identities_of_no_function=lambda: of(lambda: st.preserve_identities(tied()), TypeError),
     operands_without_an_adapter_for_them=lambda: _takes_operands(None),
