@@ -203,9 +203,14 @@ def _look_up(name: str) -> Any:
 
 
 def candidate_namespaces(obj: Any) -> dict[str, Mapping[str, Any]]:
-    """Returns module name → dictionary, for the modules that may have a name for an object: those of its package."""
+    """Returns module name → dictionary, for the loaded modules in which an object may have a name.
+
+    These are the modules of its package. For objects of a few packages, also those of another package: the objects of
+    `jaxlib` have their public names in `jax`.
+    """
     package = root_of(home_of(obj))
-    # Package → packages that have names for its objects. For other packages, that is only the package itself.
+    # Package of an object → the packages in which its objects have names. Objects of any other package have names only
+    # in the package itself.
     publishers = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}
     spaces: dict[str, Mapping[str, Any]] = {}
     for publisher in publishers.get(package, (package,)):

@@ -261,7 +261,7 @@ def definition_of(function: Any) -> Definition:
 
 
 def _unwrap_once(function: Any) -> Any:
-    """Removes one layer of a callable.
+    """Goes one step from a callable toward the user's function, and from there to its code.
 
     Returns:
         The callable that it wraps. For a function that wraps nothing, its code. For an object with a `__call__` written
@@ -271,7 +271,8 @@ def _unwrap_once(function: Any) -> Any:
         return function.func
     if isinstance(function, types.MethodType):
         return function.__func__
-    # `getattr_static` runs no code of the object. Only an object that has `__wrapped__` is asked for it.
+    # An object may answer `getattr` for any name, by a `__getattr__`. `getattr_static` finds out, without running this
+    # code, whether there really is a `__wrapped__`. Only then is `getattr` called.
     wrapped = inspect.getattr_static(function, "__wrapped__", None)
     if wrapped is not None:
         return getattr(function, "__wrapped__", function)
@@ -344,10 +345,11 @@ def report_untied(
         explanation: Sentences with the paths and the reason.
         fixes: Lines of text and code. Code is indented by four spaces.
         paths: The paths, for programs that catch the error.
-        verb: "lost" or "cut", for the first sentence.
+        verb: for the first sentence. "lost" if the tie is gone. "cut" if gradients or labels separate its places.
         count: The number of ties.
         may_wait: True defers the warning to the end of the innermost trace in progress in this thread, if there is one.
-            The trace has a check of its own, and drops this warning if the check has found the same loss.
+            The transform that runs the trace checks its result for lost ties, too. If it finds the same loss, it drops
+            this warning.
 
     Raises:
         UntiedError: If `on_untie` is "error".
@@ -358,7 +360,7 @@ def report_untied(
     message = f"{ties} {verb} in {definition}. {explanation}\n{fixes}"
     if on_untie == "error":
         raise UntiedError(message, paths)
-    # Defer the warning: the innermost list of `deferring_warnings` is the last.
+    # Defer the warning. The last list is that of the innermost trace.
     if may_wait and _traces.deferred:
         _traces.deferred[-1].append((definition, message))
     else:
@@ -384,8 +386,9 @@ def deferring_warnings() -> Iterator[list[tuple[Definition, str]]]:
     """Collects the warnings that `report_untied` defers during the block.
 
     Yields:
-        The list of these warnings. After the block, the caller gives them by `give_warnings`, or drops them. If the
-        block raises an error, they are given at once.
+        The list of these warnings. After the block, the caller issues them by `give_warnings`, or drops them. If the
+        block raises an error, they are issued at once. A filter may make one of them an error, which then takes the
+        place of the error of the block.
     """
     deferred: list[tuple[Definition, str]] = []
     _traces.deferred.append(deferred)

@@ -226,8 +226,8 @@ def _enter_in_table(node_type: NodeType) -> NodeType:
 
     Namedtuples are not entered. Their node type is returned, and made again when the next instance comes.
     """
-    # The table keeps its classes alive. JAX's registry keeps the others alive anyway. But a namedtuple is in no
-    # registry, and a program may make new namedtuples without end.
+    # Of plain types, only those of namedtuples come here. The table would keep their classes alive, and a program may
+    # make new namedtuples without end. All other classes are in a registry, which keeps them alive anyway.
     if node_type.is_plain:
         return node_type
     # Several threads may come here with the same class. `setdefault` lets one of them win for all.
@@ -294,11 +294,11 @@ def register_node(
         unflatten: takes the auxiliary data and the children and returns a new instance. It should not call
             `__init__`, and it must take whatever objects the transforms put in place of the children.
         keys: takes an instance and returns one key entry for each child (`jax.tree_util.GetAttrKey("weight")`), for
-            paths. Default: positions.
+            paths. Default: positions, `[0]`, `[1]` and so on.
         convention: which leaves are traced: `"jax"`, whatever `jax.jit` accepts, or `"equinox"`, arrays only.
 
     Raises:
-        ValueError: if the class is a plain container, or JAX or sharedtree already know it.
+        ValueError: if the class is a plain container, is in JAX's registry, or already has a node type in sharedtree.
 
     Example:
         >>> import sharedtree as st
@@ -830,6 +830,7 @@ class AttributeRules:
 
         Asked if a file lacks the field, because it was written before the class had the field.
         """
+        # The entries are a dictionary, which `dataclass_fields` is not. Nobody asks for the `ClassVar`s among them.
         field = dataclass_entries(cls).get(name)
         if field is not None and field.default_factory is not dataclasses.MISSING:
             return field.default_factory
@@ -864,13 +865,13 @@ class AttributeRules:
         """Checks and completes an instance, right after it was loaded. By default, returns it unchanged.
 
         Args:
-            obj: the instance. Its attributes are set as the file has them.
-            attributes: these attributes by name.
-            new_names: name of an attribute in the file → its name now; None if a migration dropped the attribute.
+            obj: the instance. Its attributes have the values from the file, under their present names.
+            attributes: these attributes by name. It is the `__dict__` of the instance.
+            new_names: name of an attribute in the file → its present name; None if the attribute is dropped. A name
+                without an entry has not changed.
 
         Returns:
-            The instance. Or another object in its place, for a class of which only one object with this content may
-            exist.
+            The instance. Some classes allow only one object with equal content. Then the existing object is returned.
 
         Raises:
             FormatError: if the attributes do not fit together.
@@ -1076,9 +1077,9 @@ def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
 
 
 def parts_of_frozen(value: Any) -> Iterable[Any] | None:
-    """Asks the libraries for the values in a static value that one of them declares immutable.
+    """Returns the values in a static value, if a library declares the static value immutable ("frozen").
 
-    Returns None for any other value.
+    Returns None if no library does.
     """
     for library in LIBRARIES:
         parts = library.parts_of_frozen(value)

@@ -356,9 +356,13 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
 
 
 def _keep(structure: Structure) -> None:
-    """Makes a structure the latest of those that are kept alive, and drops the oldest beyond the limits."""
+    """Keeps a structure alive, as the latest one. Of the earlier ones, keeps the latest up to the limits.
+
+    At the first structure beyond a limit, this one and all older ones are dropped, small ones included.
+    """
     global _kept  # noqa: PLW0603 -- replaced by one assignment, which threads cannot tear
-    # Collect from the latest backwards, up to the limits.
+    # Collect from the latest backwards, up to the limits. If the structure was kept before, its records count twice
+    # here. Then a few structures less may be kept, which does no harm.
     latest_first, num_records = [structure], len(structure.records)
     for earlier in reversed(_kept):
         num_records += len(earlier.records)
@@ -432,7 +436,8 @@ def write_natively(pending: list[Any]) -> bool:
     """Writes new contents into objects, in C: into all of them, or into none.
 
     Args:
-        pending: a flat list of pairs: the object to write to, and a new object of its class with the content.
+        pending: pairs of the object to write to and a new object of its class with the content, as one flat list:
+            target, source, target, source, ...
 
     Returns:
         True if all contents were written. False if nothing was written, because the native walk is not in use, or

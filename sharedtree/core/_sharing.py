@@ -109,21 +109,24 @@ class SplitRecord(NamedTuple):
 Agree = Callable[[int, int], bool]
 """(number on the left, number on the right) → True if the two records match, so that the shapes do not differ there.
 
-`pairs` asks about two records unless both are nodes of one class with equally many children.
+The name is a predicate: "do these two agree?". `pairs` asks it about two records unless both are nodes of one class
+with equally many children. With `compares_keys`, it asks about some of these nodes, too.
 """
 
 
 def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair | Mismatch]:
     """Walks two DAGs at once. Yields each pair of records once, and a mismatch wherever the shapes differ.
 
-    Two nodes of one class with equally many children match, and the walk goes on below them.
+    Two nodes of one class with equally many children match, and the walk goes on below them. `compares_keys` makes an
+    exception.
 
     Args:
         left: one DAG.
         right: the other DAG.
         agree: decides whether any other two records match. The walk does not go on below these.
-        compares_keys: whether `agree` also decides about two nodes of one class that differ in their keys and in their
-            auxiliary data, such as two dicts. A mismatch then names the keys in which the two differ.
+        compares_keys: True if nodes with different keys do not match by themselves, such as two dicts. If two nodes of
+            one class differ in their keys and in their auxiliary data, then `agree` decides about them, too, and the
+            walk does not go on below them. A mismatch then names the keys that differ.
 
     Cost: one step for each edge below a pair. If the sharing differs much, there may be as many pairs as the product of
     the two numbers of records.
@@ -137,7 +140,7 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
         visited.add((pair.left, pair.right))
         left_op, left_children = left.records[pair.left]
         right_op, right_children = right.records[pair.right]
-        # Two nodes of one class with equally many children match.
+        # Two nodes of one class with equally many children.
         if (
             type(left_op) is Node
             and type(right_op) is Node
@@ -168,9 +171,10 @@ def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
 
 
 def _text_with_keys(record: Record, counterpart: Record) -> str:
-    """Describes a record in words. If the counterpart is of the same class, adds the keys in which the two differ.
+    """Describes a record in words, with the difference of its keys from those of a counterpart of the same class.
 
-    For example: "a `dict` with 2 children (`['b']` in this one only)".
+    For example: "a `dict` with 2 children (`['b']` in this one only)". If only the order of the keys differs, the text
+    ends with the keys in order.
     """
     (op, children), (counterpart_op, _) = record, counterpart
     text = op_text(op, len(children))
@@ -180,9 +184,9 @@ def _text_with_keys(record: Record, counterpart: Record) -> str:
         return text
     keys = [jtu.keystr((key,)) for key in op.keys]
     counterpart_keys = {jtu.keystr((key,)) for key in counterpart_op.keys}
-    missing = [f"`{key}`" for key in keys if key not in counterpart_keys]
-    if missing:
-        return f"{text} ({', '.join(missing[:MOST_PATHS])} in this one only)"
+    own_keys = [f"`{key}`" for key in keys if key not in counterpart_keys]
+    if own_keys:
+        return f"{text} ({', '.join(own_keys[:MOST_PATHS])} in this one only)"
     return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(counterpart_op.keys) else text
 
 
@@ -206,8 +210,8 @@ def lost_ties(
     """Finds the ties of `left` that `right` lacks. The arguments are those of `pairs`.
 
     Returns:
-        One entry for each counterpart in `right` of a record in `left`, except its first one. So a record that is three
-        records on the right gives two entries. If the shapes differ, the first mismatch in place of the list.
+        A list. For a record in `left`, it has one entry for each counterpart in `right` but the first. So a record with
+        three counterparts gives two entries. If the shapes differ, returns the first mismatch in place of the list.
     """
     # Number of a record on the left → the first pair with it.
     first_pairs: dict[int, RecordPair] = {}

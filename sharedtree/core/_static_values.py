@@ -508,7 +508,7 @@ class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the wa
 
 
 def content_of(value: Any, key_maker: _KeyMaker) -> Any:
-    """Returns the content by which a value is compared: its class, and everything else that tells it from others.
+    """Returns the content by which a value is compared: its class, and everything that tells it from other instances.
 
     Args:
         value: Any object of a class outside `BY_VALUE`.
@@ -526,7 +526,8 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
     # is compared by its parts.
     if cls.__eq__ is object.__eq__ and cls is not functools.partial:
         if cls.__hash__ is not object.__hash__:
-            # Called only for the error if the `__hash__` of the class raises. The answer does not matter.
+            # The answer does not matter. The call is here because it raises `Incomparable` if the `__hash__` of the
+            # class fails.
             _is_hashable(value)
         key_maker.note_class(value, cls)
         return cls, IdentityKey(value)
@@ -537,7 +538,7 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
         return _content_of_container(value, base, key_maker)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
-    # Each of the classes below may be that of an irreplaceable object.
+    # From here on, the value may be an irreplaceable object.
     key_maker.may_have_irreplaceable_objects = True
     # The `==` of a tracer or a reference makes an array, or raises. So these are compared by identity.
     if isinstance(value, (Tracer, jax.Ref)):
@@ -734,6 +735,8 @@ def _is_hashable(value: Any) -> bool:
 def copy_of(value: Any, copies: IdentityDict[Any]) -> Any:
     """Copies everything mutable in a value. The copy shares the rest with the value.
 
+    An object whose class has a hash written by hand counts as immutable, whatever it holds.
+
     Args:
         value: Any static value.
         copies: The copies made so far. This call uses and extends them, so one object has one copy.
@@ -759,7 +762,8 @@ def copy_of(value: Any, copies: IdentityDict[Any]) -> Any:
     elif _compares_by_field(cls):
         # By a hash of its own, a class promises that its instances do not change.
         copied = value if _defines_hash(cls) else _copy_dataclass(value, copies)
-    # So does any other class with a hash. If a library says that attributes are compared, its instances are immutable.
+    # Any other class with a hash promises the same. The classes of `compares_by_parts`, which libraries name, are
+    # immutable as well.
     elif compares_by_parts(cls) or _is_hashable(value):
         copied = value
     else:

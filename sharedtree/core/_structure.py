@@ -385,19 +385,21 @@ def edges(
     base: int = 0,
     keys_of: Callable[[int, Node], Path] | None = None,
 ) -> Iterator[tuple[int, Path]]:
-    """Yields (number, path) for each edge of a DAG: the record to which the edge leads, and a path that ends with it.
+    """Yields (number, path) for each edge of a DAG: the record at the end of the edge, and a path that ends with it.
 
         Pair(w, [w, 3])     (3, the root)   (0, .a)   (2, .b)   (0, .b[0])   (1, .b[1])
 
-    The path is the representative path of the parent and one step more. So the first pair with a number has the
-    representative path of this record. Each record is entered once. So the cost is linear in the edges even where the
-    number of paths is exponential.
+    The path is the representative path of the parent and one step more. The first path yielded for a record is its
+    representative path. Each record is entered once. So the cost is linear in the edges even where the number of paths
+    is exponential.
 
-    Edges below views come last. So a path through a view represents a record only if no other path leads to it.
+    The order is flatten order, but edges below views come last. So a path through a view represents a record only if no
+    other path leads to it.
 
     Args:
         records: the table.
-        roots: (path, number) of each record to begin at. Each counts as an edge.
+        roots: (path, number) of each record to begin at; the results have the two in the other order. Each root counts
+            as an edge.
         base: the number of the first record. A lower number refers to an earlier tree: it is yielded, but nothing
             below it is.
         keys_of: (number of a record, its node) → the keys of its children. Called only for a node with keys that may
@@ -686,10 +688,11 @@ class FlatDag:
         return records_outside_modules(self.records, self.root)
 
     def is_object(self, number: int, *, containers: bool = False) -> bool:
-        """Tells whether a record stands for a node that carries identity. False for leaves.
+        """Tells whether a record is an object in a narrow sense: a node with identity.
 
         A module carries identity everywhere. A mutable container, such as a list, carries identity if it is only inside
-        modules. If it is outside modules, too, it counts as a value, unless `containers` is set.
+        modules. If it is outside modules, too, only its content counts, unless `containers` is True. False for leaves,
+        although an array may carry identity.
 
         Args:
             number: the number of the record.
