@@ -99,7 +99,7 @@ _IS_STATIC, _IS_VALUE, _IS_OBJECT = 0, 1, 2
 def _describe_object(obj: Any, settings: int) -> Description | int:
     """Describes the class of an object to the native walk, or the object alone if its class does not say enough.
 
-    The native walk calls it for each object of a class that has no description.
+    The native walk calls it for each object of a class without a description.
 
     Args:
         obj: the object.
@@ -214,12 +214,12 @@ _SHAPES: dict[type, int] = {}
 
 
 def drop_changed_layouts(records: Sequence[Record]) -> None:
-    """Makes the native walk forget its layouts for classes that have been changed since they were described to it.
+    """Makes the native walk forget its layouts for classes changed since they were described to it.
 
     From then on, it leaves the instances of these classes to the functions in JAX's registry.
 
     Args:
-        records: those of a new structure. The classes of their nodes are checked.
+        records: the records of a new structure. The classes of their nodes are checked.
     """
     for cls in {op.type.cls for op, _ in records if type(op) is Node}:
         layout_in_use = _layouts_in_use.get(cls)
@@ -257,7 +257,7 @@ class Token:
         """Does nothing: a token is complete when it is made. `Interned` calls this method of a new token."""
 
     def is_like(self, candidate: "Token") -> bool:
-        """Returns True if both tokens are those of equal values. `Interned` then makes one of them."""
+        """Returns True if both tokens stand for equal values. `Interned` then makes one of them."""
         return self.key == candidate.key
 
 
@@ -282,7 +282,7 @@ _latest_exact_tokens: _LatestTokens = WeakIdentityDict()
 
 
 def _tokens_for(values: list[Any], is_exact: bool) -> list[KeyPart]:
-    """Finds what stands for static values in the key of a walk: the address of the object, or a token. Called by C.
+    """Finds the parts of a walk's key for static values: the address of the object, or a token. Called by C.
 
     Args:
         values: the static values of a tree, without those that C writes into the key itself, such as numbers and
@@ -291,7 +291,7 @@ def _tokens_for(values: list[Any], is_exact: bool) -> list[KeyPart]:
             take the place of an irreplaceable one.
 
     Returns:
-        For each value what stands for it. See `KeyPart`.
+        For each value its part of the key. See `KeyPart`.
     """
     memo = new_static_memo()
     settled_answers: IdentityDict[SettledAnswer] = IdentityDict()
@@ -381,7 +381,7 @@ class Recipe(NamedTuple):
 
     Attributes:
         shape: its number for the way to build them.
-        names: the names of the declared attributes, in order. Empty for a class that declares none.
+        names: the names of the declared attributes, in order. Empty for a class without any.
         are_static: a byte for each attribute, 1 if it is static.
         places: a byte for each attribute, its place among the children or among the static attributes.
     """
@@ -473,19 +473,19 @@ def _recipe_for(node: Node, numbers: tuple[int, ...]) -> Recipe | None:
 
 
 def _step_by_recipe(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> Step:
-    """Makes the step for a node that C builds itself, or by one call of `Node.unflatten`."""
+    """Makes the step for a node built by C itself, or by one call of `Node.unflatten`."""
     numbers_in_step, names, values = _numbers_names_values(recipe, node, numbers)
     record = node, numbers
     return Step(recipe.shape, node.type.cls, record, numbers_in_step, names, values)
 
 
 def _step_calling(make: Callable[[tuple[Any, ...]], Any], numbers: tuple[int, ...]) -> Step:
-    """Makes a step that calls a function with the tuple of the children, whose numbers it gets."""
+    """Makes a step to call a function with the tuple of the children. The step gets their numbers."""
     return Step(shape=native.OTHER, numbers=numbers, values=make)
 
 
 def _step_updating(op: Update, numbers: tuple[int, ...]) -> Step:
-    """Makes the step that builds a node and writes its content into an object of the caller."""
+    """Makes the step to build a node and write its content into an object of the caller."""
     # `exact_objects` is not empty only if the function received the originals. Writing these changes nothing.
     keeping_step = None if op.node.aux.exact_objects else _step_keeping_statics(op, numbers)
     return _step(op.node, numbers)._replace(target=op.number) if keeping_step is None else keeping_step
@@ -525,7 +525,7 @@ def _step_keeping_statics(op: Update, numbers: tuple[int, ...]) -> Step | None:
 
 
 def _attributes_step(node: Node, numbers: tuple[int, ...]) -> Step | None:
-    """Makes the step that builds a node attribute by attribute. Returns None if its class is built in another way."""
+    """Makes the step to build a node attribute by attribute. Returns None if its class is built in another way."""
     recipe = _recipe_for(node, numbers)
     if recipe is None or recipe.shape not in _SHAPES_WITH_NAMES:
         return None

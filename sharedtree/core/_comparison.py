@@ -41,7 +41,7 @@ class Pair(NamedTuple):
         left: the node or leaf on the left: an object, or its number.
         right: the node or leaf on the right.
         at: the number of their path in the caller's table of paths (`Paths`).
-        inherited: data that the comparison passes down from the pair of the parents.
+        inherited: data passed down from the pair of the parents.
     """
 
     left: Any
@@ -82,7 +82,7 @@ class Paths:
         self._steps: list[tuple[int, Any]] = [(-1, "")]
 
     def below(self, at: int, step: Any) -> int:
-        """Enters a path that is longer by one step than another one. Returns the number of the new path.
+        """Enters a path longer by one step than another one. Returns the number of the new path.
 
         Args:
             at: the number of the shorter path.
@@ -181,7 +181,7 @@ class SplitTie(NamedTuple):
     """A tie that only one of two sides has: one object of this side stands where the other side has two.
 
     Attributes:
-        at: the number of the path at which the tied object stood first.
+        at: the number of the first path to the tied object.
         is_on_left: whether the left side has the tie.
     """
 

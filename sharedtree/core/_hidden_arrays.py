@@ -61,13 +61,13 @@ def refuse_hidden_arrays(structure: Structure) -> None:
 
 
 def refuse_hidden_arrays_in_records(records: Sequence[Record], root: int, base: int = 0) -> None:
-    """Does the same as `refuse_hidden_arrays` for a tree that has no `Structure` yet. Stores nothing.
+    """Does the same as `refuse_hidden_arrays` for a tree without a `Structure`. Stores nothing.
 
     Args:
         records: The records of a tree.
         root: The number of the root's record.
         base: The number of the first record. It is 0, unless the tree was flattened in a `Context` after other trees.
-            Lower numbers are those of the other trees, which were searched before.
+            Lower numbers belong to the other trees, already searched.
 
     Raises:
         UnregisteredTypeError: It names the class and the path, and how to register the class.
@@ -114,7 +114,7 @@ def holds_array(obj: Any) -> bool:
 
 
 def _is_opaque(obj: Any) -> bool:
-    """Returns True for objects that are not searched: numbers, texts, functions, classes, Python modules and meshes."""
+    """Returns True for objects never searched: numbers, texts, functions, classes, Python modules and meshes."""
     return type(obj) in _NUMBERS_AND_TEXTS or isinstance(obj, _NEVER_ENTERED)
 
 
@@ -142,7 +142,7 @@ def _attributes_of(obj: Any) -> dict[str, Any] | None:
 
 
 def _slot_values(obj: Any) -> list[Any]:
-    """Returns the values of all slots that are set, including the slots that base classes declare."""
+    """Returns the values of all slots that are set, including the slots declared by base classes."""
     values: list[Any] = []
     for base in type(obj).__mro__:
         for member in vars(base).values():
@@ -154,7 +154,7 @@ def _slot_values(obj: Any) -> list[Any]:
 
 
 def _raise_unregistered(obj: Any, path: str) -> NoReturn:
-    """Raises the error for an unregistered object that holds arrays, with the fix for its kind."""
+    """Raises the error for an unregistered object with arrays, with the fix for its kind."""
     place = f" at `{path}`" if path else ""
     # A `functools.partial`: JAX's `Partial` is a node and can take its place.
     if isinstance(obj, functools.partial):

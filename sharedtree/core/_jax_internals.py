@@ -85,7 +85,7 @@ def current_trace() -> Any:
 
 
 def current_traces() -> tuple[Any, ...]:
-    """Returns the active trace and those around it, innermost first. Outside all transforms there is only one.
+    """Returns the active trace and the traces around it, innermost first. Outside all transforms there is only one.
 
     A caller that keeps the tuple keeps the traces alive, so it may compare them by `is` later.
     """
@@ -93,7 +93,7 @@ def current_traces() -> tuple[Any, ...]:
 
 
 def with_enclosing_traces(trace: Any) -> tuple[Any, ...]:
-    """Returns a trace and those around it, innermost first. Returns `()` for None."""
+    """Returns a trace and the traces around it, innermost first. Returns `()` for None."""
     traces: list[Any] = []
     while trace is not None:
         traces.append(trace)
@@ -165,15 +165,15 @@ def operands_of(operation: Any) -> Sequence[Any]:
 def transform_calls(operation: Any) -> tuple[Any, ...]:
     """Returns an object for each call of `jax.vmap`, `jax.grad` etc. in which an operation was made, outermost first.
 
-    JAX makes a new object for each call. So two operations for which it returns the very same objects were made in the
-    same calls. The objects must be compared by `is`, because those of two calls are equal.
+    JAX makes a new object for each call. So two operations with the very same objects were made in the
+    same calls. The objects must be compared by `is`, because the objects of two calls are equal.
     """
     stack = getattr(getattr(getattr(operation, "source_info", None), "name_stack", None), "stack", ())
     return tuple([entry for entry in stack if type(entry).__name__ == "Transform"])
 
 
 class InnerProgram(NamedTuple):
-    """A program that an operation runs, such as the body of a `jax.lax.scan`.
+    """A program run by an operation, such as the body of a `jax.lax.scan`.
 
     Attributes:
         inputs: for each input variable of the program, the operand of the operation that becomes its value. In a loop,
@@ -238,7 +238,7 @@ def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any,
 
     Args:
         cls: the class.
-        aux: the auxiliary data that each instance gets.
+        aux: the auxiliary data of each instance.
         num_children: how many children each instance has.
     """
     _, unflatten = registered_functions(cls)
@@ -248,8 +248,8 @@ def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any,
     if isinstance(unflatten, (types.FunctionType, types.MethodType)) and registered_fields(cls) is None:
         return functools.partial(unflatten, aux)
     # For a class of `register_dataclass`, and for an `unflatten` written in C, make the structure of a node whose
-    # children are leaves. Its `unflatten` calls what JAX calls. The C++ code for `register_dataclass` does not check the
-    # number of children, and would read past the end of too few. This is not checked here: the callers have
+    # children are leaves. Its `unflatten` calls what JAX calls. The C++ code for `register_dataclass` does not check
+    # the number of children, and would read past the end of too few. This is not checked here: the callers have
     # `registered_counts` for it.
     registry = jtu.default_registry
     return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
@@ -262,7 +262,7 @@ def registered_functions(cls: type) -> tuple[Any, Any]:
 
 
 def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Returns (`data_fields`, `meta_fields`): the names that `register_dataclass` was called with for a class.
+    """Returns (`data_fields`, `meta_fields`): the names given to `register_dataclass` for a class.
 
     Returns None for a class registered by another function or not at all. Also returns None if this release of JAX has
     other names for the two variables read here.

@@ -80,7 +80,7 @@ def _failure_of_build() -> str | None:
 
     Returns:
         A text with the compiler's error, if the compiler failed when the wheel was built. None in a checkout, and for a
-        wheel that was built without a compiler.
+        wheel built without a compiler.
     """
     # With source files, this is a checkout, where the module is missing until somebody compiles it.
     if _source_files():
@@ -119,7 +119,7 @@ def _source_files() -> list[pathlib.Path]:
 def _is_whole(content: bytes) -> bool:
     """Returns False for an ELF file with its end missing, True for any other file.
 
-    A copy that was interrupted leaves such a file. A process that loads it and uses the missing part crashes.
+    An interrupted copy leaves such a file. A process crashes if it loads the file and uses the missing part.
 
     Args:
         content: the bytes of the file.

@@ -54,7 +54,7 @@ class RecordPair(NamedTuple):
     Attributes:
         left: the number of the record on the left.
         right: the number of the record on the right.
-        path: the first path that leads to both.
+        path: the first path to both.
     """
 
     left: int
@@ -63,7 +63,7 @@ class RecordPair(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """A path at which the shapes of two DAGs differ.
+    """A path where the shapes of two DAGs differ.
 
     Attributes:
         path: the path.
@@ -79,8 +79,8 @@ class Mismatch(NamedTuple):
         """Makes the error for two trees that should have one shape. The caller raises it.
 
         Args:
-            left: what to call the left tree in the message.
-            right: what to call the right tree.
+            left: the name of the left tree in the message.
+            right: the name of the right tree.
         """
         path = jtu.keystr(self.path)
         place = f"`{path}`" if path else "the root"
@@ -193,7 +193,7 @@ def _text_with_keys(record: Record, counterpart: Record) -> str:
 def pairs_of_one_shape(
     left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False
 ) -> Iterator[RecordPair]:
-    """Yields the pairs of records of two DAGs that must have one shape. The arguments are those of `pairs`.
+    """Yields the pairs of records of two DAGs that must have one shape. The arguments are the same as for `pairs`.
 
     Raises:
         SharingMismatchError: when the iteration comes to a mismatch.
@@ -207,7 +207,7 @@ def pairs_of_one_shape(
 def lost_ties(
     left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False
 ) -> list[SplitRecord] | Mismatch:
-    """Finds the ties of `left` that `right` lacks. The arguments are those of `pairs`.
+    """Finds the ties of `left` that `right` lacks. The arguments are the same as for `pairs`.
 
     Returns:
         A list. For a record in `left`, it has one entry for each counterpart in `right` but the first. So a record with
@@ -288,7 +288,7 @@ def op_text(op: Any, num_children: int | None = None) -> str:
 
     Args:
         op: the operation.
-        num_children: the number of children to name, if the operation is that of a node. None leaves it out.
+        num_children: the number of children to name, if the operation is a node. None leaves it out.
     """
     if op is LEAF:
         return "a traced leaf"
@@ -307,7 +307,7 @@ def op_text(op: Any, num_children: int | None = None) -> str:
 def with_repeats_copied(leaves: Sequence[Any]) -> Sequence[Any]:
     """Returns the leaves with a copy in place of each array that occurred before. So no two leaves are one array.
 
-    Leaves that carry no identity, such as numbers, are not copied. If no leaf occurs twice, the result is `leaves`
+    Leaves without identity, such as numbers, are not copied. If no leaf occurs twice, the result is `leaves`
     itself. Cost: one set of ids, and the copies.
     """
     # The ids are those of different objects, because all of them are alive in `leaves`.
@@ -346,7 +346,7 @@ def with_tied_numbers_as_arrays(leaves: Sequence[Any], tree: FlatDag | Structure
 
 
 def copy_of_leaf(leaf: Any) -> Any:
-    """Copies a leaf that carries identity: an array, a `ShapeDtypeStruct` or a reference.
+    """Copies a leaf with identity: an array, a `ShapeDtypeStruct` or a reference.
 
     The copy of a reference is a new reference with the same value.
     """

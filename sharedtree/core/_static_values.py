@@ -67,7 +67,7 @@ class Static:
         value: Anything with an `==`; it need not be hashable.
         memo: Results shared by the `Static`s of one walk.
         is_exact: True keeps the caller's own object instead of a copy, for a tree that is only taken apart to be put
-            together again. The key is still that of the content at this moment.
+            together again. The key is still made from the content at this moment.
 
     Attributes:
         exact_objects: With `is_exact`, the `irreplaceable_objects` of the value, each in an `IdentityKey`. Otherwise
@@ -116,7 +116,7 @@ class Static:
         return copy_of(self._value, copies) if self._is_mutable else self._value
 
     def with_copy(self, copies: IdentityDict[Any]) -> "Static":
-        """Returns an equal `Static` that holds the result of `copied_value(copies)` in place of the value."""
+        """Returns an equal `Static` with the result of `copied_value(copies)` in place of the value."""
         twin = object.__new__(Static)
         twin._key, twin._hash = self._key, self._hash
         twin._is_mutable, twin._may_have_irreplaceable_objects = self._is_mutable, self._may_have_irreplaceable_objects
@@ -163,7 +163,7 @@ class Static:
 def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
     """Returns a static value in which the originals are in the places of their copies.
 
-    A copy that was changed since it was made is not replaced.
+    A copy changed since it was made is not replaced.
 
     Args:
         value: A static value. If a container in it holds a replaced copy, a new container takes its place.
@@ -189,7 +189,7 @@ def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
 
 
 def distinguishing_text(value: Any, counterpart: Any) -> str:
-    """Returns the text of a value for a message that names two different values.
+    """Returns the text of a value for a message about two different values.
 
     That is the text of `shown`. If it is the same for both values, it is that of the first part in which they differ.
     (The parts of a dict are its pairs of key and value.) For two sequences of different lengths the length follows:
@@ -262,7 +262,7 @@ class _KeyMaker:
         is_nested: True for a nested key, False for one of rows.
 
     Attributes:
-        is_mutable: False at first. True as soon as a part was read that can be mutated.
+        is_mutable: False at first. True as soon as a mutable part was read.
         may_have_irreplaceable_objects: False at first. True as soon as a part was read that `irreplaceable_objects` may
             list.
     """
@@ -321,12 +321,12 @@ class _KeyMaker:
         return tuple([self.make_key(part) for part in parts])
 
     def note_class(self, value: Any, cls: type) -> None:
-        """Records the class that an object has as it gets into the key. Does nothing without a memo."""
+        """Records the class of an object as it gets into the key. Does nothing without a memo."""
         if self._memo is not None:
             note_class(self._memo, value, cls)
 
     def _make_entry(self, value: Any) -> "_RowEntry":
-        """Makes the row of an object that the memo does not have yet. Enters it in the memo, and returns the entry."""
+        """Makes the row of an object not yet in the memo. Enters it in the memo, and returns the entry."""
         assert self._memo is not None
         was_mutable, parts_left_before = self.is_mutable, self._parts_left
         had_irreplaceable_objects = self.may_have_irreplaceable_objects
@@ -394,7 +394,7 @@ class StaticMemo(NamedTuple):
     """Results shared by the `Static`s of one walk, many of which may hold the same large object.
 
     Attributes:
-        rows: id → the entry of the object, which keeps the object alive.
+        rows: id → the entry of the object. The entry keeps the object alive.
         copies: Object → its copy. See `copy_of`.
         classes: id → the class that the object had when it was read. Only for objects compared by identity or by their
             own `==`, and for the irreplaceable objects of an exact walk. The objects are alive in their keys
@@ -412,7 +412,7 @@ def new_static_memo() -> StaticMemo:
 
 
 def note_class(memo: StaticMemo, value: Any, cls: type) -> None:
-    """Records the class that an object has as it gets into a key.
+    """Records the class of an object as it gets into a key.
 
     If the memo already has another class for the object, `_SeveralClasses` takes its place.
     """
@@ -447,7 +447,7 @@ def with_names(value: Any) -> Any:
 
 
 class _ByName:
-    """A function that is pickled as its name.
+    """A function pickled as its name.
 
     Pickle itself does this for plain functions alone, and `jax.nn.relu` is an instance of a class.
     """
@@ -564,7 +564,7 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
 def _content_of_container(value: Any, base: type, key_maker: _KeyMaker) -> Any:
     """Returns the content of a container: its class and the keys of its parts.
 
-    If a subclass of a built-in class has its own `==`, a key that is compared by this `==` belongs to the content, too.
+    If a subclass of a built-in class has its own `==`, a key compared by this `==` belongs to the content, too.
 
     Args:
         value: The container.
@@ -629,7 +629,7 @@ def _bits_of(value: Any) -> Any:
 
 
 class IdentityKey:
-    """A key that is equal only to keys of the same object. It keeps the object alive."""
+    """A key equal only to keys of the same object. It keeps the object alive."""
 
     __slots__ = ("obj",)
 
@@ -644,7 +644,7 @@ class IdentityKey:
 
 
 class _EqualityKey:
-    """A key that is equal to keys of the same object, and to those of equal objects of the same type.
+    """A key equal to keys of the same object, and to keys of equal objects of the same type.
 
     The hash is given once and kept. So if a hashable object changes all the same, its key still has the hash of before.
     `jax.jit` does the same with its static arguments.
@@ -840,7 +840,7 @@ def _run_copier(copier: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _copy_attributes(value: Any, clone: Any, copies: IdentityDict[Any]) -> None:
-    """Copies the attributes and slots of an object into a copy that has no copies of them yet.
+    """Copies the attributes and slots of an object into a copy without copies of them.
 
     Args:
         value: The object.
@@ -1064,7 +1064,7 @@ def _can_be_mutated(cls: Any) -> bool:
 
 
 def _is_only_its_items(cls: Any) -> bool:
-    """Returns True for a namedtuple that has no attributes besides its items, and no `==` of its own."""
+    """Returns True for a namedtuple without attributes besides its items, and with no `==` of its own."""
     return is_namedtuple(cls) and cls.__eq__ is tuple.__eq__ and cls.__dictoffset__ == 0
 
 
