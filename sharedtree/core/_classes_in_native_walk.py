@@ -679,7 +679,7 @@ def start(entries: dict[bytes, Any]) -> bool:
         native.learn(_describe_leaf(cls, native.STATIC))
     native.learn(_describe_leaf(np.ndarray, native.NUMPY_ARRAY))
     native.learn(_describe_leaf(ConcreteArray, native.JAX_ARRAY))
-    # The first `deque` of a program may be in a static attribute, for which no node type is asked. The native walk must
-    # know then that it is a container.
+    # The first `deque` of a program may be in a static attribute of a module, where it is no node. The native walk must
+    # know then, too, that it is a container.
     native.learn(_describe_nodes(node_type_of_class(collections.deque)))
     return True

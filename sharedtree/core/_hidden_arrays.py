@@ -61,7 +61,7 @@ def refuse_hidden_arrays(structure: Structure) -> None:
 
 
 def refuse_hidden_arrays_in_records(records: Sequence[Record], root: int, base: int = 0) -> None:
-    """Does the same as `refuse_hidden_arrays` for a tree without a `Structure`. Stores nothing.
+    """Does the same as `refuse_hidden_arrays` for a tree without a `Structure` so far. Stores nothing.
 
     Args:
         records: The records of a tree.

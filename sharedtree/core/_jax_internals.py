@@ -165,8 +165,8 @@ def operands_of(operation: Any) -> Sequence[Any]:
 def transform_calls(operation: Any) -> tuple[Any, ...]:
     """Returns an object for each call of `jax.vmap`, `jax.grad` etc. in which an operation was made, outermost first.
 
-    JAX makes a new object for each call. So two operations with the very same objects were made in the
-    same calls. The objects must be compared by `is`, because the objects of two calls are equal.
+    JAX makes a new object for each call. So if two operations have the very same objects, they were made in
+    the same calls. The objects must be compared by `is`, because the objects of two calls are equal.
     """
     stack = getattr(getattr(getattr(operation, "source_info", None), "name_stack", None), "stack", ())
     return tuple([entry for entry in stack if type(entry).__name__ == "Transform"])

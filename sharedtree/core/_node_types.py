@@ -227,7 +227,7 @@ def _enter_in_table(node_type: NodeType) -> NodeType:
     Namedtuples are not entered. Their node type is returned, and made again when the next instance comes.
     """
     # Of plain types, only those of namedtuples come here. The table would keep their classes alive, and a program may
-    # make new namedtuples without end. All other classes are in a registry, which keeps them alive anyway.
+    # make new namedtuples without end. JAX's registry keeps all other classes alive anyway.
     if node_type.is_plain:
         return node_type
     # Several threads may come here with the same class. `setdefault` lets one of them win for all.

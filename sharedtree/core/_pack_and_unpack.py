@@ -318,7 +318,7 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
     """Enters a structure into the table, and keeps it alive if that does no harm.
 
     Args:
-        key: the key to lead to the structure.
+        key: the new key of the structure.
         structure: the structure.
         pins: the objects that must live as long as the entry, because the key has their addresses. Each occurs once.
     """

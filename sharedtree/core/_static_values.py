@@ -840,7 +840,7 @@ def _run_copier(copier: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _copy_attributes(value: Any, clone: Any, copies: IdentityDict[Any]) -> None:
-    """Copies the attributes and slots of an object into a copy without copies of them.
+    """Copies the attributes and slots of an object into a copy that has no copies of them yet.
 
     Args:
         value: The object.
