@@ -72,7 +72,7 @@ class IdentityDict(Generic[ValueType]):
         return kept_value
 
     def forget_after(self, size: int) -> None:
-        """Removes the entries that were added after there were `size` of them. Does nothing if there are no more."""
+        """Removes all entries but the first `size` ones. Does nothing if there are no more."""
         while len(self._entries) > size:
             self._entries.popitem()
 
@@ -167,7 +167,7 @@ class Candidate(Protocol):
         ...
 
     def is_like(self, candidate: Any, /) -> bool:
-        """Returns True if this object, which is in the table, can take the place of the candidate."""
+        """Returns True if this object of the table can take the place of the candidate."""
         ...
 
 
@@ -177,19 +177,19 @@ CandidateType = TypeVar("CandidateType", bound=Candidate)
 class Interned(Generic[CandidateType]):
     """A table in which no two objects are alike. It refers to them weakly.
 
-        hash 7    slot 0: a    slot 1: b         two objects that are not alike, but have the same hash
+        hash 7    slot 0: a    slot 1: b         two objects, not alike, but with the same hash
         hash 9    slot 0: c
 
     The key of an object is its hash and a slot number, counted from 0 for each hash. A slot becomes free when its
     object dies.
 
-    Comparing two objects may run a user's `==`, which may do anything, for example wait for another thread that is in
+    Comparing two objects may run a user's `==`. It may do anything, for example wait for another thread that is in
     `intern`. So the keys of the table are integers, which compare without code of users, and objects are compared
     outside the lock. If another thread adds an object meanwhile, the search starts again.
 
     Attributes:
         alive: (hash, slot) → object.
-        num_slots: hash → the largest number of slots that were in use at one time. Without an entry it is 1 or 0.
+        num_slots: hash → the largest number of slots in use at one time. Without an entry it is 1 or 0.
         num_added: The number of objects added so far. If it has changed during a search, another thread has added an
             object.
         lock: Held while an object is added, and not while objects are compared.

@@ -27,7 +27,7 @@ def inherited(cls: type, name: str) -> Any:
 
 
 def is_data_descriptor(value: Any) -> bool:
-    """Returns True for a class attribute that takes precedence over an instance attribute of the same name.
+    """Returns True for a class attribute with precedence over an instance attribute of the same name.
 
     A property is such an attribute, and a method is not.
     """
@@ -94,7 +94,7 @@ _METHODS_OF_TOOLS = frozenset({"_asdict", "for_json", "getdoc", "to_dict", "to_j
 
 
 def is_protocol_name(name: Any) -> bool:
-    """Returns True for the name of a protocol: programs look it up on any object, and call what they find.
+    """Returns True for the name of a protocol: programs look it up on any object, and call the result.
 
     Python does so with `__names__`, notebooks with `_repr_html_` and `_ipython_display_`, JSON encoders with `tolist`,
     IPython's `?` with `getdoc`, Matplotlib with `to_numpy`. If the instances of a class may have any attribute, a file
@@ -134,7 +134,7 @@ def is_inside(module: str, package: str) -> bool:
 
 
 def find(name: str) -> Any:
-    """Returns the object to which a name leads, read from the dictionary of the module and those of outer classes.
+    """Returns the object to which a name leads, read from the dictionaries of the module and of outer classes.
 
     Raises:
         LookupError: If there is none: the module is not loaded, or something in it is missing or is no class.
@@ -179,7 +179,7 @@ def namespaces(package: str) -> dict[str, Mapping[str, Any]]:
 
 
 def home_of(obj: Any) -> str:
-    """Returns the home of an object: its `__module__`, which most instances get from their class.
+    """Returns the home of an object: its `__module__`. Most instances get it from their class.
 
     For the main program of a spawned process it is always `__main__`, and not `CHILD`.
     """
@@ -203,9 +203,14 @@ def _look_up(name: str) -> Any:
 
 
 def candidate_namespaces(obj: Any) -> dict[str, Mapping[str, Any]]:
-    """Returns module name → dictionary, for the modules that may have a name for an object: those of its package."""
+    """Returns module name → dictionary, for the loaded modules in which an object may have a name.
+
+    These are the modules of its package. For objects of a few packages, also those of another package: the objects of
+    `jaxlib` have their public names in `jax`.
+    """
     package = root_of(home_of(obj))
-    # Package → packages that have names for its objects. For other packages, that is only the package itself.
+    # Package of an object → the packages in which its objects have names. Objects of any other package have names only
+    # in the package itself.
     publishers = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}
     spaces: dict[str, Mapping[str, Any]] = {}
     for publisher in publishers.get(package, (package,)):

@@ -14,6 +14,7 @@ Words:
   user;
 - an *irreplaceable* object is one for which an equal object is no substitute, such as a list or a config
   (`_static_values.irreplaceable_objects`);
+- a *settled* value is a static value whose key never changes, such as a text (`_static_values.is_settled_value`);
 - a *convention* says which leaves are traced at a place in a tree (`_node_types.LocalConvention`).
 
 A description of a class holds for ever, as a `NodeType` does. There is one exception. A class of leaves may later be
@@ -98,7 +99,7 @@ _IS_STATIC, _IS_VALUE, _IS_OBJECT = 0, 1, 2
 def _describe_object(obj: Any, settings: int) -> Description | int:
     """Describes the class of an object to the native walk, or the object alone if its class does not say enough.
 
-    The native walk calls it for each object of a class that has no description.
+    The native walk calls it for each object of a class without a description.
 
     Args:
         obj: the object.
@@ -213,12 +214,12 @@ _SHAPES: dict[type, int] = {}
 
 
 def drop_changed_layouts(records: Sequence[Record]) -> None:
-    """Makes the native walk forget its layouts for classes that have been changed since they were described to it.
+    """Makes the native walk forget its layouts for classes changed since they were described to it.
 
     From then on, it leaves the instances of these classes to the functions in JAX's registry.
 
     Args:
-        records: those of a new structure. The classes of their nodes are checked.
+        records: the records of a new structure. The classes of their nodes are checked.
     """
     for cls in {op.type.cls for op, _ in records if type(op) is Node}:
         layout_in_use = _layouts_in_use.get(cls)
@@ -256,16 +257,16 @@ class Token:
         """Does nothing: a token is complete when it is made. `Interned` calls this method of a new token."""
 
     def is_like(self, candidate: "Token") -> bool:
-        """Returns True if both tokens are those of equal values. `Interned` then makes one of them."""
+        """Returns True if both tokens stand for equal values. `Interned` then makes one of them."""
         return self.key == candidate.key
 
 
 KeyPart = tuple[type] | tuple[Token, None] | Token
 """What stands for a static value in the key of a tree.
 
-(its class,): the address of the value does, and so it is for all instances of the class.
-(token, None): the token does, and the value always has this token. So C may store the token for the value.
-token: the token does, but the value may change, and then have another one in the next walk.
+(its class,): the address of the value. So it is for all instances of the class, and C need not ask about them again.
+(token, None): the token. The value always has this token, so C may store the token for the value.
+token: the token. But the value may change, and then have another token in the next walk.
 """
 
 _tokens: Interned[Token] = Interned()
@@ -281,7 +282,7 @@ _latest_exact_tokens: _LatestTokens = WeakIdentityDict()
 
 
 def _tokens_for(values: list[Any], is_exact: bool) -> list[KeyPart]:
-    """Finds what stands for static values in the key of a walk: the address of the object, or a token. Called by C.
+    """Finds the parts of a walk's key for static values: the address of the object, or a token. Called by C.
 
     Args:
         values: the static values of a tree, without those that C writes into the key itself, such as numbers and
@@ -290,7 +291,7 @@ def _tokens_for(values: list[Any], is_exact: bool) -> list[KeyPart]:
             take the place of an irreplaceable one.
 
     Returns:
-        For each value what stands for it. See `KeyPart`.
+        For each value its part of the key. See `KeyPart`.
     """
     memo = new_static_memo()
     settled_answers: IdentityDict[SettledAnswer] = IdentityDict()
@@ -305,17 +306,21 @@ def _tokens_for(values: list[Any], is_exact: bool) -> list[KeyPart]:
 def _key_part_for(
     value: Any, memo: StaticMemo, settled_answers: IdentityDict[SettledAnswer], *, is_exact: bool
 ) -> KeyPart:
-    """Finds what stands for one static value in the key of a walk.
+    """Finds the part of a walk's key for one static value.
 
     Args:
         value: the value.
-        memo: the keys of static values that this walk has made. This call uses and extends them.
-        settled_answers: what this walk has found out with `is_settled_value`. This call uses and extends it.
+        memo: the keys of static values made in this walk. This call uses and extends them.
+        settled_answers: the answers of `is_settled_value` in this walk. This call uses and extends them.
         is_exact: as for `_tokens_for`.
+
+    Raises:
+        Incomparable: if the value has no usable `==` or hash (see `key_of`).
     """
     cls = type(value)
-    # `is_mutable` is True if the value or a part of it is mutable as a list is. A value that is not mutable need not be
-    # settled: an object with an `==` and a hash of its own should not be mutated, but may be.
+    # `is_mutable` is True if the value or a part of it is mutable as a list is. If it is False, the value may still not
+    # be settled. For example, an object with an `==` and a hash of its own counts as immutable, because nobody should
+    # change it. But somebody may, so its key may change.
     key, is_mutable, may_have_irreplaceable_objects = key_of(value, memo)
     # The address stands for a function or a class, for example. An instance of a subclass of `tuple`, `frozenset` or
     # `slice` may be compared by its parts, so it gets a token. (In some releases of JAX, `PartitionSpec` is a tuple.)
@@ -329,6 +334,7 @@ def _key_part_for(
     # Any other value may change, so its token is that of its present content. A token of an exact walk is compared by
     # the irreplaceable objects, too. So all values with this token have the same ones, and are interchangeable.
     latest_tokens = _latest_exact_tokens if is_exact else _latest_tokens
+    # (Outside exact walks, C writes the address of the token in any case, and does not read `is_interchangeable`.)
     token = Token((key, objects) if is_exact else key, is_interchangeable=is_exact)
     # Interning compares a token with every other one of the same hash. For values without a hash these may be many,
     # because their keys all have the hash of the class. Most values are as they were in the latest walk, so the token
@@ -375,7 +381,7 @@ class Recipe(NamedTuple):
 
     Attributes:
         shape: its number for the way to build them.
-        names: the names of the declared attributes, in order. Empty for a class that declares none.
+        names: the names of the declared attributes, in order. Empty for a class without any.
         are_static: a byte for each attribute, 1 if it is static.
         places: a byte for each attribute, its place among the children or among the static attributes.
     """
@@ -467,19 +473,19 @@ def _recipe_for(node: Node, numbers: tuple[int, ...]) -> Recipe | None:
 
 
 def _step_by_recipe(recipe: Recipe, node: Node, numbers: tuple[int, ...]) -> Step:
-    """Makes the step for a node that C builds itself, or by one call of `Node.unflatten`."""
+    """Makes the step for a node built by C itself, or by one call of `Node.unflatten`."""
     numbers_in_step, names, values = _numbers_names_values(recipe, node, numbers)
     record = node, numbers
     return Step(recipe.shape, node.type.cls, record, numbers_in_step, names, values)
 
 
 def _step_calling(make: Callable[[tuple[Any, ...]], Any], numbers: tuple[int, ...]) -> Step:
-    """Makes a step that calls a function with the tuple of the children, whose numbers it gets."""
+    """Makes a step to call a function with the tuple of the children. The step gets their numbers."""
     return Step(shape=native.OTHER, numbers=numbers, values=make)
 
 
 def _step_updating(op: Update, numbers: tuple[int, ...]) -> Step:
-    """Makes the step that builds a node and writes its content into an object of the caller."""
+    """Makes the step to build a node and write its content into an object of the caller."""
     # `exact_objects` is not empty only if the function received the originals. Writing these changes nothing.
     keeping_step = None if op.node.aux.exact_objects else _step_keeping_statics(op, numbers)
     return _step(op.node, numbers)._replace(target=op.number) if keeping_step is None else keeping_step
@@ -519,7 +525,7 @@ def _step_keeping_statics(op: Update, numbers: tuple[int, ...]) -> Step | None:
 
 
 def _attributes_step(node: Node, numbers: tuple[int, ...]) -> Step | None:
-    """Makes the step that builds a node attribute by attribute. Returns None if its class is built in another way."""
+    """Makes the step to build a node attribute by attribute. Returns None if its class is built in another way."""
     recipe = _recipe_for(node, numbers)
     if recipe is None or recipe.shape not in _SHAPES_WITH_NAMES:
         return None
@@ -556,8 +562,8 @@ def _numbers_names_values(recipe: Recipe, node: Node, numbers: tuple[int, ...]) 
     # The auxiliary data of a variable of NNX has its metadata, as pairs.
     if shape == native.NNX_VARIABLE:
         return numbers, (), dict(aux)
-    # Children come first, then static attributes. The names are in the auxiliary data, since instances may differ in
-    # them.
+    # Children come first, then static attributes. The names are in the auxiliary data, because two instances of one
+    # class may have different attributes.
     if shape in (native.FIELDS, native.NNX_OBJECT):
         if shape == native.NNX_OBJECT:
             traced_names, static_names, values = aux
@@ -568,7 +574,8 @@ def _numbers_names_values(recipe: Recipe, node: Node, numbers: tuple[int, ...]) 
         all_names = (*traced_names, *static_names)
         texts = tuple([name if type(name) is str else str(name) for name in all_names])
         return (*numbers, *[None] * len(static_names)), texts, (*[None] * len(traced_names), *values)
-    # Children and static attributes are mixed, as the auxiliary data of `sharedtree.Module` says (`Kinds`).
+    # Children and static attributes are mixed, as the auxiliary data of `sharedtree.Module` says (`Kinds`). C writes
+    # the kinds into the new instance, so they follow the values.
     if shape == native.MODULE:
         kinds, statics = aux
         places = _places_by_sort(kinds.are_static)
@@ -578,12 +585,13 @@ def _numbers_names_values(recipe: Recipe, node: Node, numbers: tuple[int, ...]) 
     if shape in (native.DATACLASS, native.SLOTS, native.NNX_STATE):
         numbers_in_order, values = _in_order_of_attributes(recipe.are_static, recipe.places, numbers, aux)
         return numbers_in_order, recipe.names, values
-    # Containers without names. The auxiliary data of a `deque` is its `maxlen`; that of a list or a tuple is None.
+    # Any other shape: containers without names. The auxiliary data of a `deque` is its `maxlen`; that of a list or a
+    # tuple is None.
     return numbers, (), aux
 
 
 def _places_by_sort(are_static: Sequence[int]) -> list[int]:
-    """Returns the place of each attribute among those of its sort: among the traced or among the static ones.
+    """Returns the place of each attribute among the attributes of its sort: traced, or static. Nothing is sorted.
 
     For example, `(0, 1, 0)` gives `[0, 0, 1]`: the third attribute is the second traced one, so its place is 1.
 
@@ -626,13 +634,16 @@ NUMBERS: dict[LocalConvention, int] = {}
 
 
 def start(entries: dict[bytes, Any]) -> bool:
-    """Gives the native walk the functions and classes that it needs.
+    """Prepares the native walk: gives it the functions and classes of this file, and describes common classes to it.
+
+    Also fills the tables of this file that have numbers of the native walk.
 
     Args:
         entries: the table of structures: key → weak reference to its structure. C reads it.
 
     Returns:
-        True; False if an earlier import of this package has started the native walk, which stays with that one.
+        True. False if an earlier import of this package has started the native walk. Then the native walk goes on
+            serving the earlier import.
     """
     # These tables are filled here, because `native` has its numbers only if the native walk is in use.
     numbers: dict[LocalConvention, int] = {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY}
@@ -648,10 +659,11 @@ def start(entries: dict[bytes, Any]) -> bool:
         {native.FIELDS, native.NNX_OBJECT, native.MODULE, native.DATACLASS, native.SLOTS, native.NNX_STATE}
     )
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
-    # The class of the mark for an attribute without a value. At most one library has such a mark.
+    # The class of the mark for an attribute without a value. At most one library has such a mark. Without it, None.
     (marker,) = markers() or [None]
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}
-    # `take_over` stores the functions of this file for C to call, and the tables for C to read.
+    # `take_over` stores the functions of this file for C to call, and the tables for C to read. "walk" is the name of
+    # the set of C variables in which it stores them.
     if not native.take_over(
         "walk", entries, _describe_object, _describe_nodes, _tokens_for, _compile, marker, dtypes, registry
     ):
@@ -667,7 +679,7 @@ def start(entries: dict[bytes, Any]) -> bool:
         native.learn(_describe_leaf(cls, native.STATIC))
     native.learn(_describe_leaf(np.ndarray, native.NUMPY_ARRAY))
     native.learn(_describe_leaf(ConcreteArray, native.JAX_ARRAY))
-    # A `deque` may be in a static attribute of a module before there is one as a node. The native walk must know then
-    # that it is a container.
+    # The first `deque` of a program may be in a static attribute of a module, where it is no node. The native walk must
+    # know then, too, that it is a container.
     native.learn(_describe_nodes(node_type_of_class(collections.deque)))
     return True

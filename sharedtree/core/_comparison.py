@@ -41,7 +41,7 @@ class Pair(NamedTuple):
         left: the node or leaf on the left: an object, or its number.
         right: the node or leaf on the right.
         at: the number of their path in the caller's table of paths (`Paths`).
-        inherited: data that the comparison passes down from the pair of the parents.
+        inherited: data passed down from the pair of the parents.
     """
 
     left: Any
@@ -82,7 +82,7 @@ class Paths:
         self._steps: list[tuple[int, Any]] = [(-1, "")]
 
     def below(self, at: int, step: Any) -> int:
-        """Enters a path that is longer by one step than another one. Returns the number of the new path.
+        """Enters a path longer by one step than another one. Returns the number of the new path.
 
         Args:
             at: the number of the shorter path.
@@ -95,10 +95,12 @@ class Paths:
         """Returns the text of a path, as `jax.tree_util.keystr` does: ".layers[0].weight".
 
         Args:
-            at: the number of the path.
-            most: the largest number of characters. Of a longer path, the text is "..." and its last characters.
+            at: the number of the path. (`at` means this in the whole file.)
+            most: the number of characters to which a longer path is cut. The text is then "..." and its last `most`
+                characters. `math.inf` cuts nothing.
         """
-        # The steps are collected from the last one back, so that a long path costs no more than its text.
+        # The steps are collected from the last one back, so that a long path costs no more than its text. `at` becomes
+        # the number of a shorter path each time.
         steps: list[str] = []
         length = 0
         while at > 0 and length <= most:
@@ -179,7 +181,7 @@ class SplitTie(NamedTuple):
     """A tie that only one of two sides has: one object of this side stands where the other side has two.
 
     Attributes:
-        at: the number of the path at which the tied object stood first.
+        at: the number of the first path to the tied object.
         is_on_left: whether the left side has the tie.
     """
 
@@ -199,16 +201,18 @@ class Ties:
         """Records the two objects at one path.
 
         Args:
-            left: a key for the object on the left, such as its number. As long as this instance is in use, the key must
-                mean the same object.
+            left: a key for the object on the left, such as its number. As long as this `Ties` is in
+                use, the key must mean the same object.
             right: a key for the object on the right.
             at: the number of the path.
-            is_object: whether the right object carries identity. If not, it is not recorded, and has no ties.
+            is_object: whether the right object carries identity. If not, it is not recorded, and has no ties. The left
+                object is recorded in any case.
 
         Returns:
-            A tie that only one side has, if these two objects show one; otherwise None. If there is one on each side,
-            that of the left side.
+            The tie, if this pair shows that one of its objects is tied on its own side only; otherwise None. If each
+            object is, the tie of the left one.
         """
+        # What stood beside each object at its first path, and the number of this path.
         first_right, left_path = self._left.setdefault(left, (right, at))
         first_left, right_path = self._right.setdefault(right, (left, at)) if is_object else (left, at)
         # At its first path, the left object stood beside another right object. So it is one object on the left, where

@@ -15,6 +15,8 @@ import sys
 def _is_command_line() -> bool:
     """Returns True if Python was started with `-m sharedtree`, and is still looking for the module to run.
 
+    False for the console script `sharedtree`.
+
     For example, while `python -B -m sharedtree inspect x.safetensors` imports this file:
 
         sys.orig_argv    ["python", "-B", "-m", "sharedtree", "inspect", "x.safetensors"]
@@ -24,8 +26,9 @@ def _is_command_line() -> bool:
     # Until it has found the module, Python has "-m" in the place of the program's name.
     if arguments[:1] != ["-m"]:
         return False
-    # So the word with the module's name is as far from the end of `sys.orig_argv` as "-m" is from the end of
-    # `sys.argv`. It may be an option with the name at its end: "-Bmsharedtree".
+    # Both lists end with the arguments for the program. Before them, `sys.argv` has "-m", and `sys.orig_argv` has the
+    # word with the module's name. So both stand at the same place, counted from the end. The word may be an option with
+    # the name at its end: "-Bmsharedtree". No option letter before the name is an "m" but the one for `-m`.
     word = sys.orig_argv[-len(arguments)] if len(arguments) < len(sys.orig_argv) else ""
     module = word.partition("m")[2] if word.startswith("-") else word
     package = __name__.partition(".")[0]

@@ -34,7 +34,7 @@ from ._printing import printable_lines
 
 
 class SharedTreeError(Exception):
-    """Base class of all errors of this package. Characters in a message that cannot be printed are escaped.
+    """Base class of all errors of this package. Unprintable characters in a message are escaped.
 
     Attributes:
         paths: The paths involved, each as a text by `jax.tree_util.keystr`. The empty text is the root.
@@ -68,7 +68,7 @@ class InconsistentSharingError(SharedTreeError, ValueError):
 
 
 class CycleError(SharedTreeError, ValueError):
-    """An object contains itself. `paths` has its first path, and the path below itself at which it comes again."""
+    """An object contains itself. `paths` has its first path, and the path below itself where it comes again."""
 
 
 class DepthError(SharedTreeError, RecursionError):
@@ -132,7 +132,7 @@ class UnserialisableError(SharedTreeError, TypeError):
 
 
 class UntrustedTypeError(SharedTreeError, TypeError):
-    """A file names classes or functions that are not trusted. The error lists all of them; nothing was imported.
+    """A file names untrusted classes or functions. The error lists all of them; nothing was imported.
 
     Attributes:
         paths: The first path of each class or function.
@@ -158,7 +158,7 @@ class CorruptFileError(SharedTreeError, OSError):
     """A file was damaged since it was written: it is too short, or its digests do not match.
 
     Attributes:
-        paths: The names of the damaged tensors, which are their paths without the leading dot; empty for the header.
+        paths: The names of the damaged tensors: their paths without the leading dot; empty for the header.
         tensor: The first of these names; None for the header.
         chunk: The number, from 0, of the damaged chunk of 4 MiB in this tensor; None if it is not known.
     """
@@ -177,7 +177,7 @@ class MissingStepError(SharedTreeError, FileNotFoundError):
 
 
 class _PrintableWarning(UserWarning):
-    """Base class of the warnings. As in errors, characters that cannot be printed are escaped."""
+    """Base class of the warnings. As in errors, unprintable characters are escaped."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable_lines(message))
@@ -201,7 +201,7 @@ class LostChangeWarning(_PrintableWarning):
     The warning is given at trace time. The library of the changed object must be one that writes changes back itself,
     as Flax NNX, treex and `sharedtree.Module` do. And neither the option `in_place` of the transform nor a `Policy`
     says whether to write them back. For objects of other classes, the warning is given only inside a transform with
-    `in_place=True`. There is none for an object that the function returns, nor under `jax.eval_shape` and other
+    `in_place=True`. There is none for an object returned by the function, nor under `jax.eval_shape` and other
     functions that run nothing.
     """
 
@@ -227,9 +227,9 @@ class Definition(NamedTuple):
     Attributes:
         name: The qualified name of the function.
         filename: The file, or the name of a notebook cell.
-        lineno: The first line of the definition: that of the first decorator, if there is one.
+        lineno: The first line of the definition: the line of the first decorator, if there is one.
         module: The name of the module.
-        shown: The warnings that Python has already shown for the function. Python fills it, as the `registry` of
+        shown: The warnings already shown for the function. Python fills it, as the `registry` of
             `warnings.warn_explicit`.
     """
 
@@ -261,7 +261,7 @@ def definition_of(function: Any) -> Definition:
 
 
 def _unwrap_once(function: Any) -> Any:
-    """Removes one layer of a callable.
+    """Goes one step from a callable toward the user's function, and from there to its code.
 
     Returns:
         The callable that it wraps. For a function that wraps nothing, its code. For an object with a `__call__` written
@@ -271,7 +271,8 @@ def _unwrap_once(function: Any) -> Any:
         return function.func
     if isinstance(function, types.MethodType):
         return function.__func__
-    # `getattr_static` runs no code of the object. Only an object that has `__wrapped__` is asked for it.
+    # An object may answer `getattr` for any name, by a `__getattr__`. `getattr_static` finds out, without running this
+    # code, whether there really is a `__wrapped__`. Only then is `getattr` called.
     wrapped = inspect.getattr_static(function, "__wrapped__", None)
     if wrapped is not None:
         return getattr(function, "__wrapped__", function)
@@ -284,7 +285,7 @@ def _unwrap_once(function: Any) -> Any:
 def definition_of_caller() -> Definition:
     """Returns the definition of the innermost function on the stack that is not in one of `_PACKAGES`.
 
-    If all are, returns that of the outermost function on the stack.
+    If all are, returns the definition of the outermost function on the stack.
     """
     frame: types.FrameType | None = sys._getframe(1)  # noqa: SLF001 -- `inspect.stack` reads every source file
     caller = frame
@@ -344,10 +345,11 @@ def report_untied(
         explanation: Sentences with the paths and the reason.
         fixes: Lines of text and code. Code is indented by four spaces.
         paths: The paths, for programs that catch the error.
-        verb: "lost" or "cut", for the first sentence.
+        verb: for the first sentence. "lost" if the tie is gone. "cut" if gradients or labels separate its places.
         count: The number of ties.
         may_wait: True defers the warning to the end of the innermost trace in progress in this thread, if there is one.
-            The trace has a check of its own, and drops this warning if the check has found the same loss.
+            The transform that runs the trace checks its result for lost ties, too. If it finds the same loss, it drops
+            this warning.
 
     Raises:
         UntiedError: If `on_untie` is "error".
@@ -358,7 +360,7 @@ def report_untied(
     message = f"{ties} {verb} in {definition}. {explanation}\n{fixes}"
     if on_untie == "error":
         raise UntiedError(message, paths)
-    # Defer the warning: the innermost list of `deferring_warnings` is the last.
+    # Defer the warning. The last list is that of the innermost trace.
     if may_wait and _traces.deferred:
         _traces.deferred[-1].append((definition, message))
     else:
@@ -381,11 +383,12 @@ _traces = _ActiveTraces()
 
 @contextmanager
 def deferring_warnings() -> Iterator[list[tuple[Definition, str]]]:
-    """Collects the warnings that `report_untied` defers during the block.
+    """Collects the warnings deferred by `report_untied` during the block.
 
     Yields:
-        The list of these warnings. After the block, the caller gives them by `give_warnings`, or drops them. If the
-        block raises an error, they are given at once.
+        The list of these warnings. After the block, the caller issues them by `give_warnings`, or drops them. If the
+        block raises an error, they are issued at once. A filter may make one of them an error, which then takes the
+        place of the error of the block.
     """
     deferred: list[tuple[Definition, str]] = []
     _traces.deferred.append(deferred)

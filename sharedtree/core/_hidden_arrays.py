@@ -47,10 +47,10 @@ MAX_SEARCHED = 1_000
 
 
 def refuse_hidden_arrays(structure: Structure) -> None:
-    """Raises an error if an unregistered object that holds arrays is the root of a tree, or stands in plain containers.
+    """Raises an error if an unregistered object with arrays is the root of a tree, or stands in plain containers.
 
-    If there is none, this is stored with the structure. So a second tree of the same structure costs one dictionary
-    lookup.
+    If the tree has no such object, this answer is stored in `structure.plans`, the table of results about the
+    structure. So a second tree of the same structure costs one dictionary lookup, and is not searched again.
 
     Raises:
         UnregisteredTypeError: It names the class and the path, and how to register the class.
@@ -61,13 +61,13 @@ def refuse_hidden_arrays(structure: Structure) -> None:
 
 
 def refuse_hidden_arrays_in_records(records: Sequence[Record], root: int, base: int = 0) -> None:
-    """Does the same as `refuse_hidden_arrays` for a tree that has no `Structure` yet. Stores nothing.
+    """Does the same as `refuse_hidden_arrays` for a tree without a `Structure` so far. Stores nothing.
 
     Args:
         records: The records of a tree.
         root: The number of the root's record.
         base: The number of the first record. It is 0, unless the tree was flattened in a `Context` after other trees.
-            Lower numbers are those of the other trees, which were searched before.
+            Lower numbers belong to the other trees, already searched.
 
     Raises:
         UnregisteredTypeError: It names the class and the path, and how to register the class.
@@ -89,12 +89,13 @@ def refuse_hidden_arrays_in_records(records: Sequence[Record], root: int, base: 
 
 
 def holds_array(obj: Any) -> bool:
-    """Tells whether an object holds an array in its attributes, slots or items, or deeper, in the objects found there.
+    """Tells whether an object holds an array: in its attributes, slots or items, or in those of its parts, and so on.
 
-    The search is breadth first and ends after `MAX_SEARCHED` objects, with False. It calls no code of the object's
-    class, so it does not look into properties.
+    The search is breadth first and ends after `MAX_SEARCHED` objects, with False. It does not look into properties. The
+    code of a class is not called, with one exception: the `__iter__` of a subclass of a container, such as `list`.
     """
-    # A function wrapped by `jax.jit` or another decorator may hold arrays in its caches. It is no model.
+    # A function wrapped by `jax.jit` or another decorator may hold arrays in its caches. Such a function
+    # is no model.
     if _is_opaque(obj) or "__wrapped__" in (_attributes_of(obj) or {}):
         return False
     # Each object is queued once, so a cycle ends, and the search is bounded even in a graph of a whole program.
@@ -106,13 +107,14 @@ def holds_array(obj: Any) -> bool:
         for part in _parts_of(queue.popleft()):
             if isinstance(part, _ARRAYS):
                 return True
+            # `queued.add` returns True for a new object.
             if not _is_opaque(part) and queued.add(part):
                 queue.append(part)
     return False
 
 
 def _is_opaque(obj: Any) -> bool:
-    """Returns True for objects that are not searched: numbers, texts, functions, classes, Python modules and meshes."""
+    """Returns True for objects never searched: numbers, texts, functions, classes, Python modules and meshes."""
     return type(obj) in _NUMBERS_AND_TEXTS or isinstance(obj, _NEVER_ENTERED)
 
 
@@ -140,7 +142,7 @@ def _attributes_of(obj: Any) -> dict[str, Any] | None:
 
 
 def _slot_values(obj: Any) -> list[Any]:
-    """Returns the values of all slots that are set, including the slots that base classes declare."""
+    """Returns the values of all slots that are set, including the slots declared by base classes."""
     values: list[Any] = []
     for base in type(obj).__mro__:
         for member in vars(base).values():
@@ -152,7 +154,7 @@ def _slot_values(obj: Any) -> list[Any]:
 
 
 def _raise_unregistered(obj: Any, path: str) -> NoReturn:
-    """Raises the error for an unregistered object that holds arrays, with the fix for its kind."""
+    """Raises the error for an unregistered object with arrays, with the fix for its kind."""
     place = f" at `{path}`" if path else ""
     # A `functools.partial`: JAX's `Partial` is a node and can take its place.
     if isinstance(obj, functools.partial):

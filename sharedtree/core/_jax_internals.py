@@ -85,7 +85,7 @@ def current_trace() -> Any:
 
 
 def current_traces() -> tuple[Any, ...]:
-    """Returns the active trace and those around it, innermost first. Outside all transforms there is only one.
+    """Returns the active trace and the traces around it, innermost first. Outside all transforms there is only one.
 
     A caller that keeps the tuple keeps the traces alive, so it may compare them by `is` later.
     """
@@ -93,7 +93,7 @@ def current_traces() -> tuple[Any, ...]:
 
 
 def with_enclosing_traces(trace: Any) -> tuple[Any, ...]:
-    """Returns a trace and those around it, innermost first. Returns `()` for None."""
+    """Returns a trace and the traces around it, innermost first. Returns `()` for None."""
     traces: list[Any] = []
     while trace is not None:
         traces.append(trace)
@@ -165,15 +165,15 @@ def operands_of(operation: Any) -> Sequence[Any]:
 def transform_calls(operation: Any) -> tuple[Any, ...]:
     """Returns an object for each call of `jax.vmap`, `jax.grad` etc. in which an operation was made, outermost first.
 
-    JAX makes a new object for each call. So two operations for which it returns the very same objects were made in the
-    same calls. The objects must be compared by `is`, because those of two calls are equal.
+    JAX makes a new object for each call. So if two operations have the very same objects, they were made in
+    the same calls. The objects must be compared by `is`, because the objects of two calls are equal.
     """
     stack = getattr(getattr(getattr(operation, "source_info", None), "name_stack", None), "stack", ())
     return tuple([entry for entry in stack if type(entry).__name__ == "Transform"])
 
 
 class InnerProgram(NamedTuple):
-    """A program that an operation runs, such as the body of a `jax.lax.scan`.
+    """A program run by an operation, such as the body of a `jax.lax.scan`.
 
     Attributes:
         inputs: for each input variable of the program, the operand of the operation that becomes its value. In a loop,
@@ -186,9 +186,10 @@ class InnerProgram(NamedTuple):
 
 
 def programs_in(operation: Any) -> list[InnerProgram]:
-    """Returns the programs in an operation whose outputs are its outputs, such as the branches of a `cond`.
+    """Returns the inner programs of an operation with the same outputs as the operation: the branches of a `cond`, ...
 
-    The list is empty for an operation without programs, and if JAX does not say.
+    The list is empty for an operation without inner programs, and for one with its programs under other names than
+    those below.
     """
     # `scan` and `jit` have their program in `jaxpr`, `while` has its body in `body_jaxpr`, and `cond` has a tuple of
     # programs in `branches`. The condition of a `while` is left out, because its output is not one of the operation's.
@@ -237,18 +238,19 @@ def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any,
 
     Args:
         cls: the class.
-        aux: the auxiliary data that each instance gets.
+        aux: the auxiliary data of each instance.
         num_children: how many children each instance has.
     """
     _, unflatten = registered_functions(cls)
-    # A partial of the function that the author registered is three times faster than a `PyTreeDef`. A class of
-    # `register_dataclass` has no such function: JAX makes its instances in C++, and the registry has only a counterpart
-    # in Python.
+    # If the author has registered a function in Python, a partial of it is three times faster than a `PyTreeDef`. For a
+    # class of `register_dataclass`, `unflatten` is a function of JAX, which JAX itself does not call: it makes the
+    # instances in C++.
     if isinstance(unflatten, (types.FunctionType, types.MethodType)) and registered_fields(cls) is None:
         return functools.partial(unflatten, aux)
-    # For these, and for functions in C, make the structure of a node whose children are leaves. Its `unflatten` calls
-    # what JAX calls. The C++ code for `register_dataclass` does not check the number of children, and would read past
-    # the end of too few. With `registered_counts`, the callers can check it.
+    # For a class of `register_dataclass`, and for an `unflatten` written in C, make the structure of a node whose
+    # children are leaves. Its `unflatten` calls what JAX calls. The C++ code for `register_dataclass` does not check
+    # the number of children, and would read past the end of too few. This is not checked here: the callers have
+    # `registered_counts` for it.
     registry = jtu.default_registry
     return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
 
@@ -260,12 +262,14 @@ def registered_functions(cls: type) -> tuple[Any, Any]:
 
 
 def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Returns (`data_fields`, `meta_fields`): the names that `register_dataclass` was called with for a class.
+    """Returns (`data_fields`, `meta_fields`): the names given to `register_dataclass` for a class.
 
-    Returns None for a class that was registered by another function or not at all. Also returns None if this release of
-    JAX has other names for these.
+    Returns None for a class registered by another function or not at all. Also returns None if this release of JAX has
+    other names for the two variables read here.
     """
     _, unflatten = registered_functions(cls)
+    # `register_dataclass` defines an unflatten function in the module `tree_util` of JAX. Most other registered
+    # functions are from elsewhere.
     if getattr(unflatten, "__module__", None) != _tree_util.__name__:
         return None
     # Python code can find the names only in the closure of the unflatten function.

@@ -49,10 +49,10 @@ def _load_matching_module() -> tuple[Any, str | None]:
     """Finds the native module, checks that it belongs to this version of the package, and loads it.
 
     Returns:
-        The module, or None, and what is wrong, or None:
+        A pair:
 
-        - (module, None): it fits.
-        - (None, text): it does not fit, or there is none because the compiler failed.
+        - (module, None): the module fits.
+        - (None, text): it does not fit, or there is none because the compiler failed. The text is the reason.
         - (None, None): there is none, and nothing has failed.
     """
     # Find the compiled file, without loading it.
@@ -66,8 +66,8 @@ def _load_matching_module() -> tuple[Any, str | None]:
     digest = _digest_of_source()
     if digest is None:
         return None, "neither its source nor `_native_source.py` is there to tell whether it fits"
-    # Only a file that contains the digest is loaded. The digest might be there by accident, in the middle of something
-    # else. So in the end the attribute with the digest decides.
+    # Only a file that contains the digest is loaded. A file of another version might contain it by accident, in the
+    # middle of something else. So after loading, the attribute `built_from` decides.
     if digest.encode() in content:
         module: Any = importlib.import_module(_NAME)
         if module.built_from == digest:
@@ -80,7 +80,7 @@ def _failure_of_build() -> str | None:
 
     Returns:
         A text with the compiler's error, if the compiler failed when the wheel was built. None in a checkout, and for a
-        wheel that was built without a compiler.
+        wheel built without a compiler.
     """
     # With source files, this is a checkout, where the module is missing until somebody compiles it.
     if _source_files():
@@ -119,7 +119,7 @@ def _source_files() -> list[pathlib.Path]:
 def _is_whole(content: bytes) -> bool:
     """Returns False for an ELF file with its end missing, True for any other file.
 
-    A copy that was interrupted leaves such a file. A process that loads it and uses the missing part crashes.
+    An interrupted copy leaves such a file. A process crashes if it loads the file and uses the missing part.
 
     Args:
         content: the bytes of the file.

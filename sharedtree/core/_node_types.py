@@ -90,7 +90,7 @@ class NodeType(NamedTuple):
     Attributes:
         cls: the class.
         is_plain: whether it is a plain container. Outside modules, a plain container carries no identity.
-        is_mutable: whether it is a plain container that can be mutated, and so carries identity inside modules. False
+        is_mutable: whether it is a mutable plain container, and so carries identity inside modules. False
             for all modules.
         convention: which leaves below an instance are traced. None inherits the convention of the enclosing module.
         take_apart: instance → (children, auxiliary data).
@@ -226,8 +226,8 @@ def _enter_in_table(node_type: NodeType) -> NodeType:
 
     Namedtuples are not entered. Their node type is returned, and made again when the next instance comes.
     """
-    # The table keeps its classes alive. JAX's registry keeps the others alive anyway. But a namedtuple is in no
-    # registry, and a program may make new namedtuples without end.
+    # Of plain types, only those of namedtuples come here. The table would keep their classes alive, and a program may
+    # make new namedtuples without end. JAX's registry keeps all other classes alive anyway.
     if node_type.is_plain:
         return node_type
     # Several threads may come here with the same class. `setdefault` lets one of them win for all.
@@ -259,13 +259,13 @@ def node_type_of_class(cls: type) -> NodeType:
 
 
 def is_module(obj: Any) -> bool:
-    """Tells whether an object is a module: a node that is no plain container. It carries identity wherever it is."""
+    """Tells whether an object is a module: a node, but no plain container. It carries identity wherever it is."""
     node_type = node_type_of(obj)
     return node_type is not None and not node_type.is_plain
 
 
 def is_value_of_variable(obj: Any) -> bool:
-    """Tells whether an object directly in an NNX `Variable` is its array, which carries no identity at this place.
+    """Tells whether an object directly in an NNX `Variable` is its array, without identity at this place.
 
     False for a `jax.Ref`, which carries identity in a variable, too; for a node; and for a number.
     """
@@ -294,11 +294,11 @@ def register_node(
         unflatten: takes the auxiliary data and the children and returns a new instance. It should not call
             `__init__`, and it must take whatever objects the transforms put in place of the children.
         keys: takes an instance and returns one key entry for each child (`jax.tree_util.GetAttrKey("weight")`), for
-            paths. Default: positions.
+            paths. Default: positions, `[0]`, `[1]` and so on.
         convention: which leaves are traced: `"jax"`, whatever `jax.jit` accepts, or `"equinox"`, arrays only.
 
     Raises:
-        ValueError: if the class is a plain container, or JAX or sharedtree already know it.
+        ValueError: if the class is a plain container, is in JAX's registry, or already has a node type in sharedtree.
 
     Example:
         >>> import sharedtree as st
@@ -452,7 +452,7 @@ AUX_CONVERSIONS: dict[type, AuxConversion] = {}
 
 
 def _registered_type(cls: type) -> NodeType:
-    """Makes the node type of a class in JAX's registry, by the functions that its author registered."""
+    """Makes the node type of a class in JAX's registry, by the functions registered by its author."""
     # Nearly always None: only `sharedtree.compat` enters conversions.
     conversion = next((entry for base, entry in AUX_CONVERSIONS.items() if issubclass(cls, base)), None)
 
@@ -494,11 +494,11 @@ def _take_apart_registered(obj: Any) -> tuple[Sequence[Any], Any]:
 
 
 def maker_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...]], Any]:
-    """Makes a function that needs only the children to put an instance together: children → instance.
+    """Makes a function to put an instance together from its children alone: children → instance.
 
     Args:
         cls: a namedtuple, or a class in JAX's registry.
-        aux: the auxiliary data that all instances get.
+        aux: the auxiliary data of all instances.
         num_children: how many children each instance has.
     """
     return maker_of_namedtuple(cls) if is_namedtuple(cls) else unflatten_of(cls, aux, num_children)
@@ -733,10 +733,10 @@ class PlainForm(NamedTuple):
     """Representation of an instance in a state: plain data.
 
     Attributes:
-        kind: what the representation is. `"dict"`: a dictionary, name → state of the child. `"list"`: a list of the
-            states of the children. `"whole"`: the state of the one child that the instance has.
+        kind: the kind of representation. `"dict"`: a dictionary, name → state of the child. `"list"`: a list of the
+            states of the children. `"whole"`: the state of the one child.
         names: for `"dict"`, the name of each child. Otherwise empty.
-        children: the children that have a state, in order.
+        children: the children with a state, in order.
         statics: for `"dict"`, the static attributes by name. Otherwise empty.
         make: (new children, new static attributes) → a new instance.
         keys: for `"list"` or `"whole"`, the key entry of each child in paths. Otherwise empty.
@@ -796,9 +796,9 @@ class AttributeRules:
         is_open: True if classes need not declare their attributes. Then a file may have attributes that the class does
             not declare.
         own_entries: the names of attributes that the library adds to each instance for its bookkeeping, such as its
-            metadata. A file has them, too, but no migration that a user writes sees them.
-        is_assigned: True if the attributes that a migration returns are set by `reassign`. Otherwise they are set in
-            the same way as those of a file.
+            metadata. A file has them, too, but no migration written by a user sees them.
+        is_assigned: True if the attributes from a migration are set by `reassign`. Otherwise they are set in
+            the same way as attributes of a file.
     """
 
     is_open: bool = False
@@ -830,6 +830,7 @@ class AttributeRules:
 
         Asked if a file lacks the field, because it was written before the class had the field.
         """
+        # The entries are a dictionary, which `dataclass_fields` is not. Nobody asks for the `ClassVar`s among them.
         field = dataclass_entries(cls).get(name)
         if field is not None and field.default_factory is not dataclasses.MISSING:
             return field.default_factory
@@ -849,7 +850,7 @@ class AttributeRules:
         Args:
             obj: the instance.
             attributes: all of its attributes by name, the traced ones first.
-            naming: functions that tell which functions and classes a file can have by name.
+            naming: tells which functions and classes a file can have by name.
 
         Raises:
             RefusalError: if the instance cannot be written. By default, never.
@@ -857,20 +858,20 @@ class AttributeRules:
         return attributes
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
-        """Reads the static attributes by name from the auxiliary data that the flatten function returns."""
+        """Reads the static attributes by name from the auxiliary data returned by the flatten function."""
         return dict(aux)
 
     def finish_loaded(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
         """Checks and completes an instance, right after it was loaded. By default, returns it unchanged.
 
         Args:
-            obj: the instance. Its attributes are set as the file has them.
-            attributes: these attributes by name.
-            new_names: name of an attribute in the file → its name now; None if a migration dropped the attribute.
+            obj: the instance. Its attributes have the values from the file, under their present names.
+            attributes: these attributes by name. It is the `__dict__` of the instance.
+            new_names: name of an attribute in the file → its present name; None if the attribute is dropped. A name
+                without an entry has not changed.
 
         Returns:
-            The instance. Or another object in its place, for a class of which only one object with this content may
-            exist.
+            The instance. Some classes allow only one object with equal content. Then the existing object is returned.
 
         Raises:
             FormatError: if the attributes do not fit together.
@@ -903,7 +904,7 @@ class NamesInFiles(NamedTuple):
         classes: classes that may be named as values. They are no nodes.
         functions: functions that compute arrays from arrays and do nothing else, and a few objects that mark a choice.
         tokens: objects that mark a choice. Their classes have no name, so the objects are named instead.
-        if_trusted: classes that are allowed only if the user trusts their package.
+        if_trusted: classes allowed only if the user trusts their package.
         state: classes of state, as opposed to parameters. A table of a file's contents tells state from parameters by
             these names, without importing a class.
         state_entry: the name of an attribute that files have for each instance: a dictionary, name of an attribute →
@@ -946,8 +947,8 @@ class Library(NamedTuple):
         convention_of: class in JAX's registry → which leaves its instances trace. None stands for all that JAX can.
         native_layout_of: class → how the native walk reads its instances. None leaves it to the registered functions.
         introduce: prepares the native walk, its argument, for the library. Called before the first class of it comes.
-        parts_of_frozen: static value that the library declares immutable → the values in it.
-        marker: the class of the objects that mark an attribute without a value. At most one library has one.
+        parts_of_frozen: static value declared immutable by the library → the values in it.
+        marker: the class of the objects marking an attribute without a value. At most one library has one.
         held_anyway: classes with instances that keep nothing alive that could otherwise die. So the table of structures
             may keep instances alive.
         writes_back: class in JAX's registry → True if the library writes a change that a function makes in an instance
@@ -1035,7 +1036,7 @@ def role_by_library(cls: Any) -> RolesBelow | None:
 def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
     """Asks the libraries how the native walk reads the instances of a class.
 
-    Returns the library that answers, and its answer. None if none does.
+    Returns the answering library and its answer. None if none does.
     """
     for library in LIBRARIES:
         layout = library.native_layout_of(cls)
@@ -1076,9 +1077,9 @@ def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
 
 
 def parts_of_frozen(value: Any) -> Iterable[Any] | None:
-    """Asks the libraries for the values in a static value that one of them declares immutable.
+    """Returns the values in a static value, if a library declares the static value immutable ("frozen").
 
-    Returns None for any other value.
+    Returns None if no library does.
     """
     for library in LIBRARIES:
         parts = library.parts_of_frozen(value)
@@ -1090,7 +1091,7 @@ def parts_of_frozen(value: Any) -> Iterable[Any] | None:
 def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
     """Asks the libraries how the instances of a class are written into a file.
 
-    Returns the library that answers, and its answer. None if the registered functions decide.
+    Returns the answering library and its answer. None if the registered functions decide.
     """
     for library in LIBRARIES:
         kind = library.kind_in_files(cls)
@@ -1125,12 +1126,12 @@ def is_choice(cls: Any) -> bool:
 
 @functools.cache
 def markers() -> frozenset[type]:
-    """Returns the classes of objects that mark an attribute without a value: the `marker` of each library."""
+    """Returns the classes of objects marking an attribute without a value: the `marker` of each library."""
     return frozenset([library.marker for library in LIBRARIES if library.marker is not None])
 
 
 def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Removes the attributes that have a mark in place of a value. If none has, returns the same dictionary."""
+    """Removes the attributes with a mark in place of a value. If none has, returns the same dictionary."""
     if markers().isdisjoint(map(type, attributes.values())):
         return attributes
     return {name: value for name, value in attributes.items() if type(value) not in markers()}

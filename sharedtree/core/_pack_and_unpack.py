@@ -65,14 +65,14 @@ def pack(
 
     Args:
         tree: any object.
-        tags: the objects of the earlier trees of the same `Context`. Those of this tree are added.
+        tags: the objects of the earlier trees of the same `Context`. The objects of this tree are added.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
         context_mark: an object that stands for the `Context`, since the structure must not keep the `Context` itself
             alive. None outside of a `Context`.
 
     Returns:
-        The traced leaves that are not in `tags` yet, and the structure.
+        The traced leaves not yet in `tags`, and the structure.
     """
     base = len(tags.objects)
     packed = pack_natively(tree, tags, rules, prefix)
@@ -114,12 +114,12 @@ def walk(
 
     Args:
         tree: any object.
-        tags: the objects seen by earlier walks. Records refer to them by number. Those of this tree are added.
+        tags: the objects seen by earlier walks. Records refer to them by number. The objects of this tree are added.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
 
     Returns:
-        The traced leaves that are not in `tags` yet, the records of the objects added, and the number of the root.
+        The traced leaves not yet in `tags`, the records of the objects added, and the number of the root.
     """
     packed = pack_natively(tree, tags, rules, prefix)
     if packed is None:
@@ -134,8 +134,8 @@ def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None 
     Args:
         structure: the structure to build.
         leaves: one object for each traced leaf, of any class.
-        table: the objects of the earlier trees of the same `Context`, by number. Those of this tree are added. None
-            outside of a `Context`.
+        table: the objects of the earlier trees of the same `Context`, by number. The objects of this tree are added.
+            None outside of a `Context`.
 
     Raises:
         ValueError: if the number of leaves is not `structure.num_leaves`.
@@ -163,9 +163,9 @@ def build(
     always built in Python.
 
     Args:
-        records: a structure, or the records that follow those already in the table.
+        records: a structure, or the records after the ones already in the table.
         leaves: one object for each traced leaf, in order.
-        table: the objects of all earlier records. Those of these records are added.
+        table: the objects of all earlier records. The objects of these records are added.
         caller_object: number → the caller's object, for `Given`. None if no record has a `Given`.
         updated_object: (number, new content) → the caller's object with this content, for `Update`. None if no record
             has an `Update`.
@@ -184,12 +184,12 @@ def build(
 def pack_natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
     """Packs a tree by the native walk. If its structure is not in the table yet, walks in Python and enters it.
 
-    With `rules.on_static`, a structure that is not in the table is not entered: the caller has to walk in Python.
+    With `rules.on_static`, a structure missing from the table is not entered: the caller has to walk in Python.
 
-    The arguments are those of the function `walk` in this file.
+    The arguments are the same as for the function `walk` in this file.
 
     Returns:
-        The traced leaves that are not in `tags` yet, and the interned structure. None if the caller has to walk in
+        The traced leaves not yet in `tags`, and the interned structure. None if the caller has to walk in
         Python: the native walk is not in use, or cannot follow these rules, or, with `rules.on_static`, cannot pack
         this tree. Then `tags` is unchanged.
     """
@@ -210,9 +210,9 @@ def pack_natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list
 
 
 def flags_of(rules: Rules) -> int:
-    """Encodes the rules that the native walk can follow in one number.
+    """Encodes in one number the rules known to the native walk.
 
-    The lower eight bits are for rules that are true or false. Each has one bit, as in `_native_walk.c`. The higher bits
+    The lower eight bits are for Boolean rules. Each has one bit, as in `_native_walk.c`. The higher bits
     have the number of the convention.
     """
     flags = rules.containers | rules.arrays << 1 | rules.values << 2 | rules.filtered << 3 | rules.is_exact << 4
@@ -264,7 +264,7 @@ def _walk_in_python_and_enter(tree: Any, tags: Any, rules: Rules, prefix: str) -
     If not, each later walk of this tree comes here again.
 
     Returns:
-        The traced leaves that are not in `tags` yet, and the interned structure.
+        The traced leaves not yet in `tags`, and the interned structure.
     """
     base = len(tags.objects)
     log = WalkLog()
@@ -318,7 +318,7 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
     """Enters a structure into the table, and keeps it alive if that does no harm.
 
     Args:
-        key: the key that is to lead to the structure.
+        key: the new key of the structure.
         structure: the structure.
         pins: the objects that must live as long as the entry, because the key has their addresses. Each occurs once.
     """
@@ -356,9 +356,13 @@ def _enter(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
 
 
 def _keep(structure: Structure) -> None:
-    """Makes a structure the latest of those that are kept alive, and drops the oldest beyond the limits."""
+    """Keeps a structure alive, as the latest one. Of the earlier ones, keeps the latest up to the limits.
+
+    At the first structure beyond a limit, this one and all older ones are dropped, small ones included.
+    """
     global _kept  # noqa: PLW0603 -- replaced by one assignment, which threads cannot tear
-    # Collect from the latest backwards, up to the limits.
+    # Collect from the latest backwards, up to the limits. If the structure was kept before, its records count twice
+    # here. Then a few structures less may be kept, which does no harm.
     latest_first, num_records = [structure], len(structure.records)
     for earlier in reversed(_kept):
         num_records += len(earlier.records)
@@ -370,7 +374,7 @@ def _keep(structure: Structure) -> None:
 
 
 def _keep_exact(structure: Structure) -> None:
-    """Keeps a structure alive that holds static objects of a user, such as the config of a model.
+    """Keeps a structure with static objects of a user alive, such as the config of a model.
 
     JAX's caches hold no structure of this kind. If nothing held it, each function outside of traces would walk the
     model in Python on each call. The price: the static objects of the latest `MAX_KEPT_EXACT` models may outlive the
@@ -388,7 +392,7 @@ def _drop_kept_at_full_collection(phase: str, info: dict[str, int]) -> None:
 
     Args:
         phase: "start" or "stop".
-        info: has the generation that is collected. Generation 2, the oldest, is collected by a full collection alone.
+        info: has the generation to be collected. Generation 2, the oldest, is collected by a full collection alone.
     """
     global _kept, _kept_exact  # noqa: PLW0603 -- as in `_keep`
     if phase == "start" and info["generation"] == 2:
@@ -408,7 +412,7 @@ def _may_be_kept_alive(value: Any) -> bool:
     True for
 
     - a function or class that its module has under its `__qualname__`;
-    - any function of a loaded module, such as a `lambda`, that has no closure, defaults or attributes;
+    - any function of a loaded module, such as a `lambda`, without closure, defaults and attributes;
     - a dtype, and an instance of a class in `Library.held_anyway`.
     """
     if isinstance(value, _CLASSES_HELD_ANYWAY):
@@ -432,7 +436,8 @@ def write_natively(pending: list[Any]) -> bool:
     """Writes new contents into objects, in C: into all of them, or into none.
 
     Args:
-        pending: a flat list of pairs: the object to write to, and a new object of its class with the content.
+        pending: pairs of the object to write to and a new object of its class with the content, as one flat list:
+            target, source, target, source, ...
 
     Returns:
         True if all contents were written. False if nothing was written, because the native walk is not in use, or

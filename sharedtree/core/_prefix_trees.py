@@ -78,7 +78,8 @@ def branch_of(parts: tuple[Any, ...]) -> Branch:
     """Returns the one branch with these parts. Makes it if none is alive.
 
     So equal branches are one object. To compare two tuples of parts, Python compares the items by `is` before it
-    compares them by `==`. For items that `branch_of` made, this looks at nothing below them.
+    compares them by `==`. So if the items are branches from here, the comparison ends at the
+    items, and looks at nothing below them.
 
     Args:
         parts: True, False, or branches that this function returned. Nothing else is allowed: the parts are hashed and
@@ -92,17 +93,20 @@ def branch_of(parts: tuple[Any, ...]) -> Branch:
 
 
 def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str, path: Path = ()) -> Iterator[Label]:
-    """Yields the labels that a prefix has for the traced and static leaves of a DAG: (leaf, label, path).
+    """Yields the labels of a prefix for the traced and static leaves of a DAG.
 
         tree       {"a": w, "b": w, "c": [v, v]}
         prefix     {"a": 0, "b": 0, "c": spec}                       `spec` is one object
         labels     (w, 0, ["a"])   (w, 0, ["b"])   (v, spec, ["c"][0])
 
-    For each leaf that it reaches, a label is yielded once, by however many paths. Two labels count as one if they are
-    one object. But Python shares small numbers, so for them this says nothing. A label that is a number is therefore
-    yielded once for each edge to the leaf.
+    The examples show the leaf itself in place of its record's number.
 
-    A leaf below a view that also has a place outside views has only the labels from outside.
+    A label may reach one leaf by several paths. It is yielded once for this leaf, with the first path. Two labels count
+    as one label if they are one object. For numbers this means nothing, because Python shares small numbers. So a
+    number is yielded for each edge to the leaf.
+
+    A *view* is a node for a result computed from its leaves (`NodeType.is_view`). If a leaf is below a view and also
+    outside views, only its labels outside are yielded.
 
     Args:
         prefix: the prefix tree.
@@ -125,6 +129,7 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
     # What is below views comes last, when it is known which records also have a place outside of views.
     below_views: list[tuple[int, Any, Path]] = []
     with_place_outside_views: set[int] = set()
+    # True from the moment when only places below views are left.
     is_below_view = False
     while stack or below_views:
         if not stack:
@@ -164,7 +169,7 @@ def prefixes_of_children(part: Any, node: Node, num_children: int, name: str, pa
     """Takes a node in a prefix apart into one part for each child of the node of the tree at the same path.
 
     Args:
-        part: the node in the prefix. A leaf here is no label, so it fits no node and raises the error.
+        part: the node in the prefix. If it is a leaf and no label, it fits no node, and this raises the error.
         node: the node of the tree at the same path.
         num_children: how many children the node of the tree has.
         name: the name of the prefix, for errors.
@@ -172,7 +177,7 @@ def prefixes_of_children(part: Any, node: Node, num_children: int, name: str, pa
 
     Raises:
         SharingMismatchError: if the two are not nodes of one class with equally many children. Plain containers must
-            have the same keys, too.
+            have the same keys, too. A `Branch` is not checked: sharedtree made it for this tree.
     """
     if type(part) is Branch:
         return part.parts

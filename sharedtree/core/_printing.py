@@ -99,7 +99,7 @@ class _Printer(reprlib.Repr):
     """Makes short texts of values. Of plain containers it shows the first few items.
 
     For subclasses of plain containers, for other containers and for dataclasses the text is only the class. Their
-    `__repr__` would print a shared part once for each path to it, which may take exponentially long.
+    `__repr__` would print a shared part once for each path to it. This may take exponentially long.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class _Printer(reprlib.Repr):
         self.maxstring = self.maxother = _MAX_LENGTH
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Returns the text of a value of a class for which `reprlib` has no method. `reprlib` calls it.
+        """Returns the text of a value of a class without a method in `reprlib`. `reprlib` calls it.
 
         Args:
             x: the value.

@@ -56,8 +56,8 @@ raised_depths: dict[int, int] = {}
 # Guards `raised_depths` and the two limits.
 _lock = Lock()
 
-# `_limit_before` is the limit that the program itself has set. `_limit_set` is the raised limit that this file has set.
-# It is 0 while the limit is not raised.
+# `_limit_before` is the limit that the program itself has set. `_limit_set` is the raised limit, as `_set_limit` below
+# has set it. It is 0 while the limit is not raised.
 _limit_before = _limit_set = 0
 
 
@@ -142,8 +142,8 @@ def _set_limit() -> None:
     extra = max(depth + _MARGIN, min(_STEPS_PER_LEVEL * depth, _MAX_STEPS)) if depth else 0
     limit = _limit_before + extra
     # Python raises an error for a limit below the current depth of this thread. That happens if this thread has
-    # recursed into the room that was made for another thread. Then the limit and `_limit_set` stay as they are, and the
-    # next call to end tries again.
+    # recursed into the room that was made for another thread. Then the limit and `_limit_set` stay as they are, until
+    # an entry of `raised_depths` is next added or removed.
     with contextlib.suppress(RecursionError):
         if limit != current:
             sys.setrecursionlimit(limit)

@@ -54,7 +54,7 @@ class RecordPair(NamedTuple):
     Attributes:
         left: the number of the record on the left.
         right: the number of the record on the right.
-        path: the first path that leads to both.
+        path: the first path to both.
     """
 
     left: int
@@ -63,7 +63,7 @@ class RecordPair(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """A path at which the shapes of two DAGs differ.
+    """A path where the shapes of two DAGs differ.
 
     Attributes:
         path: the path.
@@ -79,8 +79,8 @@ class Mismatch(NamedTuple):
         """Makes the error for two trees that should have one shape. The caller raises it.
 
         Args:
-            left: what to call the left tree in the message.
-            right: what to call the right tree.
+            left: the name of the left tree in the message.
+            right: the name of the right tree.
         """
         path = jtu.keystr(self.path)
         place = f"`{path}`" if path else "the root"
@@ -109,21 +109,24 @@ class SplitRecord(NamedTuple):
 Agree = Callable[[int, int], bool]
 """(number on the left, number on the right) → True if the two records match, so that the shapes do not differ there.
 
-`pairs` asks about two records unless both are nodes of one class with equally many children.
+The name is a predicate: "do these two agree?". `pairs` asks it about two records unless both are nodes of one class
+with equally many children. With `compares_keys`, it asks about some of these nodes, too.
 """
 
 
 def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False) -> Iterator[RecordPair | Mismatch]:
     """Walks two DAGs at once. Yields each pair of records once, and a mismatch wherever the shapes differ.
 
-    Two nodes of one class with equally many children match, and the walk goes on below them.
+    Two nodes of one class with equally many children match, and the walk goes on below them. `compares_keys` makes an
+    exception.
 
     Args:
         left: one DAG.
         right: the other DAG.
         agree: decides whether any other two records match. The walk does not go on below these.
-        compares_keys: whether `agree` also decides about two nodes of one class that differ in their keys and in their
-            auxiliary data, such as two dicts. A mismatch then names the keys in which the two differ.
+        compares_keys: True if nodes with different keys do not match by themselves, such as two dicts. If two nodes of
+            one class differ in their keys and in their auxiliary data, then `agree` decides about them, too, and the
+            walk does not go on below them. A mismatch then names the keys that differ.
 
     Cost: one step for each edge below a pair. If the sharing differs much, there may be as many pairs as the product of
     the two numbers of records.
@@ -137,7 +140,7 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
         visited.add((pair.left, pair.right))
         left_op, left_children = left.records[pair.left]
         right_op, right_children = right.records[pair.right]
-        # Two nodes of one class with equally many children match.
+        # Two nodes of one class with equally many children.
         if (
             type(left_op) is Node
             and type(right_op) is Node
@@ -168,9 +171,10 @@ def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
 
 
 def _text_with_keys(record: Record, counterpart: Record) -> str:
-    """Describes a record in words. If the counterpart is of the same class, adds the keys in which the two differ.
+    """Describes a record in words, with the difference of its keys from those of a counterpart of the same class.
 
-    For example: "a `dict` with 2 children (`['b']` in this one only)".
+    For example: "a `dict` with 2 children (`['b']` in this one only)". If only the order of the keys differs, the text
+    ends with the keys in order.
     """
     (op, children), (counterpart_op, _) = record, counterpart
     text = op_text(op, len(children))
@@ -180,16 +184,16 @@ def _text_with_keys(record: Record, counterpart: Record) -> str:
         return text
     keys = [jtu.keystr((key,)) for key in op.keys]
     counterpart_keys = {jtu.keystr((key,)) for key in counterpart_op.keys}
-    missing = [f"`{key}`" for key in keys if key not in counterpart_keys]
-    if missing:
-        return f"{text} ({', '.join(missing[:MOST_PATHS])} in this one only)"
+    own_keys = [f"`{key}`" for key in keys if key not in counterpart_keys]
+    if own_keys:
+        return f"{text} ({', '.join(own_keys[:MOST_PATHS])} in this one only)"
     return f"{text}, in the order {listed(keys)}" if len(op.keys) == len(counterpart_op.keys) else text
 
 
 def pairs_of_one_shape(
     left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False
 ) -> Iterator[RecordPair]:
-    """Yields the pairs of records of two DAGs that must have one shape. The arguments are those of `pairs`.
+    """Yields the pairs of records of two DAGs that must have one shape. The arguments are the same as for `pairs`.
 
     Raises:
         SharingMismatchError: when the iteration comes to a mismatch.
@@ -203,11 +207,11 @@ def pairs_of_one_shape(
 def lost_ties(
     left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = False
 ) -> list[SplitRecord] | Mismatch:
-    """Finds the ties of `left` that `right` lacks. The arguments are those of `pairs`.
+    """Finds the ties of `left` that `right` lacks. The arguments are the same as for `pairs`.
 
     Returns:
-        One entry for each counterpart in `right` of a record in `left`, except its first one. So a record that is three
-        records on the right gives two entries. If the shapes differ, the first mismatch in place of the list.
+        A list. For a record in `left`, it has one entry for each counterpart in `right` but the first. So a record with
+        three counterparts gives two entries. If the shapes differ, returns the first mismatch in place of the list.
     """
     # Number of a record on the left → the first pair with it.
     first_pairs: dict[int, RecordPair] = {}
@@ -284,7 +288,7 @@ def op_text(op: Any, num_children: int | None = None) -> str:
 
     Args:
         op: the operation.
-        num_children: the number of children to name, if the operation is that of a node. None leaves it out.
+        num_children: the number of children to name, if the operation is a node. None leaves it out.
     """
     if op is LEAF:
         return "a traced leaf"
@@ -303,7 +307,7 @@ def op_text(op: Any, num_children: int | None = None) -> str:
 def with_repeats_copied(leaves: Sequence[Any]) -> Sequence[Any]:
     """Returns the leaves with a copy in place of each array that occurred before. So no two leaves are one array.
 
-    Leaves that carry no identity, such as numbers, are not copied. If no leaf occurs twice, the result is `leaves`
+    Leaves without identity, such as numbers, are not copied. If no leaf occurs twice, the result is `leaves`
     itself. Cost: one set of ids, and the copies.
     """
     # The ids are those of different objects, because all of them are alive in `leaves`.
@@ -342,7 +346,7 @@ def with_tied_numbers_as_arrays(leaves: Sequence[Any], tree: FlatDag | Structure
 
 
 def copy_of_leaf(leaf: Any) -> Any:
-    """Copies a leaf that carries identity: an array, a `ShapeDtypeStruct` or a reference.
+    """Copies a leaf with identity: an array, a `ShapeDtypeStruct` or a reference.
 
     The copy of a reference is a new reference with the same value.
     """

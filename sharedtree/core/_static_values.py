@@ -67,7 +67,7 @@ class Static:
         value: Anything with an `==`; it need not be hashable.
         memo: Results shared by the `Static`s of one walk.
         is_exact: True keeps the caller's own object instead of a copy, for a tree that is only taken apart to be put
-            together again. The key is still that of the content at this moment.
+            together again. The key is still made from the content at this moment.
 
     Attributes:
         exact_objects: With `is_exact`, the `irreplaceable_objects` of the value, each in an `IdentityKey`. Otherwise
@@ -116,7 +116,7 @@ class Static:
         return copy_of(self._value, copies) if self._is_mutable else self._value
 
     def with_copy(self, copies: IdentityDict[Any]) -> "Static":
-        """Returns an equal `Static` that holds the result of `copied_value(copies)` in place of the value."""
+        """Returns an equal `Static` with the result of `copied_value(copies)` in place of the value."""
         twin = object.__new__(Static)
         twin._key, twin._hash = self._key, self._hash
         twin._is_mutable, twin._may_have_irreplaceable_objects = self._is_mutable, self._may_have_irreplaceable_objects
@@ -163,7 +163,7 @@ class Static:
 def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
     """Returns a static value in which the originals are in the places of their copies.
 
-    A copy that was changed since it was made is not replaced.
+    A copy changed since it was made is not replaced.
 
     Args:
         value: A static value. If a container in it holds a replaced copy, a new container takes its place.
@@ -189,7 +189,7 @@ def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
 
 
 def distinguishing_text(value: Any, counterpart: Any) -> str:
-    """Returns the text of a value for a message that names two different values.
+    """Returns the text of a value for a message about two different values.
 
     That is the text of `shown`. If it is the same for both values, it is that of the first part in which they differ.
     (The parts of a dict are its pairs of key and value.) For two sequences of different lengths the length follows:
@@ -262,7 +262,7 @@ class _KeyMaker:
         is_nested: True for a nested key, False for one of rows.
 
     Attributes:
-        is_mutable: False at first. True as soon as a part was read that can be mutated.
+        is_mutable: False at first. True as soon as a mutable part was read.
         may_have_irreplaceable_objects: False at first. True as soon as a part was read that `irreplaceable_objects` may
             list.
     """
@@ -321,12 +321,12 @@ class _KeyMaker:
         return tuple([self.make_key(part) for part in parts])
 
     def note_class(self, value: Any, cls: type) -> None:
-        """Records the class that an object has as it gets into the key. Does nothing without a memo."""
+        """Records the class of an object as it gets into the key. Does nothing without a memo."""
         if self._memo is not None:
             note_class(self._memo, value, cls)
 
     def _make_entry(self, value: Any) -> "_RowEntry":
-        """Makes the row of an object that the memo does not have yet. Enters it in the memo, and returns the entry."""
+        """Makes the row of an object not yet in the memo. Enters it in the memo, and returns the entry."""
         assert self._memo is not None
         was_mutable, parts_left_before = self.is_mutable, self._parts_left
         had_irreplaceable_objects = self.may_have_irreplaceable_objects
@@ -394,7 +394,7 @@ class StaticMemo(NamedTuple):
     """Results shared by the `Static`s of one walk, many of which may hold the same large object.
 
     Attributes:
-        rows: id → the entry of the object, which keeps the object alive.
+        rows: id → the entry of the object. The entry keeps the object alive.
         copies: Object → its copy. See `copy_of`.
         classes: id → the class that the object had when it was read. Only for objects compared by identity or by their
             own `==`, and for the irreplaceable objects of an exact walk. The objects are alive in their keys
@@ -412,7 +412,7 @@ def new_static_memo() -> StaticMemo:
 
 
 def note_class(memo: StaticMemo, value: Any, cls: type) -> None:
-    """Records the class that an object has as it gets into a key.
+    """Records the class of an object as it gets into a key.
 
     If the memo already has another class for the object, `_SeveralClasses` takes its place.
     """
@@ -447,7 +447,7 @@ def with_names(value: Any) -> Any:
 
 
 class _ByName:
-    """A function that is pickled as its name.
+    """A function pickled as its name.
 
     Pickle itself does this for plain functions alone, and `jax.nn.relu` is an instance of a class.
     """
@@ -508,7 +508,7 @@ class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the wa
 
 
 def content_of(value: Any, key_maker: _KeyMaker) -> Any:
-    """Returns the content by which a value is compared: its class, and everything else that tells it from others.
+    """Returns the content by which a value is compared: its class, and everything that tells it from other instances.
 
     Args:
         value: Any object of a class outside `BY_VALUE`.
@@ -526,7 +526,8 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
     # is compared by its parts.
     if cls.__eq__ is object.__eq__ and cls is not functools.partial:
         if cls.__hash__ is not object.__hash__:
-            # Called only for the error if the `__hash__` of the class raises. The answer does not matter.
+            # The answer does not matter. The call is here because it raises `Incomparable` if the `__hash__` of the
+            # class fails.
             _is_hashable(value)
         key_maker.note_class(value, cls)
         return cls, IdentityKey(value)
@@ -537,7 +538,7 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
         return _content_of_container(value, base, key_maker)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
-    # Each of the classes below may be that of an irreplaceable object.
+    # From here on, the value may be an irreplaceable object.
     key_maker.may_have_irreplaceable_objects = True
     # The `==` of a tracer or a reference makes an array, or raises. So these are compared by identity.
     if isinstance(value, (Tracer, jax.Ref)):
@@ -563,7 +564,7 @@ def content_of(value: Any, key_maker: _KeyMaker) -> Any:
 def _content_of_container(value: Any, base: type, key_maker: _KeyMaker) -> Any:
     """Returns the content of a container: its class and the keys of its parts.
 
-    If a subclass of a built-in class has its own `==`, a key that is compared by this `==` belongs to the content, too.
+    If a subclass of a built-in class has its own `==`, a key compared by this `==` belongs to the content, too.
 
     Args:
         value: The container.
@@ -628,7 +629,7 @@ def _bits_of(value: Any) -> Any:
 
 
 class IdentityKey:
-    """A key that is equal only to keys of the same object. It keeps the object alive."""
+    """A key equal only to keys of the same object. It keeps the object alive."""
 
     __slots__ = ("obj",)
 
@@ -643,7 +644,7 @@ class IdentityKey:
 
 
 class _EqualityKey:
-    """A key that is equal to keys of the same object, and to those of equal objects of the same type.
+    """A key equal to keys of the same object, and to keys of equal objects of the same type.
 
     The hash is given once and kept. So if a hashable object changes all the same, its key still has the hash of before.
     `jax.jit` does the same with its static arguments.
@@ -734,6 +735,8 @@ def _is_hashable(value: Any) -> bool:
 def copy_of(value: Any, copies: IdentityDict[Any]) -> Any:
     """Copies everything mutable in a value. The copy shares the rest with the value.
 
+    An object whose class has a hash written by hand counts as immutable, whatever it holds.
+
     Args:
         value: Any static value.
         copies: The copies made so far. This call uses and extends them, so one object has one copy.
@@ -759,7 +762,8 @@ def copy_of(value: Any, copies: IdentityDict[Any]) -> Any:
     elif _compares_by_field(cls):
         # By a hash of its own, a class promises that its instances do not change.
         copied = value if _defines_hash(cls) else _copy_dataclass(value, copies)
-    # So does any other class with a hash. If a library says that attributes are compared, its instances are immutable.
+    # Any other class with a hash promises the same. The classes of `compares_by_parts`, which libraries name, are
+    # immutable as well.
     elif compares_by_parts(cls) or _is_hashable(value):
         copied = value
     else:
@@ -1060,7 +1064,7 @@ def _can_be_mutated(cls: Any) -> bool:
 
 
 def _is_only_its_items(cls: Any) -> bool:
-    """Returns True for a namedtuple that has no attributes besides its items, and no `==` of its own."""
+    """Returns True for a namedtuple without attributes besides its items, and with no `==` of its own."""
     return is_namedtuple(cls) and cls.__eq__ is tuple.__eq__ and cls.__dictoffset__ == 0
 
 

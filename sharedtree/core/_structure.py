@@ -71,9 +71,9 @@ class Node:
     Attributes:
         type: the node type of the class.
         aux: the auxiliary data.
-        keys: one key entry for each child, which names it in paths. Keys take no part in the comparison, because for
+        keys: one key entry for each child, its name in paths. Keys take no part in the comparison, because for
             most classes they follow from the class and the auxiliary data. For a class where they do not
-            (`NodeType.keys_vary`), these are the keys of the first instance that had this structure.
+            (`NodeType.keys_vary`), these are the keys of the first instance with this structure.
     """
 
     __slots__ = ("_unflatten", "aux", "keys", "type")
@@ -88,7 +88,7 @@ class Node:
     def unflatten(self) -> Callable[[tuple[Any, ...]], Any]:
         """Function that makes a new instance: children → instance. Cached.
 
-        Only for a namedtuple or a class in JAX's registry, and only with auxiliary data that is immutable: all
+        Only for a namedtuple or a class in JAX's registry, and only with immutable auxiliary data: all
         instances get the same object as auxiliary data.
         """
         if self._unflatten is None:
@@ -116,7 +116,7 @@ def _node_of(cls: type, aux: Static, keys: Path) -> Node:
 
 
 class Given(NamedTuple):
-    """Operation: take an object that the caller passed to the function, unchanged. Only in results of functions.
+    """Operation: take an object passed in by the caller, unchanged. Only in results of functions.
 
     Attributes:
         number: the number of the object among the records of the arguments.
@@ -150,7 +150,7 @@ class Update(NamedTuple):
         Args:
             number: the number of the object among the records of the arguments.
             node: the new content.
-            received: the operation that the object had in the arguments.
+            received: the operation of the object in the arguments.
         """
         # Only a walk that takes static objects uncopied sets `exact_objects`. So if there are any, the function got the
         # caller's own objects. If there are none, there may still be copies of objects to compare.
@@ -257,7 +257,7 @@ class Structure:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
 
     def complete(self) -> None:
-        """Computes the attributes that follow from the content.
+        """Computes the attributes derived from the content.
 
         `Interned.intern` calls it for a new structure, if the table has no equal one.
         """
@@ -308,11 +308,11 @@ def intern(
 
     Args:
         records: the table, children before parents.
-        root: the number of the record that is the whole tree.
+        root: the number of the record for the whole tree.
         base: the number of the first record. Lower numbers refer to earlier trees of the same `Context`.
         context_mark: stands for that `Context`; None outside of one.
         noted: in the result of a function, the indices of leaves with a tie that was undone on purpose or reported.
-        tied_values: in the result of a function, the indices of the leaves that were tied outside modules.
+        tied_values: in the result of a function, the indices of the leaves tied outside modules.
     """
     structure = Structure()
     structure.base, structure.records, structure.root, structure.context_mark = base, records, root, context_mark
@@ -324,7 +324,7 @@ def intern(
 
 
 def _objects_in(records: Sequence[Record]) -> tuple[IdentityKey, ...]:
-    """Collects the user's static objects that were taken uncopied: `exact_objects` of each static value, in order."""
+    """Collects the user's static objects taken uncopied: `exact_objects` of each static value, in order."""
     exact_objects: list[IdentityKey] = []
     # Each trace comes here several times. So the code of `_static_of` is repeated here, which is faster than a call.
     for op, _ in records:
@@ -385,19 +385,21 @@ def edges(
     base: int = 0,
     keys_of: Callable[[int, Node], Path] | None = None,
 ) -> Iterator[tuple[int, Path]]:
-    """Yields (number, path) for each edge of a DAG: the record to which the edge leads, and a path that ends with it.
+    """Yields (number, path) for each edge of a DAG: the record at the end of the edge, and a path that ends with it.
 
         Pair(w, [w, 3])     (3, the root)   (0, .a)   (2, .b)   (0, .b[0])   (1, .b[1])
 
-    The path is the representative path of the parent and one step more. So the first pair with a number has the
-    representative path of this record. Each record is entered once. So the cost is linear in the edges even where the
-    number of paths is exponential.
+    The path is the representative path of the parent and one step more. The first path yielded for a record is its
+    representative path. Each record is entered once. So the cost is linear in the edges even where the number of paths
+    is exponential.
 
-    Edges below views come last. So a path through a view represents a record only if no other path leads to it.
+    The order is flatten order, but edges below views come last. So a path through a view represents a record only if no
+    other path leads to it.
 
     Args:
         records: the table.
-        roots: (path, number) of each record to begin at. Each counts as an edge.
+        roots: (path, number) of each record to begin at; the results have the two in the other order. Each root counts
+            as an edge.
         base: the number of the first record. A lower number refers to an earlier tree: it is yielded, but nothing
             below it is.
         keys_of: (number of a record, its node) → the keys of its children. Called only for a node with keys that may
@@ -436,7 +438,7 @@ def records_at_several_paths(records: Sequence[Record], roots: Iterable[int]) ->
 
     Args:
         records: the records of a tree, numbered from 0.
-        roots: the numbers of the records at which paths begin. The same number twice counts as two paths.
+        roots: the numbers of the records where paths begin. The same number twice counts as two paths.
 
     Returns:
         The numbers of the records.
@@ -465,7 +467,7 @@ def records_with_several_edges(records: Sequence[Record], root: int) -> set[int]
 
     Args:
         records: the records of a tree, numbered from 0.
-        root: the number of the record at which to begin.
+        root: the number of the record to begin at.
 
     Returns:
         The numbers of the records. Two edges may come from one parent, as in `(w, w)`.
@@ -493,7 +495,7 @@ def records_outside_modules(records: Sequence[Record], root: int) -> dict[int, i
 
     Args:
         records: the records of a tree, numbered from 0.
-        root: the number of the record at which to begin.
+        root: the number of the record to begin at.
 
     Returns:
         Number → how many of these paths lead to the record: 1, or 2 for several. A record that is only inside modules
@@ -547,14 +549,14 @@ def depth_of(records: Sequence[Record]) -> int:
 
 
 class FlatDag:
-    """The records of a packed tree, and the objects that they stand for.
+    """The records of a packed tree, and their objects.
 
     Everything else is computed on first use and cached. A part of the tree (`below`, `child`) is a `FlatDag` with the
     same table of records and objects, and another root.
 
     Args:
         records: the table, children before parents, numbered from 0.
-        root: the number of the record that is the whole tree.
+        root: the number of the record for the whole tree.
         objects: number → object. Objects may be missing if no caller will ask for them.
     """
 
@@ -582,7 +584,7 @@ class FlatDag:
         return cls.of(structure, dict(zip(structure.leaf_numbers, leaves, strict=True)))
 
     def below(self, root: int) -> "FlatDag":
-        """Returns the part of the tree below a record, which becomes the root. Numbers stay the same."""
+        """Returns the part of the tree below a record. The record becomes the root. Numbers stay the same."""
         return FlatDag(self.records, root, self.objects)
 
     def child(self, position: int) -> "FlatDag":
@@ -686,10 +688,11 @@ class FlatDag:
         return records_outside_modules(self.records, self.root)
 
     def is_object(self, number: int, *, containers: bool = False) -> bool:
-        """Tells whether a record stands for a node that carries identity. False for leaves.
+        """Tells whether a record is an object in a narrow sense: a node with identity.
 
         A module carries identity everywhere. A mutable container, such as a list, carries identity if it is only inside
-        modules. If it is outside modules, too, it counts as a value, unless `containers` is set.
+        modules. If it is outside modules, too, only its content counts, unless `containers` is True. False for leaves,
+        although an array may carry identity.
 
         Args:
             number: the number of the record.
@@ -737,7 +740,7 @@ _paths: weakref.WeakKeyDictionary[Structure, list[str]] = weakref.WeakKeyDiction
 
 
 def with_paths(leaves: Sequence[Any], paths: Sequence[str]) -> list[tuple[LeafPath, Any]]:
-    """Pairs each path with its leaf, in the form that JAX wants from a flatten function with keys.
+    """Pairs each path with its leaf, as JAX wants it from a flatten function with keys.
 
     Each whole path becomes one key entry, a `LeafPath`. So JAX's errors name the leaf by this path.
     """
@@ -754,7 +757,7 @@ class Roles(NamedTuple):
     the role "unsaid": it is trained, too, but the optimizer may warn about it.
 
     Attributes:
-        of_leaves: number of a leaf → its role. A leaf that is missing is a parameter.
+        of_leaves: number of a leaf → its role. A missing leaf is a parameter.
         unsaid: the numbers of the nodes of a class with the role "unsaid". Nodes below state are left out.
     """
 

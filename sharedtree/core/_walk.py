@@ -45,7 +45,7 @@ class Tags:
     """Numbers of the objects seen by one or several walks.
 
     An object is *tagged* if `number_of` finds its number. If a walk meets a tagged object again, it uses this number
-    instead of walking the object again. Objects that carry no identity have a number, but are not tagged.
+    instead of walking the object again. Objects without identity have a number, but are not tagged.
 
     Attributes:
         objects: number → object, one for each record. It keeps the objects alive, so an id stands for one object as
@@ -81,7 +81,7 @@ class Tags:
 class Rules(NamedTuple):
     """Settings of a walk: which objects carry identity, which leaves are traced, how static values are taken.
 
-    `given`, `updated`, `received` and `given_copies` are only for trees that are the result of a function.
+    `given`, `updated`, `received` and `given_copies` are only for the results of functions.
 
     Attributes:
         containers: True if mutable containers carry identity outside modules, too.
@@ -92,7 +92,7 @@ class Rules(NamedTuple):
         convention: the convention at the place of the root. `"equinox"`, `"jax"` and `"variable"` are the conventions
             of modules. `"outside"` holds outside of all modules, where arrays and containers carry no identity.
             `"any"` holds below a container outside modules that carries identity because of `containers`.
-        given: object of the caller that the tree contains → its number. It is not packed, but becomes a `Given`.
+        given: object of the caller in the tree → its number. It is not packed, but becomes a `Given`.
         updated: object of the tree with content to be written into an object of the caller → the number of that object.
             It becomes an `Update`.
         received: the records of the arguments of the function. The numbers in `given` and `updated` refer to them.
@@ -147,7 +147,7 @@ class WalkLog:
 
 
 class _OpenNode:
-    """Node with children that are not walked yet. The open nodes are the path from the root to the place of the walk.
+    """Node with children still to be walked. The open nodes are the path from the root to the place of the walk.
 
     Attributes:
         obj: the node itself. It is kept alive here, because `walk` compares ids with those of the open nodes.
@@ -156,7 +156,7 @@ class _OpenNode:
         aux: its auxiliary data.
         convention: the convention for the leaves below it.
         is_object: whether it carries identity at its place.
-        child_numbers: the numbers of the records of the children that are walked, in order.
+        child_numbers: the numbers of the records of the walked children, in order.
     """
 
     __slots__ = ("aux", "child_numbers", "children", "convention", "is_object", "obj", "type")
@@ -190,10 +190,10 @@ def walk(
             adds the objects of its tree.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
-        log: an empty log, which the walk fills. None if nobody needs the log.
+        log: an empty log, to be filled by the walk. None if nobody needs the log.
 
     Returns:
-        The traced leaves that are not in `tags` yet, the records of the objects added, and the number of the root.
+        The traced leaves not yet in `tags`, the records of the objects added, and the number of the root.
 
     Raises:
         CycleError: if an object contains itself.
@@ -349,7 +349,7 @@ def walk(
 
 
 def _is_value(obj: Any, node_type: NodeType | None, convention: LocalConvention, rules: Rules) -> bool:
-    """Tells whether an object is a node or traced leaf that carries no identity at this place.
+    """Tells whether an object is a node or traced leaf without identity at this place.
 
     It may carry identity at other places. Outside modules (convention "outside"), leaves and plain containers are
     values, as in vanilla JAX. Directly in an NNX `Variable` (convention "variable"), its array is a value.
@@ -379,9 +379,9 @@ def build(
     """Puts a tree together: makes one object for each record, in order, and appends it to `table`.
 
     Args:
-        records: the records that follow those already in the table. Children come before parents.
+        records: the records after the ones already in the table. Children come before parents.
         leaves: one object for each `LEAF`, in order.
-        table: the objects of all earlier records. Those of these records are added.
+        table: the objects of all earlier records. The objects of these records are added.
         caller_object: number → the caller's object, for `Given`. None if no record has a `Given`.
         updated_object: (number, new content) → the caller's object with this content, for `Update`. None if no record
             has an `Update`.
@@ -415,7 +415,7 @@ def _make_static(value: Any, rules: Rules, path_text: Callable[[], str], static_
         value: the static value.
         rules: see `Rules`.
         path_text: returns the path of the value. To make it costs time, so it is called only for an error.
-        static_memo: results for the static values of this walk so far. Those for this value are added.
+        static_memo: results for the static values of this walk so far. The results for this value are added.
 
     Raises:
         DepthError: if the value is nested too deeply.
@@ -448,7 +448,7 @@ def _make_static(value: Any, rules: Rules, path_text: Callable[[], str], static_
 
 
 def raise_too_deep(prefix: str) -> NoReturn:
-    """Raises the error for nodes that are nested deeper than `MAX_DEPTH`."""
+    """Raises the error for nodes nested deeper than `MAX_DEPTH`."""
     raise DepthError(
         f"Nodes under `{prefix}` are nested more than {MAX_DEPTH} deep. If that is a list of layers linked to one "
         "another, hold the layers in a tuple instead.",
@@ -479,7 +479,7 @@ def cycle_error(obj: Any, outer_path: str, inner_path: str) -> CycleError:
     Args:
         obj: the object.
         outer_path: its path. An empty text if it is the root.
-        inner_path: its path below itself, which begins with `outer_path`.
+        inner_path: its path below itself, beginning with `outer_path`.
     """
     return CycleError(
         f"A `{type(obj).__name__}` contains itself: it sits at `{outer_path}` and again, within itself, at "
