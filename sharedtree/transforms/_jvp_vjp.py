@@ -269,7 +269,7 @@ class DifferentiatedCall:
             # Records of leaves outside modules. Under Equinox's filters they are treated as those in modules.
             outside = () if rules.filtered else tree.outside
             # Records of leaves that bypass the transform even if their dtype is inexact. At first these are references
-            # and `ShapeDtypeStruct`s. The options take one or both of the two kinds out again.
+            # and `ShapeDtypeStruct`s. Depending on the options, one or both kinds are taken out again.
             bypassing = undifferentiated_records(tree, rules)
             structs = {number for number in bypassing if isinstance(tree.leaves[number], jax.ShapeDtypeStruct)}
             if not takes_cotangents:

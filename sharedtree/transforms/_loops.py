@@ -210,8 +210,7 @@ class ReturnedObjects(NamedTuple):
         """Returns what happened in this iteration and earlier ones together.
 
         An object is kept if every iteration kept it, changed if one of them changed it, and untied if one of them
-        untied it. There are several
-        iterations only if JAX calls the function for each, as under `jax.disable_jit`.
+        untied it. There are several iterations only if JAX calls the function for each, as under `jax.disable_jit`.
 
         Args:
             earlier: what happened in earlier iterations. None if there were none.
