@@ -262,6 +262,8 @@ class RuleTransform(FunctionTransform):
     ) -> Any:
         """Calls the function, or a rule that returns a pair: the function's result, and something else.
 
+        Warns of ties lost in the function or the rule.
+
         Args:
             policy: the policy of the call: what carries identity.
             rule: the user's function (the primal function) or one of the user's rules for it.
@@ -275,8 +277,6 @@ class RuleTransform(FunctionTransform):
 
         Raises:
             SharingMismatchError: if the result of a rule has another structure than that of the function.
-
-        Also warns of ties that the function or the rule lost.
         """
         trace, result = self.call_with_groups(policy, rule, args, returns_pair=pack_second is not None)
         # 1. Take the pair of a rule apart.

@@ -183,8 +183,8 @@ class FunctionTransform(Wrapper):
                 # A warning still waits for another call. The C extension cannot give it, so the next call is left to
                 # Python.
                 self.settings = None
-            # Teach the C extension to do calls like this one. Meanwhile, a call inside the function or in a thread may
-            # have replaced the settings by those of another policy.
+            # Teach the C extension to do calls like this one. Meanwhile, a call inside the function, or one
+            # in another thread, may have replaced the settings by those of another policy.
             elif settings is not None and settings.policy is policy:
                 settings.learn(
                     args, kwargs, self._new_pattern(args, kwargs, call), call, self.for_later_calls(transformed)

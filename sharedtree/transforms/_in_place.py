@@ -255,7 +255,7 @@ class Changes:
             InconsistentSharingError: always.
         """
         tree, kind = self._call.tree, type(target).__name__
-        # The loop was packed again, so the caller's one object has several records.
+        # The carry was packed again for the loop, so the caller's one object has several records.
         records = [record for record in sorted(tree.first_paths) if tree.objects[record] is target]
         paths = [tree.text(record) for record in records]
         # No treatments split the container. The error takes a text for each path, and these texts number the pieces.

@@ -379,8 +379,8 @@ def _call_with(names: ArgumentNames) -> str:
 def _require_numbers(path: Path, op: Op, op_out: Op, sides: Sides, *, exact: bool) -> None:
     """Raises an error if two different records at one path cannot both be traced leaves.
 
-    They can if each of them is a traced leaf or a static number. Hence the name: any static value must be a number. Is
-    called only if the two operations differ.
+    They can if each of them is a traced leaf or a static number. Hence the name: any static value must be a number. It
+    is called only if the two operations differ.
 
     Args:
         path: the path of both operations, for errors.

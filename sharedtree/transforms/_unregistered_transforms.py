@@ -94,8 +94,8 @@ class OpaqueTransform(FunctionTransform):
             UntiedError: if a tie outside modules is lost, under `Policy(on_untie="error")`.
         """
         # Arrays outside modules are not packed, so a tie between them is lost inside the function. Warn of it, or raise
-        # an error if the policy says so. The arguments are walked only if an array that was noted
-        # as tied outside modules is still alive.
+        # an error if the policy says so. The arguments are walked only if an array noted as tied outside modules is
+        # still alive.
         if are_tied_values_known():
             arguments = flat_dag_of(self.arguments(args, kwargs), self.rules(policy))
             report_tied_values(arguments, self.names, self.transform_name, policy)

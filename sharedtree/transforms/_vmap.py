@@ -129,7 +129,7 @@ class VmapTransform(FunctionTransform):
         ):
             # Calls the vanilla transform. This raises its error. If it accepts the call, nothing is raised.
             self.raise_vanilla_error(args, kwargs)
-        # The vanilla transform has accepted the call. Without labels, leaves are grouped as by the base.
+        # The vanilla transform has accepted the call, or the options fit. Without labels, the base groups the leaves.
         if labels is None:
             return super().grouping(policy, arguments)
         mapping = Treatment(

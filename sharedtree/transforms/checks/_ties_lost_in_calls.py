@@ -269,8 +269,8 @@ def _find_versions(
         tied_paths: the two paths of the tied object in the module.
 
     Returns:
-        The two nodes. None if they differ in shape, if some of their leaves were two already in the arguments, or if
-        some are still one in the result.
+        The two nodes. None if there are leaves in their place, if they differ in shape, if some of their leaves were
+        two already in the arguments, or if some are still one in the result.
     """
     # The paths begin with the same keys. The nodes are at the first key that differs: `.model` and `.ema`, for example.
     common = next((i for i, (a, b) in enumerate(zip(*tied_paths, strict=False)) if a != b), None)
