@@ -96,22 +96,25 @@ class Grouping(NamedTuple):
 class Call:
     """A running call, on the caller's side.
 
-    C makes a tuple in its place: the first five arguments of this class. `call_of` makes the object if Python needs it.
+    If the C extension does a call, it makes no such object, but a tuple with the first five arguments of this class.
+    `call_of` makes the object from the tuple if Python needs it.
 
     Args:
         arguments: the arguments as the caller wrote them.
         plan: how their leaves are grouped.
         leaves: the traced leaves of the arguments, before any cut.
-        packed_objects: for each record before any cut, the caller's object.
-        trace: the trace that was active when the call began. None for the current one.
+        packed_objects: for each record before any cut, the caller's object. The property `objects` has them after all
+            cuts.
+        trace: JAX's trace that was active when the call began. None for the current one.
         grouping: what the transform does with the arguments. None if C made the call.
 
     Attributes:
         tree: the arguments after all cuts, with the caller's objects.
         groups: the leaf groups for the transform. Empty before `with_groups`.
-        result_labels: labels of the groups of the result. A trace of the function fills them in if they depend on the
-            result. Otherwise empty.
-        findings: what a trace found out about the arguments, for the adapter. None if it found nothing.
+        result_labels: labels of the groups of the result. If they depend on the result, they are filled in while JAX
+            traces the function. Otherwise empty.
+        findings: what was found out about the arguments while JAX traced the function, for the code that treats the
+            transform (its adapter). None if nothing was found out.
     """
 
     __slots__ = (

@@ -262,12 +262,14 @@ class RuleTransform(FunctionTransform):
     ) -> Any:
         """Calls the function, or a rule that returns a pair: the function's result, and something else.
 
+        Warns of ties lost in the function or the rule.
+
         Args:
-            policy: what carries identity.
-            rule: the function or the rule.
+            policy: the policy of the call: what carries identity.
+            rule: the user's function (the primal function) or one of the user's rules for it.
             args: the leaf group of the operands, and static arguments.
-            pack_second: (trace, second entry of the pair) → what JAX gets for this entry. None for the function itself,
-                which returns no pair.
+            pack_second: packs the second entry of a rule's pair: (trace, second entry) → what JAX gets for it. None if
+                `rule` is the primal function, which returns no pair.
 
         Returns:
             For the function, the leaf group of its result. For a rule, a pair: the leaf group of the function's result,
@@ -419,11 +421,11 @@ class RuleTransform(FunctionTransform):
         )
 
     def _raise_jax_error_for_cotangents(self, rule: Callable[..., Any], result: Any) -> None:
-        """Raises JAX's own error for cotangents that do not fit, if JAX has one.
+        """Lets JAX raise its own error for cotangents that do not fit. Returns if JAX has none.
 
         For that, makes a dummy function whose dummy rule returns the same cotangents, and differentiates it. Does
-        nothing if the transform is not `jax.custom_vjp`, or if an operand holds a module, which JAX would take apart in
-        its message.
+        nothing if the transform is not `jax.custom_vjp` (then there is no `_inner_function`), or if an operand holds a
+        module: JAX's message would show it as a tree of leaves.
 
         Args:
             rule: the user's rule.
@@ -439,7 +441,7 @@ class RuleTransform(FunctionTransform):
         vanilla = VANILLA_CUSTOM_VJP(dummy_returning(self._inner_function.function, 0.0))
         vanilla.defvjp(lambda *args: (0.0, None), dummy_returning(rule, result))
         arguments = unpack(self._operands.structure, list(self._operands.leaves.values()))
-        # Static arguments have None as their name.
+        # The arguments as the caller's side packed them. A static argument has None as its name there, and is left out.
         operands = [arg for name, arg in zip(arguments.names, arguments.args, strict=True) if name is not None]
         jax.eval_shape(lambda *args: jax.vjp(vanilla, *args)[1](0.0), *operands)
 
@@ -647,10 +649,11 @@ class CustomJvpTransform(RuleTransform):
         return result, self._pack_tangent(policy, result, tangent_out)
 
     def _raise_jax_error_for_tangent(self, jvp: Callable[..., Any], result: LeafGroup, tangent: Any) -> None:
-        """Raises JAX's own error if the tangent has another structure than the result, and the result no module.
+        """Lets JAX raise its own error if the tangent has another structure than the result. Returns if JAX has none.
 
         For that, makes a dummy function that returns the same value, with a dummy rule that returns the value and the
-        tangent, and differentiates it. If there are modules, JAX would take them apart in its message.
+        tangent, and differentiates it. Does nothing if the result holds a module: JAX's message would show it as a tree
+        of leaves.
 
         Args:
             jvp: the user's rule.
@@ -727,12 +730,16 @@ class CustomVmapTransform(RuleTransform):
             policy: what carries identity.
             rule: the user's rule.
             size: the size of the axis.
-            in_batched: a list with one leaf group of booleans, one for each leaf of `group`.
+            in_batched: a list with a single entry: a leaf group with a boolean for each leaf of `group`.
             group: the leaf group of the operands.
 
         Returns:
             The leaf group of the result, and a leaf group of booleans. If the rule returned no pair, its result
             unchanged.
+
+        Raises:
+            SharingMismatchError: if the result differs from that of the function, or if the paths of a tied leaf have
+                different booleans.
         """
         in_batched_trees = list(build_tree(in_batched[0]).args)
 

@@ -91,9 +91,10 @@ def with_sharding_constraint(tree: T, shardings: Any) -> T:
 
 
 def filter_shard(call: CallWithOperands, x: Any, device_or_shardings: Any) -> Any:
-    """Adapter of `equinox.filter_shard`. Places each shared array once, and returns the new tree.
+    """Adapter of `equinox.filter_shard`: what `preserve_identities(equinox.filter_shard)` does.
 
-    Like `device_put`, it takes its whole argument as one model.
+    Places each shared array once, and returns the new tree. Like `device_put`, it takes its whole argument as one
+    model, so ties in plain containers count, too.
 
     Args:
         call: the call of the transform. Only its policy and its title are used.
@@ -118,14 +119,14 @@ def _place_leaves(tree: T, prefix: Any, place_leaf: Callable[[Any, Any], Any], *
         transform: name of the transform, for errors.
 
     Raises:
-        InconsistentSharingError: if the prefix has two placements for one array.
+        InconsistentSharingError: if the prefix has two placements for one array, or for one module.
     """
     # The whole tree is read as one model, so a tie in a plain container counts, too. The tree becomes the only child of
     # a new root, whose name begins the paths in errors. A `Branch` of one prefix fits this root.
     dag = read_tree(Arguments(("tree",), (tree,), {}))
     outcomes = Outcomes(dag, placement_treatment(option, Branch((prefix,))))
-    # `conflicts` has the records of leaves and nodes with two placements. `raise_inconsistent` always raises, so the
-    # loop ends with the first of them, if there is one.
+    # A *record* is the number of an object in `dag`. `conflicts` has the records of leaves and nodes with two
+    # placements. `raise_inconsistent` always raises, so the loop ends with the first of them, if there is one.
     for record in sorted(outcomes.conflicts()):
         raise_inconsistent(outcomes, record, transform)
     # A *visit* is a record and the part of the prefix under which it is reached. A leaf may have several visits. There

@@ -31,7 +31,7 @@ from ._pass_through import is_tracer
 
 
 def donation_treatment(arguments: Arguments, donated: Collection[Position]) -> Treatment | None:
-    """Makes the treatment of donation: each argument is donated or kept. Returns None if all are kept.
+    """Makes the treatment of donation: each argument is donated or kept. Returns None if `donated` is empty.
 
     Args:
         arguments: the arguments of a call.
@@ -39,7 +39,8 @@ def donation_treatment(arguments: Arguments, donated: Collection[Position]) -> T
     """
     if not donated:
         return None
-    # One position for each traced argument. Static arguments have no leaves.
+    # `names` has one entry for each traced argument. Static arguments have no leaves, so they are left out.
+    # `positions_of` turns an entry into the index of a positional argument, or into the name of a keyword argument.
     _, names = arguments.parts()
     labels = [DONATED if position in donated else KEPT for position in positions_of(names)]
     return Treatment("donate_argnums", Branch(tuple(labels)), is_label=lambda label: isinstance(label, str))

@@ -332,7 +332,7 @@ class _Bound(NamedTuple):
         return {_Nameless(i): self._with_names(i, arg) for i, arg in enumerate(self.args)} | self.kwargs
 
     def _with_names(self, position: int, arg: Any) -> Any:
-        """Returns an argument with other paths: they begin with `names`. JAX only takes paths for messages from it.
+        """Returns an argument with other paths, which begin with `names`. JAX uses it for messages, to print the paths.
 
         Args:
             position: position of the argument.
@@ -341,10 +341,13 @@ class _Bound(NamedTuple):
         names = self.names
         if names is None:
             return arg
-        # A bare array has no path, so it gets a node around it, whose key is the name.
+        # A bare array has no path. So a node is put around it, and the key of its only child is the name. The node is a
+        # `LeafGroups`, because that class takes the keys of its children as they are given. Here `names` has one name
+        # for each argument of the inner function.
         if jtu.all_leaves((arg,)):
             return LeafGroups((arg,), names[position : position + 1])
-        # The groups hold the arguments after the first `num_before`. `named` changes the paths in a group.
+        # Here `names` has one name for each argument of the user's function. The groups hold those after the first
+        # `num_before`. `named` changes the paths in a group.
         names_in_groups = names[self.num_before :]
         return jtu.tree_map(
             lambda group: group.named(names_in_groups) if type(group) is LeafGroup else group, arg, is_leaf=_is_group

@@ -314,12 +314,16 @@ class FunctionTrace:
     def _change_detector(self, call: Call | None, args: Sequence[Any]) -> FunctionBeingTraced:
         """Makes the context manager that finds out what the function changes, and warns of changes that are lost.
 
+        Its class is called `FunctionBeingTraced`, since it is active while the function is traced.
+
         Args:
             call: the caller's side. None if it has ended.
             args: positional arguments of the function. Warnings show the function as code, which may need them.
         """
         terms = self.terms
-        # The first fields of a `Loss`. `FunctionBeingTraced` adds what is lost.
+        # A `Loss` is a description of lost changes for a warning. Here it says where they are lost. What is lost is
+        # known after the call of the function, and `FunctionBeingTraced` adds it. An obstacle is a sentence that says
+        # why no changes are written back. Only the condition of a loop does not keep its changes.
         loss = Loss(
             terms.names.definition,
             terms.title,
@@ -333,7 +337,8 @@ class FunctionTrace:
         # condition the option counts as not set, and a warning names the lost changes.
         is_option_ignored = bool(terms.policy.in_place) and not terms.keeps
         policy = with_in_place(terms.policy, None) if is_option_ignored else terms.policy
-        # A trace that serves one call runs at once, so its warnings need not wait for a later call.
+        # `unsaid` stores warnings that are not given yet, because the trace may run in a later call. A trace that
+        # serves one call runs at once, so its warnings need not wait.
         unsaid = terms.unsaid if terms.caches_traces else None
 
         def unwritable(record: int | None, value: Any) -> str:

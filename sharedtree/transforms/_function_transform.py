@@ -146,7 +146,7 @@ class FunctionTransform(Wrapper):
         return CallSettings.before_first_call(policy, rules, finishes=self.finishes_natively)
 
     def call_in_python(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """Does a call in Python, in five steps, and teaches C to do calls like this one. Returns the result.
+        """Does a call in Python, in five steps, and teaches the C extension to do calls like it. Returns the result.
 
         Args:
             args: positional arguments of the call.
@@ -157,12 +157,14 @@ class FunctionTransform(Wrapper):
             Exception: any error of the user's function, of JAX, or of the package. `explain` may have added the cause
                 to its text.
         """
-        # Steps 1 and 2: pack the arguments, and group their leaves. `raise_refusal` always raises.
+        # Steps 1 and 2: pack the arguments, and group their leaves. `raise_refusal` always raises, so `call` is set
+        # below.
         try:
             call = self.enter(args, kwargs, policy)
         except SharingMismatchError as error:
             self.raise_refusal(args, kwargs, error)
-        # Step 3: call the transformed function. If it traces, it builds the arguments and packs the result.
+        # Step 3: call the transformed function. If JAX has to trace the user's function, the inner function builds the
+        # arguments, calls the user's function, and packs its result.
         with call:
             transformed = self.transformed_for(policy, call)
             try:
@@ -173,14 +175,16 @@ class FunctionTransform(Wrapper):
                 self.explain(error, lambda: call)
                 raise
             # JAX can trace without running the program (`jit(f).lower(m)`). If the function then loses changes of its
-            # arguments, the warning waits in `unsaid`. `say` gives it if this call has run that trace.
+            # arguments, the warning waits in `unsaid`. `say` gives it if this call has run that trace: the warnings are
+            # stored by the structure of the arguments.
             self._shared.unsaid.say(call.tree.structure)
             settings = self.settings
             if self._shared.unsaid:
-                # A warning still waits for another call. C cannot give it, so the next call is left to Python.
+                # A warning still waits for another call. The C extension cannot give it, so the next call is left to
+                # Python.
                 self.settings = None
-            # Teach C to do calls like this one. In the meantime, a call inside the function or in another thread may
-            # have replaced the settings by those of another policy.
+            # Teach the C extension to do calls like this one. Meanwhile, a call inside the function, or one
+            # in another thread, may have replaced the settings by those of another policy.
             elif settings is not None and settings.policy is policy:
                 settings.learn(
                     args, kwargs, self._new_pattern(args, kwargs, call), call, self.for_later_calls(transformed)
@@ -310,11 +314,13 @@ class FunctionTransform(Wrapper):
         By default there are two groups: donated leaves and others. If nothing is donated, there is one group.
 
         Args:
-            policy: the policy of the call.
+            policy: the policy of the call. Only subclasses use it.
             arguments: the arguments, before they are packed.
         """
         donation = self.donation_treatment(arguments)
-        # The lambdas get the packed arguments, which they do not need. The key is what the treatments depend on.
+        # A `Grouping` takes a function from the packed arguments to the treatments. Here the treatments are known
+        # without the packed arguments, so the lambdas ignore them. `key` is all that the treatments depend on. Calls
+        # with equal keys share the groups.
         if donation is None:
             return Grouping(self.transform_name, lambda _: (), key=())
         return Grouping(self.transform_name, lambda _: (donation,), key=Static(donation.prefix))
@@ -368,7 +374,9 @@ class FunctionTransform(Wrapper):
         static = self.static_positions(len(args), kwargs)
         if not static:
             return Arguments(names, args, kwargs)
-        # In `Arguments`, the name None marks a static argument. It is no child of the node, so it is not packed.
+        # A static argument is no child of the node, so it is not packed. In `Arguments`, the name None marks a static
+        # positional argument, and the fourth field lists the names of static keyword arguments. `static` has both:
+        # indices of positional arguments, and names of keyword arguments.
         traced_names = tuple([None if i in static else name for i, name in enumerate(names)])
         return Arguments(traced_names, args, kwargs, tuple([name for name in sorted(kwargs) if name in static]))
 
@@ -382,7 +390,7 @@ class FunctionTransform(Wrapper):
             CycleError: if an object contains itself.
         """
         arguments = self.arguments(args, kwargs)
-        # The function `enter` of `_caller_side`.
+        # This `enter` is not the method, but the function of `_caller_side`.
         call = enter(arguments, self.rules(policy), self.grouping(policy, arguments))
         return self.copy_arrays_donated_twice(call)
 
@@ -432,9 +440,9 @@ class FunctionTransform(Wrapper):
         return call.leaves
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """Returns the transformed function for a call: one for each policy and each set of labels.
+        """Returns the transformed function for a call: one for each policy, number of static arguments, and labels.
 
-        It is made on first use. All threads get the same one.
+        It is made on first use, and kept in `_made`. All threads get the same one.
         """
         result_labels = self.labels_of_results(policy, call.arguments)
         key = policy, call.plan.labels, result_labels, len(call.statics)
@@ -481,7 +489,7 @@ class FunctionTransform(Wrapper):
         """Returns a copy of the wrapper without the user's function and the inner function.
 
         The inner function refers to the copy, and not to the wrapper. So JAX's caches do not keep the user's function
-        alive, and both functions are freed with the wrapper.
+        alive. The user's function and the inner function are freed with the wrapper.
         """
         cls = type(self)
         # Not `__init__`, which would apply the transform once more.
@@ -489,9 +497,10 @@ class FunctionTransform(Wrapper):
         vars(wrapper_copy).update(vars(self))
         for name in ("function", "__wrapped__", "_shared", "_made"):
             vars(wrapper_copy).pop(name, None)
-        # These two are attributes of the native base class, so `vars` does not have them.
+        # With the C extension, these two are attributes of the native base class, so `vars` does not have them.
         wrapper_copy.policy, wrapper_copy.settings = self.policy, None
-        # The parts of `_shared` that refer neither to the user's function nor to the inner one.
+        # What the earlier traces left in `_shared`: the parts that refer neither to the user's function nor to the
+        # inner one. They are no records in the sense of a flat DAG.
         wrapper_copy._records_of_traces = self._shared.traces, self._shared.seen, self._shared.unsaid
         return wrapper_copy
 

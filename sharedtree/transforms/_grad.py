@@ -234,7 +234,11 @@ class GradTransform(FunctionTransform):
         return f"sharedtree.{name}({{}}{options}{{}})"
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
-        """Returns the transformed function, made once for each policy. It differentiates its second argument."""
+        """Returns the transformed function. It differentiates its second argument.
+
+        It is made once for each policy, and kept in `_made`. There are always the same two groups, so it does not
+        depend on the labels of this call.
+        """
         transformed = self._made.get(policy)
         if transformed is None:
             # The arguments are the two leaf groups. The second one is differentiated.
@@ -242,7 +246,8 @@ class GradTransform(FunctionTransform):
             # In place, what the function changed in its arguments goes out beside the value, as auxiliary data.
             if policy.in_place:
                 options["has_aux"] = True
-            # For a transform of Equinox, the one of JAX that it is made of.
+            # For a transform of Equinox, take the one of JAX that it calls: for `filter_grad`, `jax.grad`. The table
+            # has it by the name of Equinox's transform.
             transform = COUNTERPART_OF_FILTER[self.transform.__name__] if self.is_filtered else self.transform
             transformed = self._made.setdefault(policy, transform(self.inner(policy), **options))
         return transformed
@@ -288,8 +293,8 @@ class GradTransform(FunctionTransform):
             return None
         if not policy.in_place:
             return leave((aux,))
-        # Writes the changes, and returns one tuple for each tree. Here it is one tree: the changes come first, the
-        # auxiliary data last.
+        # `commit_changes` writes the changes, and returns one tuple for each tree that it got. Here there is one tree.
+        # In its tuple the changes come first, and the auxiliary data last (None if the user asked for none).
         (entries,) = commit_changes(call, self.transform_name, (aux,))
         return entries[-1]
 
@@ -387,10 +392,10 @@ class JacobianTransform(GradTransform):
 
 
 def _differentiability(leaves: Sequence[Any], *, allow_int: bool) -> tuple[bool, ...] | None:
-    """Returns, for each leaf, True if it can be differentiated. Plans (groupings of leaves) are kept by this answer.
+    """Returns, for each leaf, True if it can be differentiated. This tuple is part of a plan's key.
 
-    Returns None if a leaf is a reference or a struct, so that no plan is kept: how these are treated depends on the
-    module around them.
+    A plan says how leaves are grouped. Returns None if a leaf is a `jax.Ref` or a `jax.ShapeDtypeStruct`, so that no
+    plan is kept: how these are treated depends on the module around them.
     """
     if any(map(_is_reference_or_struct, leaves)):
         return None

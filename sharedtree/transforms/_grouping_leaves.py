@@ -330,7 +330,8 @@ def split_records(
 def conflicts_within(outcomes: Outcomes, records: Collection[int], groups: Sequence[Sequence[Visit]]) -> set[int]:
     """Finds the records that are reached with two outcomes from the modules of one group.
 
-    If a record is reached with two outcomes from two groups, but with one from each, it does not count.
+    A group here is a list of visits of modules, and not a leaf group. If a record is reached with one outcome from each
+    of two groups, it does not count, even if the two outcomes differ.
 
     Args:
         outcomes: outcomes of every record.

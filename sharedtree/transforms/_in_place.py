@@ -226,6 +226,7 @@ class Changes:
         # There is one cut for each treatment that has split objects. It has their records.
         for cut in self._call.cuts:
             # A container that was split cannot be written to. A module can be, as long as only one piece was changed.
+            # So the modules are looked at only if another piece has a change already.
             for split_record in (*cut.containers, *(cut.modules if is_pending else ())):
                 if cut.outcomes.tree.objects[split_record] is target:
                     reason = (
@@ -233,7 +234,9 @@ class Changes:
                         "written back into both as one.\n"
                     )
                     raise_inconsistent(cut.outcomes, split_record, self._title, reason)
-        # No treatment has split the object. So the body of a loop did: it returned two objects in its place.
+        # No treatment has split the object, or an error would have been raised above. Without a split, an object comes
+        # back once. The only other cause of a second change is the body of a loop: it returned two objects in its
+        # place.
         if is_pending:
             self._raise_split_container(target)
         self._statics.put_into(content, target)
@@ -252,8 +255,10 @@ class Changes:
             InconsistentSharingError: always.
         """
         tree, kind = self._call.tree, type(target).__name__
+        # The carry was packed again for the loop, so the caller's one object has several records.
         records = [record for record in sorted(tree.first_paths) if tree.objects[record] is target]
         paths = [tree.text(record) for record in records]
+        # No treatments split the container. The error takes a text for each path, and these texts number the pieces.
         treatments = [f"number {i} inside" for i in range(1, len(records) + 1)]
         lines = [f"    `{path}`: {treatment}" for path, treatment in zip(paths, treatments, strict=True)]
         raise InconsistentSharingError(

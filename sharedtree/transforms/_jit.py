@@ -96,9 +96,9 @@ class JittedTransform(FunctionTransform):
         return self._stage("trace", args, kwargs)
 
     def _stage(self, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> "Stage":
-        """Makes the first stage of ahead-of-time compilation.
+        """Makes the first stage of ahead-of-time compilation: a `Stage` around JAX's own stage.
 
-        The stage has everything to call the compiled program later, and keeps no argument alive.
+        Its `Program` has everything to call the compiled program later, and keeps no argument alive.
 
         Args:
             method_name: method of `jax.jit(f)` to make JAX's own stage with: `lower` or `trace`.
@@ -107,8 +107,8 @@ class JittedTransform(FunctionTransform):
         """
         policy = current_policy(self.policy)
         with self._enter_to_trace(args, kwargs, policy) as call:
-            # A struct with a sharding compiles a program that moves its arguments there. The moved arrays are other
-            # objects than the caller's, so nothing may pass through.
+            # If a struct has a sharding, the compiled program moves the array in its place to this sharding. A moved
+            # array is another object than the caller's, so no array may pass through.
             if any(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding for leaf in call.leaves):
                 policy = dataclasses.replace(policy, pass_through=False)
             try:
@@ -117,7 +117,8 @@ class JittedTransform(FunctionTransform):
                 with only_traced():
                     stage = getattr(self.transformed_for(policy, call), method_name)(*call.groups, *call.statics)
                 self._leave_warnings_to_python()
-                # The program must not keep these arguments alive, so which of them it uses is found out now.
+                # The program must not keep these arguments alive. So find out now which of their leaves it uses. For
+                # that, `_used_flags` looks at a trace of the function.
                 is_used = self._used_flags(call, policy) if self.passes_through else ()
             except Exception as error:
                 # `explain` adds the cause to an error of JAX, or raises an error of its own.

@@ -192,11 +192,14 @@ def leaves_like(tree_in: FlatDag, tree_out: FlatDag, joined: Join) -> list[Any]:
 
 
 def fit_leaves(tree_in: FlatDag, tree_out: FlatDag, sides: Sides, prefix: Path = ()) -> list[Any]:
-    """Returns the leaves of one tree in the order of another tree, and raises an error if their structures differ.
+    """Returns the leaves of one tree in the order of another tree, and raises an error if it does not fit the other.
+
+    It fits if it has the same classes and static values, and all ties of the other tree. It may have more ties of
+    arrays: one array in the place of two.
 
     Args:
         tree_in: the tree with the required structure.
-        tree_out: the tree with the leaves. An array in it may be tied where `tree_in` has two arrays.
+        tree_out: the tree with the leaves.
         sides: names of both trees, for errors.
         prefix: path to both trees, for errors.
 
@@ -374,9 +377,10 @@ def _call_with(names: ArgumentNames) -> str:
 
 
 def _require_numbers(path: Path, op: Op, op_out: Op, sides: Sides, *, exact: bool) -> None:
-    """Raises an error if two records at one path cannot both be traced leaves.
+    """Raises an error if two different records at one path cannot both be traced leaves.
 
-    They can if each of them is a traced leaf or a static number.
+    They can if each of them is a traced leaf or a static number. Hence the name: any static value must be a number. It
+    is called only if the two operations differ.
 
     Args:
         path: the path of both operations, for errors.
@@ -389,7 +393,8 @@ def _require_numbers(path: Path, op: Op, op_out: Op, sides: Sides, *, exact: boo
         SharingMismatchError: for nodes, and for static values other than numbers. If `exact`, also for a static number
             that goes in.
     """
-    # The static values. For a traced leaf, the number 0 stands here, so that it passes the test for numbers.
+    # The static values, of any type: whether they are numbers is tested below. For a traced leaf, the number 0 stands
+    # here, so that it passes the test.
     number, number_out = (record_op.peek() if type(record_op) is Static else 0 for record_op in (op, op_out))
     is_fixed = type(op) is Node or (exact and type(op) is Static)
     if is_fixed or type(number) not in PYTHON_NUMBERS or type(number_out) not in PYTHON_NUMBERS:

@@ -88,8 +88,8 @@ def linear_transpose(call: CallWithOperands, fun: Any, primals: Sequence[Any] = 
         The function from a cotangent of the result to cotangents of the primals.
 
     Raises:
-        TypeError: if a `jax.ShapeDtypeStruct` is among the leaves that bypass the transform, whose values the function
-            needs.
+        TypeError: if a `jax.ShapeDtypeStruct` is not differentiated, for example because its dtype is an integer. Such
+            leaves bypass the transform, and the function needs their values.
     """
     inner = DifferentiatedCall(call, fun, primals, takes_structs=True)
     bypassing_leaves = zip(inner.bypassing_group.paths, inner.bypassing_group.leaves, strict=True)
@@ -107,7 +107,7 @@ def linear_transpose(call: CallWithOperands, fun: Any, primals: Sequence[Any] = 
         differentiated_group, _ = inner(*primals)
         return differentiated_group
 
-    # It gets the name and the signature of the user's function, for JAX's errors.
+    # `differentiated_result` gets the name and the signature of the user's function, for JAX's errors.
     functools.update_wrapper(differentiated_result, inner, updated=())
     return inner.linear_map(call.apply(differentiated_result, *inner.primals, **options), takes_cotangents=True)
 
@@ -255,8 +255,9 @@ class DifferentiatedCall:
 
         Args:
             arguments: all arguments of the function.
-            takes_cotangents: see the class.
-            takes_structs: see the class.
+            takes_cotangents: argument of the class. If it is true, references bypass the transform.
+            takes_structs: argument of the class. If it is true, inexact `jax.ShapeDtypeStruct`s in modules are
+                differentiated.
         """
         # A prefix tree with a boolean for each argument: positional arguments are differentiated, keyword arguments are
         # not. The position of a keyword argument is its name, a string.
@@ -265,8 +266,10 @@ class DifferentiatedCall:
 
         def treatments(tree: FlatDag) -> Sequence[Treatment]:
             """Labels each leaf True if it is differentiated, and False if it bypasses the transform."""
+            # Records of leaves outside modules. Under Equinox's filters they are treated as those in modules.
             outside = () if rules.filtered else tree.outside
-            # Records of leaves that bypass the transform whatever their dtype: references and `ShapeDtypeStruct`s.
+            # Records of leaves that bypass the transform even if their dtype is inexact. At first these are references
+            # and `ShapeDtypeStruct`s. Depending on the options, one or both kinds are taken out again.
             bypassing = undifferentiated_records(tree, rules)
             structs = {number for number in bypassing if isinstance(tree.leaves[number], jax.ShapeDtypeStruct)}
             if not takes_cotangents:
@@ -326,9 +329,9 @@ class DifferentiatedCall:
         tree = call.packed.tree
         tags = Tags()
         _, tangent_records, root = walk(tuple(tangents), tags, call.rules)
-        # Walk primals and tangents together. `pairs` yields the records at each path of both trees, and goes on below
-        # two nodes of one class. The lambda accepts all other pairs: shapes that differ are refused later. Collect the
-        # records of the primals for which the tangents hold anything but None.
+        # Walk primals and tangents together, and collect the records of the primals for which the tangents hold
+        # anything but None. `pairs` yields the records at each path of both trees, and goes on below two nodes of one
+        # class. For any other pair it asks the lambda, which accepts it. Whether the tangents fit is checked later.
         with_tangent = {
             pair.left
             for pair in pairs(as_tuple(tree), FlatDag(tangent_records, root), lambda i, j: True)
@@ -343,6 +346,7 @@ class DifferentiatedCall:
             children_of = [children for _, children in tree.records]
             call.repack(Repacking(range(len(children_of)), children_of, promoted))
             self.bypassing_group, self.differentiated_group = call.packed.groups
+            # This method is not called for bare primals, so the transform gets the leaf group.
             self.primals = (self.differentiated_group,)
 
     def build_result(self, differentiated_group: Any, bypassing_group: Any) -> tuple[Any, ...]:
@@ -385,12 +389,14 @@ class DifferentiatedCall:
     def linear_map(self, function: Any, *, takes_cotangents: bool) -> Any:
         """Returns the linear function for the user, which takes and returns modules.
 
-        If the function's result is bare, its arguments are, too. Then returns JAX's own function.
+        If the result of the user's function is bare, its arguments are bare, too. Then JAX's linear function takes and
+        returns what the user expects, and is returned as it is.
 
         Args:
-            function: the linear function that the transform returned, of leaf groups or of bare trees.
+            function: JAX's linear function, returned by the transform: a function of leaf groups or of bare trees.
             takes_cotangents: True if it maps cotangents of the value, False if it maps tangents of the primals.
         """
+        # None: the result is bare.
         if self.result_selection is None:
             return function
         selection = self.result_selection if takes_cotangents else self.differentiated_group.selection

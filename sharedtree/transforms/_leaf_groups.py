@@ -126,9 +126,13 @@ class LeafGroup(_PythonGroup if TYPE_CHECKING or native is None else native.Leaf
     def named(self, names: Sequence[str]) -> "LeafGroups":
         """Returns a node with the same leaves and other paths, for JAX's messages.
 
+        The node is a `LeafGroups`, because that class takes the keys of its children as they are given. Here its
+        children are leaves, and not groups.
+
         Args:
             names: names with which the paths begin, such as the parameters of a function. There is one for each child
-                of the root, in order. If there are too few names, the last children keep theirs.
+                of the root, in order. If there are too few names, the paths of the last children begin with their old
+                keys.
         """
         tree = FlatDag.of(self.structure)
         root = tree.node(tree.root)

@@ -278,6 +278,7 @@ class Outcomes:
         if is_label:
             # Equal labels get one number, so that a record under both is visited once.
             number = next((i for i in self._label_numbers if is_same_label(self._parts[i], part)), number)
+        # No earlier part has this number, so the part is new.
         if number == len(self._parts):
             self._parts.append(part)
             if is_label:

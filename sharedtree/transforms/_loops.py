@@ -197,7 +197,8 @@ class ReturnedObjects(NamedTuple):
 
     Attributes:
         kept: objects that came back in their places.
-        changed: the kept objects that have other content than before.
+        changed: objects that came back in their places with other content than before. After `merged_with`, an object
+            may be in this set and not in `kept`: changed in one iteration, and replaced in another.
         untied: leaves whose ties the user undid on purpose.
     """
 
@@ -208,8 +209,8 @@ class ReturnedObjects(NamedTuple):
     def merged_with(self, earlier: "ReturnedObjects | None") -> "ReturnedObjects":
         """Returns what happened in this iteration and earlier ones together.
 
-        An object is kept if every iteration kept it, and changed if one of them changed it. There are several
-        iterations only if JAX calls the function for each, as under `jax.disable_jit`.
+        An object is kept if every iteration kept it, changed if one of them changed it, and untied if one of them
+        untied it. There are several iterations only if JAX calls the function for each, as under `jax.disable_jit`.
 
         Args:
             earlier: what happened in earlier iterations. None if there were none.
@@ -366,7 +367,7 @@ def find_kept_objects(
 
 
 def _raise_not_in_place(path: Path, reason: str) -> NoReturn:
-    """Raises the error for an object that `in_place=True` could not write back.
+    """Raises the error for an object that `in_place=True` could not write back, in a loop or in a branch.
 
     Args:
         path: path of the object.

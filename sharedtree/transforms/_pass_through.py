@@ -166,11 +166,14 @@ class ReceivedObjects:
         # A new object in the place of a leaf or of an object with identity is a change.
         if type(op) is not Node or op.type.carries_identity:
             return False
-        # A tuple or another node without identity. It is passed twice, so that no container in it counts as built anew.
+        # A tuple or another node without identity. Here its node was not flattened a second time. So it is passed in
+        # the place of `obj_again`, too, and then no container in it counts as built anew.
         return self._has_content(obj, obj, record)
 
     def _is_child_or_rebuilt(self, obj: Any, obj_again: Any, record: int) -> bool:
-        """Returns True if `_is_child` does, or if a flatten has built the object anew around the received contents.
+        """Returns True if a child is the received one, or a plain container that the flatten builds anew.
+
+        `_is_child` decides about the first. A container built anew must have the received contents.
 
         Args:
             obj: a child of a node, from a flatten of the node.

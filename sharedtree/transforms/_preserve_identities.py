@@ -24,16 +24,17 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None, *, ta
             named object and not a fresh lambda.
         adapter: None if the transform treats all arguments alike, as a composition of `jax.jit`, `jax.checkpoint` and
             logging does. Or a registered transform with the same options and the same treatment, such as `jax.vmap`.
-            Or a function `(transform, f, policy, options) → g`, which passes the policy on unchanged.
+            Or a function `(transform, f, policy, options) → g`. It passes the policy that it gets on, unchanged, to
+            the wrapper that it makes.
         takes_operands: True if the transform is called with operands beside the function, as `jax.lax.scan` is. The
             adapter is then a function `(call, **parameters) → result`. It gets a
-            `sharedtree.transforms.CallWithOperands` and, by name, the parameters in the call. It decides which of them
-            are packed and how each is treated. `docs/adapters.md` has an example. Such a transform refuses
-            `in_place=True`.
+            `sharedtree.transforms.CallWithOperands`, and the parameters of the transform's call as keyword arguments.
+            It decides which of them are packed and how each is treated. `docs/adapters.md` has an example. Such a
+            transform refuses `in_place=True`.
 
     Raises:
-        TypeError: if the adapter is none of these. Or if `preserve_identities` refuses the adapter or, without an
-            adapter, the transform.
+        TypeError: if the adapter is none of these, or is itself a transform that `preserve_identities` refuses. Without
+            an adapter: if `preserve_identities` refuses the transform.
 
     Example:
         >>> import jax, sharedtree as st

@@ -135,7 +135,7 @@ def fori_loop(
 ) -> Carry:
     """Runs a function for each index from `lower` to `upper - 1`: `preserve_identities(jax.lax.fori_loop)`.
 
-    The carry is treated as by `scan`, with the same errors.
+    Each next carry must fit the first one as under `scan`, or the same error is raised.
 
     Args:
         lower: the first index.
@@ -192,8 +192,7 @@ def associative_scan(
 ) -> X:
     """Computes the cumulative results of an associative function: `preserve_identities(jax.lax.associative_scan)`.
 
-    The result of `fn` must fit `elems` as the next carry of `scan` must fit the first: the same classes, static values
-    and ties of modules.
+    The result of `fn` must have the same classes, static values and ties of modules as `elems`.
 
     Args:
         fn: (slice, slice) → slice. Must be associative.

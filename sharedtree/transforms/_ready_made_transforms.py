@@ -43,8 +43,8 @@ def ready_made(transform: Callable[..., Any], *our_options: str) -> Callable[[St
 
     Args:
         transform: the vanilla transform.
-        our_options: options that this package adds to it, beside `policy` and `in_place`. They are listed in the
-            signature. The adapter of the transform takes them.
+        our_options: further options that this package adds to the transform, and that its adapter takes. `policy` and
+            `in_place` are not among them, since all transforms have these two. The signature lists all of them.
     """
 
     def decorate(stub: Stub) -> Any:
@@ -246,8 +246,9 @@ def jacfwd() -> Any:
             as `grad` has it.
 
     Returns:
-        A function that returns the Jacobian. It has the tree of the function's result, with a tree in the shape of the
-        argument in the place of each leaf, as under `jacrev`.
+        A function that returns the Jacobian, a tree of trees. The outer tree is that of the function's result. In the
+        place of each leaf it has an inner tree, in the shape of the argument. See `jacrev` for its leaves and its ties.
+        In the example the result is one array, so there is only the inner tree.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -307,9 +308,9 @@ def shard_map() -> Any:
     """Runs a function on each device, with its shards of the arguments: `preserve_identities(jax.shard_map)`.
 
     A tied array is one shard on each device, and not one for each path. `in_specs` and `out_specs` may reach inside
-    modules. A shared module with different specifications at two of its paths is an error. An array with different
-    specifications at two of its paths is two arrays inside. As in JAX, each call outside `jit` traces the function, so
-    put `jit` around it.
+    modules. A shared module with different specifications at two of its paths raises `InconsistentSharingError`. An
+    array with different specifications at two of its paths becomes two arrays inside the function. As in JAX, each call
+    outside `jit` traces the function, so put `jit` around it.
 
     Args:
         function: the function. Without it, returns a decorator.
@@ -455,8 +456,8 @@ def filter_checkpoint() -> Any:
 
     Args:
         function: the function. Without it, returns a decorator.
-        options: options of `equinox.filter_checkpoint`, and `in_place=`. `policy=` is JAX's checkpoint policy, or a
-            `Policy` of this package: the type says which.
+        options: options of `equinox.filter_checkpoint`, and `in_place=`. `policy=` may be JAX's checkpoint policy or a
+            `Policy` of this package. The two are told apart by type.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st

@@ -100,8 +100,8 @@ def jvp(function: Any, /, *operands: Any, **options: Any) -> Any:
 
     Args:
         function: the function to differentiate.
-        operands: two tuples: the arguments of the function (`primals`), and their tangents. A leaf tied in the primals
-            must have one object as its tangent, at all of its paths.
+        operands: two tuples: the arguments of the function (`primals`), and their tangents. As in JAX, `has_aux` may
+            come third. A leaf tied in the primals must have one object as its tangent, at all of its paths.
         options: options of `jax.jvp`; `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
@@ -142,8 +142,8 @@ def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
 
     Returns:
         The value, and a function that maps a tangent for each primal to the tangent of the value. With `has_aux=True`,
-        the auxiliary data too. The returned function takes tangents of the same form as `jvp`. It is a pytree, and can
-        be passed to `jit`.
+        the auxiliary data too. The returned function takes one argument for each primal: its tangent, with the same
+        ties. It is a pytree, and can be passed to `jit`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -265,8 +265,8 @@ def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any
     Args:
         function: the function.
         args: its arguments. Leaves that are neither arrays nor `jax.ShapeDtypeStruct`s are static.
-        kwargs: its keyword arguments. Two names are options of ours, and do not reach the function: `in_place=`, which
-            has no effect, and `policy=`, if it is a `Policy`.
+        kwargs: its keyword arguments. Two of them are options of this package, and do not reach the function.
+            `in_place=` is always one, and has no effect. `policy=` is one if its value is a `Policy`.
 
     Returns:
         The result, with a `jax.ShapeDtypeStruct` for each array, one object for a tied array. Other leaves are as the

@@ -141,11 +141,13 @@ class _Caller:
             raise
 
     def go_on(self, deferred: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Does what C left of a call, and returns the result of the call.
+        """Does what the C extension left of a call, and returns the result of the call. Subclasses override this.
 
         Args:
-            deferred: what C did. An empty tuple if nothing. If C called the transformed function, a pair of the result
-                and the call (for `call_of`). If C or the transformed function raised, the exception.
+            deferred: tells what is left. An empty tuple: all of the call, for C did nothing. A pair: only the building
+                of the result. C has called the transformed function, and the pair has its result and the call, a tuple
+                from which `call_of` makes a `Call`. An exception: C or the transformed function raised it, and the
+                method has to handle it.
             policy: the policy in force.
             args: positional arguments of the call.
             kwargs: keyword arguments of the call.

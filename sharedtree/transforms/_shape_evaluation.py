@@ -91,7 +91,7 @@ def filter_eval_shape(call: CallWithOperands, fun: Any, args: Any = (), kwargs: 
     """
     # The last argument has the options of `equinox.filter_jit`: none.
     jitted = _ShapesUnderFilterJit(eqx.filter_jit, fun, _not_in_place(call.policy), {})
-    # Called for its `TypeError` alone, which says that the arguments do not fit the signature.
+    # Find out if the arguments fit the signature: `arguments` raises `TypeError` if not. Its result is not used.
     try:
         jitted.arguments(args, dict(kwargs))
     except TypeError:

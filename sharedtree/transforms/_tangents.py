@@ -73,7 +73,7 @@ class ValueAtPath(NamedTuple):
 def as_tuple(tree: FlatDag) -> FlatDag:
     """Returns a tree of call arguments with another root: a tuple of the positional arguments.
 
-    Tangents of the arguments are written in this shape.
+    Tangents of the arguments are written in this shape. Keyword arguments are left out, for they have no tangents.
 
     Args:
         tree: the arguments of a call, with an `Arguments` at the root. The root is the last record.
@@ -99,8 +99,9 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
         fit: how the values are fitted.
 
     Returns:
-        Record of a leaf → the one value for all paths of the leaf, in the order of the leaves. None stands for zero,
-        and in modules for a leaf that is not differentiated.
+        Record of a leaf → the one value for all paths of the leaf, in the order of the leaves. The value is None for
+        zero and, in modules, for a leaf that is not differentiated. Leaves at whose paths there is no value are
+        missing.
 
     Raises:
         SharingMismatchError: if the value tree has another shape, if a tied leaf has several tangents, if cotangents
@@ -113,9 +114,10 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
     _, value_records, value_root = walk(value_tree, tags, fit.rules, name)
     values_of: dict[int, list[ValueAtPath]] = {}
     matched: list[RecordPair] = []
-    # Walk both trees together, and collect the values of each record. `pairs` yields the records at each path of both,
-    # but goes on below two nodes only if they are of one class and have as many children. It asks the lambda about all
-    # other pairs. `True` accepts them, so there is no `Mismatch`: `_describe_misfit` judges the pairs below.
+    # Walk both trees together, and collect the values of each record. `pairs` yields the two records at each path. If
+    # they are nodes of one class with equally many children, it goes on to the children. Otherwise it asks the lambda
+    # if the pair is right. The lambda always says yes, so there is no `Mismatch`. `_describe_misfit` judges pairs
+    # below.
     for pair in pairs(tree, FlatDag(value_records, value_root), lambda _record, _value_record: True):
         assert not isinstance(pair, Mismatch)
         number = pair.left
@@ -134,7 +136,7 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
                 sum_of_paths = value if value is None or count == 1 else count * value
                 values_of.setdefault(leaf_number, []).append(ValueAtPath(sum_of_paths, pair.path))
             continue
-        # None if the record is no leaf.
+        # The leaf of the tree. `_OUTSIDE` stands for a leaf outside modules, and None for a record that is no leaf.
         leaf = _OUTSIDE if number in outside else tree.leaves.get(number)
         misfit = _describe_misfit(records[number], value_records[pair.right], value, leaf, fit)
         if misfit:
@@ -220,14 +222,16 @@ def _describe_misfit(record: Record, value_record: Record, value: Any, leaf: Any
         fits = is_alike and (op == value_op or (fit.is_of_rule and not op.type.is_plain))
         expected = _in_words(op, value_op, len(children))
     elif leaf is _OUTSIDE:
+        # Only a container is refused here. The transform itself refuses other values that it cannot take.
         fits, expected = is_array or value is None or type(value_op) is not Node, "an array or a number"
     elif op is LEAF and is_inexact(leaf):
         fits, expected = is_array, "a leaf that is differentiated"
     else:
+        # From a rule, any value for a static value is ignored, and any array or number for a leaf that is not inexact.
         is_ignored = fit.is_of_rule and (op is not LEAF or is_array)
         # A user may make a tangent with `tree.map`, which leaves static values in it. They are ignored. But a float
-        # equal to the static one may be meant as its tangent, and would be lost without an error. So it does not fit,
-        # unless it is in a cotangent: static values of a result depend on nothing.
+        # that equals the static one may be meant as its tangent. If it were ignored, the tangent would be lost without
+        # an error. So it does not fit. In a cotangent it fits, because static values of a result depend on nothing.
         is_equal_static = (
             type(op) is Static and op == value_op and (fit.are_cotangents or type(op.peek()) not in (float, complex))
         )

@@ -49,6 +49,7 @@ def refusal_of(transform: Any) -> TypeError | None:
     Args:
         transform: the vanilla transform, or any other hashable object.
     """
+    # Any other object has no title to ask for, and none is needed.
     title = title_of(transform) if transform in _DAG_FORMS or transform in _READY_MADE else ""
     if transform in _DAG_FORMS:
         return TypeError(

@@ -93,8 +93,9 @@ class OpaqueTransform(FunctionTransform):
             SharingMismatchError: if the transform returned groups from which no unambiguous tree can be built.
             UntiedError: if a tie outside modules is lost, under `Policy(on_untie="error")`.
         """
-        # Arrays outside modules are not packed, so a tie between them is lost inside the function. Warn
-        # of it. The arguments are walked only if some array that is still alive has been noted as tied outside modules.
+        # Arrays outside modules are not packed, so a tie between them is lost inside the function. Warn of it, or raise
+        # an error if the policy says so. The arguments are walked only if an array noted as tied outside modules is
+        # still alive.
         if are_tied_values_known():
             arguments = flat_dag_of(self.arguments(args, kwargs), self.rules(policy))
             report_tied_values(arguments, self.names, self.transform_name, policy)
@@ -114,8 +115,9 @@ class OpaqueTransform(FunctionTransform):
         if not policy.in_place:
             return _replace_groups_by_modules(result, call)
         changes = Changes(call, self.transform_name)
-        # Both halves of the pair are built at once, since a changed object may be part of the result. The first half is
-        # needed only for its effect: while it is built, `changes` collects the new contents.
+        # The changed objects and the result are built at once, as a pair, since a changed object may be part of the
+        # result. While the changed objects are built, `changes` collects their new contents. So they are not used
+        # below.
         changed_and_result = _take_out_changes(result, self.transform_name)
         _, result = _replace_groups_by_modules(changed_and_result, call, changes)
         # Writes all new contents into the caller's objects.
@@ -494,10 +496,10 @@ def _places_of_children(structure: Structure) -> Sequence[slice]:
         places, start, numbers = [], 0, structure.leaf_numbers
         _, children = structure.records[structure.root]
         for child in children:
-            # A walk gives numbers in post-order: first to all records below a child, then to the child, then to the
-            # records that only the next child has. So a leaf belongs to the first child with a number not below that of
-            # the leaf. A child that is also below an earlier child has a lower number than that one, and no leaves of
-            # its own: `max` gives it an empty slice.
+            # A walk numbers records in post-order: first all records below a child, then the child itself, then the
+            # records that only the next child has. So a child has the leaves with lower numbers than its own that no
+            # earlier child has. A child may also be below an earlier one. Then it has a lower number than that one, and
+            # no leaves of its own: `max` gives it an empty slice.
             stop = max(start, bisect.bisect_right(numbers, child))
             places.append(slice(start, stop))
             start = stop

@@ -127,8 +127,9 @@ class VmapTransform(FunctionTransform):
             or not all(map(self.is_label, labels))
             or any(isinstance(i, int) and i >= len(args) for i in self.static_positions(len(args), kwargs))
         ):
+            # Calls the vanilla transform. This raises its error. If it accepts the call, nothing is raised.
             self.raise_vanilla_error(args, kwargs)
-        # The vanilla transform accepts the call all the same.
+        # The vanilla transform has accepted the call, or the options fit. Without labels, the base groups the leaves.
         if labels is None:
             return super().grouping(policy, arguments)
         mapping = Treatment(
@@ -145,15 +146,16 @@ class VmapTransform(FunctionTransform):
         donation = self.donation_treatment(arguments)
         treatments = [mapping] if donation is None else [mapping, donation]
         if self.groups_by_outcome:
-            # Labels may be functions. Their answers for the leaves of another call are not known, so without a key no
-            # plan (the groups of a structure) is kept.
+            # Here labels may be functions (Equinox). Their answers for the leaves of another call are not known. So the
+            # grouping gets no key, and no plan (the groups of a structure) is kept.
             return Grouping(self.transform_name, lambda _: treatments)
         key = Static((policy.containers, *[treatment.prefix for treatment in treatments]))
         return Grouping(
             self.transform_name,
             lambda _: treatments,
             key=key,
-            # Labels `1` and `-1` are one axis for some ranks. With a single label there is nothing to compare.
+            # The ranks of the leaves decide which labels mean one axis: `1` and `-1` do for rank 2. So they are part of
+            # the key of a plan. With a single label there is nothing to compare.
             facts_of_leaves=_ndims if len(labels) > 1 else None,
             # A label without leaves gets a group, too, so that JAX sees all axes of the prefix.
             groups=[(label,) for label in labels] if donation is None else (),

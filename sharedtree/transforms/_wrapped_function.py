@@ -53,7 +53,8 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         all_options: the options as they were passed.
         options: the options for the vanilla transform, without `package_options`.
         is_filtered: True for Equinox's transforms: only arrays are traced.
-        alike: the transform and its options, to compare wrappers. None if a wrapper equals only itself.
+        alike: the key by which wrappers are compared: the transform and its options. None if a wrapper equals only
+            itself.
         names: names of the function's parameters, for errors.
         settings: facts for C about calls under one policy. None to leave the next call to Python.
         caches_traces: True if a trace serves many calls, so that a retrace is worth a warning.
@@ -87,7 +88,7 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         policy: PolicyOption,
         options: dict[str, Any],
     ) -> None:
-        """Copies the name and documentation of the function, and checks the options and the function.
+        """Stores the parts, copies the name and documentation of the function, and checks the options and the function.
 
         Raises:
             TypeError: if the policy says `in_place=True`, and the function is a mutable module or a method of one. The
@@ -102,10 +103,12 @@ class Wrapper(Caller, metaclass=_PrintedAsPublic):
         self.alike = self._made_alike()
         self._shared = self._shared_by(function)
         self.names = self._shared.names
-        # The transformed functions made so far. The key is what a subclass makes them for, such as policy and labels.
+        # The transformed functions made so far. A subclass chooses the keys: all that its transformed functions depend
+        # on, such as policy and labels.
         self._made: dict[Any, Any] = {}
         self.settings: CallSettings | None = None
-        # Does not copy the function's `__dict__`, which may be that of another wrapper.
+        # This `update_wrapper` is the package's own. It does not copy the `__dict__` of the function: the function may
+        # be another wrapper, with other attributes of these names.
         update_wrapper(self, function)
         self.__wrapped__ = function
         forbid_bound_module(function, current_policy(policy), self.transform_name)
@@ -221,6 +224,6 @@ def _remade(cls: Any, transform: Any, *args: Any) -> Wrapper:
     Args:
         cls: class of the wrapper.
         transform: the vanilla transform, or its public name.
-        args: the other arguments of the class.
+        args: the other arguments of its `__init__`: the function, the policy and the options.
     """
     return cls(transform_named(transform) if isinstance(transform, str) else transform, *args)

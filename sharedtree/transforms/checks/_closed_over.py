@@ -100,7 +100,9 @@ class _HeldModule(NamedTuple):
 def report_closed_over(
     function: Callable[..., Any], call: Call, differentiated: Collection[int], names: Names, policy: Policy
 ) -> None:
-    """Warns of each module that a function holds and is differentiated with respect to, as an argument.
+    """Warns of each differentiated module that comes in twice: as an argument, and as an object held by the function.
+
+    Inside the function these are two modules, and the gradient has only the part of the argument.
 
     Args:
         function: the user's function.
@@ -131,7 +133,8 @@ def report_closed_over(
             f"{held.place}. That is no argument, so inside they are two, and the gradient lacks what flows through the "
             "second."
         )
-        # The code replaces the module at `path`, or copies the whole argument, whose name ends at the first `.` or `[`.
+        # If there is code for the function's module, it gets the whole path. Otherwise the code copies the argument.
+        # Its name is the path up to the first `.` or `[`.
         owner, name = ("the function", path) if held.code else ("the argument", re.split(r"[.[]", path)[0])
         fix = (
             f"Use `{path}` in its place, so that the gradient is whole. If it is a constant, give {owner} objects of "

@@ -282,8 +282,12 @@ def _warn(lost: Sequence[_LostPart], fix: str, names: Names, policy: Policy) -> 
         fix: the lines that say what to do.
         names: names of the function and its arguments.
         policy: its `on_untie` makes the warning an error.
+
+    Raises:
+        UntiedError: under `Policy(on_untie="error")`.
     """
     texts = [(jtu.keystr(part.differentiated_path), jtu.keystr(part.lost_path)) for part in lost]
+    # `report_untied` puts a line in front, which says that a tie was cut. This tie is the "It" of the next line.
     lines = ["It was between what is differentiated and what is not, so the gradient is not whole:"]
     for (differentiated, constant), part in zip(texts[:MAX_PATHS], lost, strict=False):
         lines.append(f"    `{differentiated}` lacks what flows through `{constant}`, which is the same {part.kind}")

@@ -155,17 +155,19 @@ def _changed_statics(old_records: Sequence[Record], records: Sequence[Record]) -
 
 
 def _have_one_static_place(old: Op, new: Op) -> bool:
-    """Returns True if two operations differ only in a static value: that of a leaf, or one in a node's auxiliary data.
+    """Returns True if two operations have a static value in one place, and differ in this value.
 
-    Auxiliary data also lists the names of a node's attributes and children. If these differ, returns False.
+    The value is that of a static leaf, or the first in which a node's auxiliary data differ. Both values must be of one
+    class: `1` and `1.0` count as a change of the structure. Auxiliary data also list the names of a node's attributes
+    and children. If these differ, returns False.
     """
     if type(old) is Static and type(new) is Static:
         return type(old.peek()) is type(new.peek())
     if type(old) is not Node or type(new) is not Node or old.type.cls is not new.type.cls or new.type.is_plain:
         return False
     old_value, new_value = _first_difference(old.aux.peek(), new.aux.peek())
-    # Two tuples of different lengths may be the lists of a node's attributes. An object of one of this package's own
-    # classes also describes the node.
+    # Two tuples of different lengths may be the names of a node's attributes: then the structure changed. The same
+    # holds for an object of one of this package's own classes: it may say of which kind an attribute is.
     has_one_type = type(old_value) is type(new_value)
     return has_one_type and type(new_value) is not tuple and not _is_of_package(type(new_value))
 

@@ -516,13 +516,18 @@ class _Candidates:
     """
 
     def __init__(self, returned: _Returned, changes_of: Mapping[int, set[int]], used_records: set[int]) -> None:
-        """Groups the returned nodes by class, and collects the bits of the questions about the modules."""
+        """Groups the returned nodes by class, and collects the bits that stand for the changes and for the modules.
+
+        `_Dataflow` gives each change and each module a bit. The bits of a node tell what it is computed from. A *copy*
+        here is a node that may be one.
+        """
         dataflow = returned.dataflow
         self._dataflow = dataflow
         self._changes_of = changes_of
         self._class_of = {module: returned.class_of(module) for module in changes_of}
         self._removals = {index for changes in changes_of.values() for index in changes if returned.is_removal(index)}
-        # Module → True if all of its changes are values of the program. Module → the bits of its changes.
+        # Module → True if all of its changes are traced values, so that the traced program computes them. Then: module
+        # → the bits of its changes.
         self._are_in_program = {
             module: all(map(dataflow.is_in_program, changes)) for module, changes in changes_of.items()
         }

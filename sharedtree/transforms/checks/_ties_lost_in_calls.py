@@ -246,6 +246,8 @@ def _advice(
 class _Versions(NamedTuple):
     """Two nodes, such as a model and its target, that had all leaves in common in the arguments and none in the result.
 
+    Here the versions stand side by side in one module. Elsewhere in this file a version is a later state of a module.
+
     Attributes:
         paths: their paths in the module around them.
         num_leaves: number of traced leaves in each of them.
@@ -267,7 +269,8 @@ def _find_versions(
         tied_paths: the two paths of the tied object in the module.
 
     Returns:
-        The two nodes. None if the nodes on the two paths differ in shape, or in another way than as versions.
+        The two nodes. None if there are leaves in their place, if they differ in shape, if some of their leaves were
+        two already in the arguments, or if some are still one in the result.
     """
     # The paths begin with the same keys. The nodes are at the first key that differs: `.model` and `.ema`, for example.
     common = next((i for i, (a, b) in enumerate(zip(*tied_paths, strict=False)) if a != b), None)
@@ -277,7 +280,8 @@ def _find_versions(
     first, second, new_first, new_second = [at(combined, module, path) for module in modules for path in paths]
     if combined.node(first) is None or shape_of[first] != shape_of[second]:
         return None
-    # Walk four trees at once: both nodes in the arguments, and both nodes in the result.
+    # Walk four trees at once: both nodes in the arguments, and both nodes in the result. The caller has paired modules
+    # of the same shape, so the four have the same children.
     leaves: set[int] = set()
     visited: set[tuple[int, int, int, int]] = set()
     stack = [(first, second, new_first, new_second)]
@@ -447,9 +451,10 @@ def _modules_with_ties(tree: FlatDag, containers: bool) -> list[_NamedModule]:
 
 
 def _shapes(tree: FlatDag) -> list[int]:
-    """Returns the number of each record's shape. Two objects of one shape are alike but for values and sharing.
+    """Returns a number for each record. Two objects with equal numbers have one *shape*, apart from values and sharing.
 
-    That is: the same tree of classes and of names in plain containers, with leaves of the same shape and dtype.
+    That is: the same tree of classes and of names in plain containers, with arrays of the same dimensions and dtype.
+    Static values and the auxiliary data of modules do not count.
     """
     # Description of a shape → its number.
     numbers: dict[Any, int] = {}

@@ -82,7 +82,8 @@ def _route_to_tracer(value: Any, outer: Sequence[Any]) -> str | None:
 
     Returns:
         The steps of a shortest route from the value to a tracer, in words. Empty if the value is the tracer itself.
-        None if no tracer was found.
+        None if no tracer was found, or if the search was given up: after `_MAX_DEPTH` levels, or after the level in
+        which it reached more than `_MAX_OBJECTS` objects.
     """
     if type(value) in _SCALARS:
         return None
