@@ -174,11 +174,12 @@ def role_of(cls: Any) -> Role | None:
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Returns the plain data that stands for a module in a state: its fields. None for classes of other libraries.
+    """Returns the plain data for a module: its fields. None for classes of other libraries.
 
-    The attributes that `module_update_wrapper` adds are left out.
+    It stands for the module in a state, which is plain data for a whole model here, no `equinox.nn.State`. Attributes of
+    `module_update_wrapper` are left out.
     """
-    # `fields` is tested first, because `isinstance` is slow: it calls the metaclass.
+    # `fields` is tested first, to skip most other classes: `isinstance` is slow, since it calls the metaclass.
     if not node_type.fields or not isinstance(obj, eqx.Module):
         return None
     children, (names, static_items) = node_type.take_apart(obj)

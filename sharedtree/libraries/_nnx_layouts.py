@@ -60,12 +60,12 @@ class Nnx(NamedTuple):
     current_trace: Any
 
 
-# Empty until NNX was imported. Then one item: the table, or None if NNX is not as described.
+# Empty until NNX was imported. Then one item: its classes and functions, or None if NNX is not as described.
 _cached: list[Nnx | None] = []
 
 
 def nnx() -> Nnx | None:
-    """Returns the table of NNX if it was imported and is as described above. Otherwise None."""
+    """Returns the classes and functions of NNX, if it was imported and is as described above. Otherwise None."""
     if not _cached:
         if "flax.nnx" not in sys.modules or not hasattr(sys.modules["flax.nnx"], "Module"):
             return None
@@ -158,10 +158,10 @@ def _has_slots(obj: Any, **expected: Any) -> bool:
 
 
 def parts_of_frozen(value: Any) -> list[Any] | None:
-    """Lists the keys and values of a mapping that Flax never changes: a `FrozenDict`, or an object's `_pytree__nodes`.
+    """Lists the content of a mapping never changed by Flax: a `FrozenDict`, or an object's `_pytree__nodes`.
 
     Returns:
-        The keys and the values. None for any other value.
+        One list: key, value, key, value, and so on. None for any other value.
     """
     module = sys.modules.get("flax.core.frozen_dict")
     table = nnx()

@@ -162,7 +162,7 @@ class _ModuleRules(AttributeRules):
 
         Args:
             obj: the module.
-            attributes: its `__dict__`, which is changed.
+            attributes: its `__dict__`, to be changed.
             new_names: name of an attribute in the file → its name in the class today. None if it was removed.
 
         Raises:
@@ -188,7 +188,7 @@ class _ModuleRules(AttributeRules):
         return obj
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
-        """Gives a module these attributes, as by assignments and deletions. Unchanged attributes keep their kinds."""
+        """Sets attributes with new values, and deletes those not in `values`. All others keep their kinds."""
         attributes = module_kinds.attributes_of(obj)
         for name in [name for name in attributes if name not in values]:
             forget(obj, name)
@@ -289,7 +289,8 @@ def require_soundness(cls: Any) -> None:
     """Checks that the instances of a new class can be modules.
 
     Raises:
-        TypeError: if the class has slots, or if an attribute of the class itself is a marked value.
+        TypeError: if the class has slots, or if an attribute of the class itself is a marked value. As `__slots__`,
+            only the texts `"__weakref__"` and `"__dict__"` are accepted, and an empty tuple.
     """
     slots = vars(cls).get("__slots__", ())
     if slots and slots not in ("__weakref__", "__dict__"):

@@ -194,6 +194,9 @@ def present_kinds(module: Any) -> Kinds:
     """Returns the present kinds of an instance. Ignored attributes, such as cached properties, are left out.
 
     Cost: one step for each attribute, and for each part of a static container.
+
+    Raises:
+        UnregisteredTypeError: if a marked value was put into the `__dict__` without an assignment.
     """
     cls: Any = type(module)
     stored = stored_kinds(module)

@@ -243,7 +243,7 @@ class Module(kinds.HasKinds):
 
         A copy of `jax.nn.relu`, for example, would be another function, and the copied module would be traced anew.
         """
-        # The copies of static values so far are in the memo, too. Its other keys are ids.
+        # The memo maps ids to copies. Under one more key it has the copies of static values so far.
         copies = cast("dict[Any, Any]", memo).setdefault(_COPIES, IdentityDict[Any]())
 
         def copied(kind: Any, value: Any) -> Any:
@@ -253,12 +253,13 @@ class Module(kinds.HasKinds):
         return kinds.copied(self, copied, memo)
 
     def __reduce__(self) -> Any:
-        """Pickles the module as a module without attributes, with its kinds, and the attributes as its state."""
+        """Tells pickle how to make the module: an empty one with its kinds. Then pickle sets the attributes."""
         # A class with a `__getstate__` decides itself what is pickled.
         if type(self).__getstate__ is not object.__getstate__:
             state = self.__getstate__()
         else:
-            # Pickle finds plain functions by name. `jax.nn.relu` is an object, so its name is put in its place.
+            # Pickle finds plain functions by name, but `jax.nn.relu` is an object. `with_names` puts its name in its
+            # place, and loading looks the name up.
             state = {name: with_names(value) for name, value in kinds.attributes_of(self).items()}
         return kinds.with_kinds, (type(self), kinds.stored_kinds(self)), state
 

@@ -167,7 +167,8 @@ def _has_cycle(tree: FlatDag, replacements: dict[int, int]) -> bool:
     """
     # Visited record → True while the records below it are being visited. If it is reached again then, it is in a cycle.
     is_open: dict[int, bool] = {}
-    # Each record is pushed again below its children, as done, so that it comes off the stack after them.
+    # Pairs of a record and True if all records below it were visited. A record is pushed again, with True, before its
+    # children, so that it comes off the stack after them.
     stack = [(tree.root, False)]
     while stack:
         number, is_done = stack.pop()

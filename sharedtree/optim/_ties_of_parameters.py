@@ -743,14 +743,15 @@ class InitialTies:
 
 
 def note_in_state(model: Any, state: Any, missing: Sequence[LostLeaf]) -> None:
-    """Notes slots of a state, the optimizer's values for one parameter, whose ties were lost because the model's were.
+    """Notes in a new state the slots of parameters with lost ties, so that the same loss is not reported twice.
 
-    So nothing reports the lost ties of these slots, after the lost ties of the model have been reported.
+    A slot is the optimizer's value for one parameter, for example its momentum. If the model lost a tie, its slots lost
+    it, too. The loss is reported for the model. A note on a slot keeps later calls from reporting it again.
 
     Args:
         model: the parameters, or a gradient.
         state: the new state, from the update of these parameters.
-        missing: the ties that the model has lost.
+        missing: the ties lost by the model.
     """
     sharing, state_dag = _without_values(walk_alone(model)), walk_alone(state)
     shape_numbers: dict[Any, int] = {}

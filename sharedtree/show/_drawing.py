@@ -114,7 +114,7 @@ def drawing_of(outline: Outline, depth: int | None, most: int | None, igraph: An
     Args:
         outline: the outline of a model.
         depth: number of levels below the root that have boxes. None for all.
-        most: most boxes. None for `MOST_BOXES`, or fewer if so many are too wide.
+        most: most boxes. None for `MOST_BOXES`, or for fewer if a drawing with these is too wide.
         igraph: the module `igraph`.
         drawsvg: the module `drawsvg`.
     """

@@ -517,13 +517,13 @@ def _settle(layer: Sequence[int], targets: Sequence[float], widths: Sequence[flo
     """Moves the vertices of a layer as near as possible to their targets, in their order and without overlaps.
 
     The squares of the distances to the targets are minimal in sum. The algorithm is the pool of adjacent violators
-    (Ayer and others, 1955): neighbours that would overlap are pooled, and a pool moves as one.
+    (Ayer and others, 1955): neighbours are pooled if they would overlap at their targets, and a pool moves as one.
 
     Args:
         layer: the vertices, from left to right.
-        targets: the x coordinate that each of them should have.
-        widths: width of each vertex of the drawing.
-        xs: x coordinate of each vertex of the drawing. Those of the layer are overwritten.
+        targets: the wanted x coordinate of each vertex of the layer.
+        widths: width of each vertex of the whole drawing, by number.
+        xs: x coordinate of each vertex of the whole drawing, by number. Those of the layer are overwritten.
     """
     # Distance of each vertex from the first one, if they stand as near together as possible.
     offsets, offset_so_far = list[float](), 0.0

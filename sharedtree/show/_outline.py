@@ -60,7 +60,7 @@ class EqualBlocks:
     """
 
     def __init__(self, description: Description, shortest: int = SHORTEST_RUN) -> None:
-        """Gives each part the number of its shape class. Parts with different numbers are never equal."""
+        """Numbers the parts by shape. Parts with different numbers are never equal, parts with one number may be."""
         self._description, self._shortest = description, shortest
         # Number of comparisons that are still allowed.
         self._budget = _COMPARISONS * len(description) + 10_000
@@ -71,7 +71,7 @@ class EqualBlocks:
         for number in sorted(description.reached):
             part = description[number]
             children = tuple([self._shape_classes[child] for child in part.children])
-            # `nbytes` follows from the rest, unless two classes of numbers have one name and different sizes.
+            # `nbytes` follows from shape and dtype, unless two dtypes of different sizes have one name.
             key = (part.kind, part.name, part.steps, part.shape, part.dtype, part.nbytes, part.through, children)
             self._shape_classes[number] = class_numbers.setdefault(key, len(class_numbers))
 

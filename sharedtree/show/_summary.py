@@ -91,12 +91,12 @@ def summary(tree: Any, *, depth: int | None = None, lines: int = MOST_ROWS) -> S
 
     Three or more equal neighbours (`.layers[0]` to `.layers[11]`) are one row with `×12`, above the rows of the first.
     Neighbours are equal if they have one class, and equal fields, shapes, dtypes and ties. Values and static fields are
-    not compared. A neighbour that is tied to another part of the model has a row of its own.
+    not compared. A neighbour tied to another part of the model has a row of its own.
 
     Args:
         tree: a model of any library, any container of models and arrays, or a `Dag`. Its arrays may be abstract.
         depth: number of levels below the root that are shown. Default: all.
-        lines: most rows that are printed. Default: 1,000.
+        lines: most rows to print. Default: 1,000.
 
     Returns:
         A table that prints as text, is HTML in a notebook, and has colours in `rich.print`. Its attributes have the

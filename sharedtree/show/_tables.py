@@ -271,7 +271,8 @@ def _html_pieces(outline: Outline, depth: int | None, most: int) -> Iterator[str
     """Yields the pieces of the HTML, in order. For the parameters, see `html_table`."""
     rows = outline.iterate(depth)
     shown = list(itertools.islice(rows, most))
-    # Links lead to names within the page. The checksum of the first columns keeps tables of several models apart.
+    # Links lead to names within the page. The checksum of depths, steps and paths keeps tables of different models
+    # apart. Two models of one structure have one prefix: their links lead to the table that comes first in the page.
     name = f"sharedtree-{zlib.crc32(repr([row[:3] for row in shown]).encode('utf-8', 'backslashreplace')):08x}"
     # Marks of the ties whose first place has a row, so that a link can lead there.
     linked_marks = {row.mark for row in shown if not row.is_again}

@@ -85,7 +85,7 @@ class _Notes:
         return reference is not None and reference() is obj
 
     def __bool__(self) -> bool:
-        """Returns True if the set has entries. If the oldest object is dead, removes all dead ones before."""
+        """Returns True if the set has entries. Removes those of dead objects first, if the oldest object is dead."""
         if not self._references:
             return False
         with self._lock:

@@ -108,7 +108,7 @@ def _tied_through(flat: FlatDag, targets: Sequence[int], through: Callable[..., 
         TypeError: if `through` is no function.
         SharingMismatchError: if the result of `through` does not fit, or one of the targets is no array.
     """
-    # Programs without views do not import this file.
+    # Imported here, so that programs without views do not import `_views`.
     from ._views import with_view
 
     if not callable(through):
@@ -148,7 +148,7 @@ def _built(flat: FlatDag) -> Any:
 
 
 def _require_no_values(flat: FlatDag, targets: Sequence[int], further_arguments: str = "") -> None:
-    """Raises an error if one of the nodes to tie is the array in a variable of Flax NNX, which carries no identity.
+    """Raises an error if a node to tie is the value (the array) of a variable of Flax NNX: it carries no identity.
 
     Args:
         flat: the tree, with its leaves.
@@ -563,12 +563,13 @@ def _record_at(tree: FlatDag, number: int, path: Path) -> int:
 
 
 def _described(tree: FlatDag, number: int, counterpart: int) -> str:
-    """Describes a record in words. Two nodes of one class are described by the static data in which they differ.
+    """Describes a record in words: an array by dtype and shape, and a node by its class and any different static data.
 
     Args:
         tree: the tree, with its leaves.
         number: number of the record.
-        counterpart: number of the record that it is compared with.
+        counterpart: number of the record to compare it with. Of two nodes of one class, the different static data are
+            named.
     """
     op, counterpart_op = tree.records[number][0], tree.records[counterpart][0]
     if op is LEAF:

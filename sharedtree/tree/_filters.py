@@ -325,7 +325,7 @@ def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Op
 
 
 def _no_filter(spec: Any, option: Option) -> TypeError:
-    """Returns the error for a specification that is no filter."""
+    """Returns the error for a specification if it is no filter."""
     advice = "For example"
     # `grad(f, wrt=1)` is `argnums` by mistake.
     if isinstance(spec, int) and option.code.startswith("sharedtree.grad"):
@@ -343,10 +343,10 @@ def _no_filter(spec: Any, option: Option) -> TypeError:
 
 
 def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str:
-    """Returns text for an error that lists values which a filter could have selected, and code that selects one.
+    """Returns text for an error about a filter without selected leaves: some candidates, and code to select one.
 
     Args:
-        candidates: the places about which the filter was asked, at least one.
+        candidates: places that a filter could select, at least one. The filter was asked about each.
         spec: the user's specification.
         option: the parameter to which the user passed the specification.
     """

@@ -288,7 +288,7 @@ def require_alike(tree: Any, aligned_tree: Any, name: str, like: str, how_to_tie
 
     Args:
         tree: the first tree.
-        aligned_tree: the second tree. It may have `None` in the place of a leaf.
+        aligned_tree: the second tree. In the place of a leaf of the first it may have any object, for example `None`.
         name: name of the second tree in errors.
         like: name of the first tree in errors.
         how_to_tie: makes the advice if the second tree lacks ties.
