@@ -84,7 +84,7 @@ def _attributes(cls: Any) -> dict[str, Any]:
 
 @functools.cache
 def gru_cell() -> Any:
-    """Returns a class with the interface of `GRUCell` before Flax 0.7: the number of features is that of the carry.
+    """Returns a class with the interface of `GRUCell` before Flax 0.7: the carry gives the number of features.
 
     Its layers and the names and shapes of its parameters are those of today's `flax.linen.GRUCell`.
     """

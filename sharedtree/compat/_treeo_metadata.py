@@ -27,11 +27,11 @@ class _Fields(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """Content of an `Opaque` of treeo, which wraps a static value.
+    """Content of an `Opaque`, treeo's wrapper of a static value.
 
     Attributes:
         value: the static value.
-        predicate: the function with which treeo compares two values.
+        predicate: treeo's function to compare two values.
     """
 
     value: Any

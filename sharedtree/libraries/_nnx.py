@@ -119,7 +119,7 @@ def trained_below(cls: Any, _: Any, num_children: int) -> Sequence[Trained] | No
 
 
 def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
-    """Reads an `nnx.DiffState(0, nnx.Param)`, which `nnx.grad` takes as `argnums`. None for other values.
+    """Reads an `nnx.DiffState(0, nnx.Param)`, an argument for the `argnums` of `nnx.grad`. None for other values.
 
     Returns:
         The position, and code for the filter. That is always `nnx.Param`, as an example for errors.
@@ -129,7 +129,7 @@ def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Returns the plain data that stands for an object or a variable in a state. None for other classes.
+    """Returns the plain data for an object or a variable in a state. None for other classes.
 
     A variable is represented by its value, a `List` by a list, any other object by its attributes.
     """
@@ -308,7 +308,7 @@ def _has_attributes_of_holder(attributes: dict[str, Any], types: dict[str, type]
 
 
 def _expected_marks(cls: Any, attributes: dict[str, Any], table: Nnx) -> dict[str, Any]:
-    """Returns the marks that follow from the class and the values."""
+    """Returns the marks to be expected from the class and the values."""
     marks = dict(getattr(getattr(cls, NODES), MAPPING))
     for name, value in attributes.items():
         if name not in marks:

@@ -550,7 +550,7 @@ def _two_labels(
 
 
 def _selected_once(selected_path: str, omitted_path: str, fix: str) -> InconsistentSharingError:
-    """Returns the error for a filter that selects a tied parameter at only one of two paths."""
+    """Returns the error for a filter selecting a tied parameter at only one of two paths."""
     return InconsistentSharingError(
         f"`{selected_path}` and `{omitted_path}` are one parameter of the model, but `wrt` selects it at the first "
         f"path and not at the second.\nA tied parameter is updated once, for all of its paths. "

@@ -75,7 +75,7 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int | None = None) -> Dr
 
     Args:
         tree: a model of any library, any container of models and arrays, or a `Dag`. Its arrays may be abstract.
-        depth: number of levels below the root that have boxes. Default: all.
+        depth: number of levels below the root with boxes. Default: all.
         boxes: most boxes. If there are more, the uppermost are drawn, and the others are lines. Default: 150, or fewer
             if the drawing would be too wide.
 
@@ -113,7 +113,7 @@ def drawing_of(outline: Outline, depth: int | None, most: int | None, igraph: An
 
     Args:
         outline: the outline of a model.
-        depth: number of levels below the root that have boxes. None for all.
+        depth: number of levels below the root with boxes. None for all.
         most: most boxes. None for `MOST_BOXES`, or for fewer if a drawing with these is too wide.
         igraph: the module `igraph`.
         drawsvg: the module `drawsvg`.

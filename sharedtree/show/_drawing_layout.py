@@ -36,7 +36,7 @@ class Box(NamedTuple):
         title: its class, or dtype and shape of an array.
         lines: the lines below the title: its size, and the arrays that it holds.
         path: path of its first place.
-        repeats: number of equal neighbours that it stands for.
+        repeats: number of equal neighbours in it.
         mark: number of its tie. None if the part is not tied.
         times: number of ties that it stands for.
         num_places: number of places of the model that hold the part.
@@ -100,7 +100,7 @@ class _Field(NamedTuple):
     Attributes:
         label: name of the field.
         child: number of the part that it leads to.
-        repeats: number of equal neighbours that it stands for.
+        repeats: number of equal neighbours in it.
         level: level of the child, counted from the root.
     """
 
@@ -115,7 +115,7 @@ class _BoxCollector:
 
     Args:
         outline: the outline of a model.
-        depth: number of levels below the root that have boxes. None for all.
+        depth: number of levels below the root with boxes. None for all.
         most: most boxes.
 
     Attributes:
@@ -211,7 +211,7 @@ def boxes_of(outline: Outline, *, depth: int | None = None, most: int = MOST_BOX
 
     Args:
         outline: the outline of a model.
-        depth: number of levels below the root that have boxes. None for all.
+        depth: number of levels below the root with boxes. None for all.
         most: most boxes.
 
     Cost: linear in the rows of the outline.

@@ -379,7 +379,7 @@ class Outline:
         """Yields the rows from the root down.
 
         Args:
-            depth: number of levels below the root that are shown. Default: all.
+            depth: number of levels shown below the root. Default: all.
         """
         root = Run("", self.description.root, (self.description.root,))
         # Each entry is a run, the path of its parent, its depth and its place.

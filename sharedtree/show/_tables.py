@@ -94,8 +94,8 @@ def table_lines(
 
     Args:
         outline: the outline of a model.
-        depth: number of levels below the root that are shown. None for all.
-        most: most rows that are shown.
+        depth: number of levels shown below the root. None for all.
+        most: most rows to show.
         width: most characters of a line. None for any number.
         how: names of the options that choose other rows, to be printed if there are more rows.
 
@@ -261,8 +261,8 @@ def html_table(outline: Outline, *, depth: int | None, most: int) -> str:
 
     Args:
         outline: the outline of a model.
-        depth: number of levels below the root that are shown. None for all.
-        most: most rows that are shown.
+        depth: number of levels shown below the root. None for all.
+        most: most rows to show.
     """
     return "".join(_html_pieces(outline, depth, most))
 

@@ -71,7 +71,7 @@ def ties(tree: Any) -> tuple[Tie, ...]:
 
     Raises:
         CycleError: if an object contains itself.
-        UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+        UnregisteredTypeError: if `tree` cannot be taken apart.
 
     Cost: one walk over the nodes, however many paths there are, and one over those below each tie. Nothing is copied.
 

@@ -413,7 +413,7 @@ def copy(tree: T) -> T:
 
     Raises:
         CycleError: if an object contains itself.
-        UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+        UnregisteredTypeError: if `tree` cannot be taken apart.
 
     Cost: one walk over the nodes, and the bytes of each array once.
 

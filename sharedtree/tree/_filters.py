@@ -96,7 +96,7 @@ class FilterPrefix(NamedTuple):
 
     Attributes:
         tree: the prefix or its part, a user's object.
-        option: the parameter to which the user passed the prefix.
+        option: the parameter with this prefix.
         asks_for_path: True if at least one function in the prefix takes a path.
     """
 
@@ -128,7 +128,7 @@ def filter_of(spec: Any, option: Option) -> AnyFilter:
 
     Args:
         spec: the specification.
-        option: the parameter to which the user passed the specification.
+        option: the parameter with this specification.
 
     Raises:
         TypeError: if the specification is no filter.
@@ -309,7 +309,7 @@ def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Op
         answer: the object that the function returned.
         function: the function.
         place: the place about which it was asked.
-        option: the parameter to which the user passed the filter.
+        option: the parameter with the filter.
 
     Raises:
         TypeError: if the answer is no boolean, for example a traced array.
@@ -348,7 +348,7 @@ def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str
     Args:
         candidates: places that a filter could select, at least one. The filter was asked about each.
         spec: the user's specification.
-        option: the parameter to which the user passed the specification.
+        option: the parameter with this specification.
     """
     tags = strings_in(spec)
     words = {word for tag in tags for word in re.findall(r"\w+", tag)}

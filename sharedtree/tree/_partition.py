@@ -65,7 +65,7 @@ def filter(  # noqa: A001
             a list of filters. At a static function of the tree, a prefix has a boolean, or a filter at a node above.
         inverse: True to keep the leaves that are not selected instead.
         replace: the object in the place of all other leaves.
-        is_leaf: nodes for which it is true count as leaves.
+        is_leaf: a node counts as a leaf if it is true for the node.
 
     Returns:
         A tree of new nodes.
@@ -182,7 +182,7 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
 
     Args:
         trees: trees of one shape. A tree may have `None` where another tree has a leaf or a subtree.
-        is_leaf: nodes for which it is true count as leaves.
+        is_leaf: a node counts as a leaf if it is true for the node.
 
     Returns:
         A tree of new nodes. Static data of nodes are those of the first tree.

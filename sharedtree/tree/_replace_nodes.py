@@ -56,8 +56,8 @@ def at(
         tree: the tree; it is not changed.
         replace: the replacement, or a sequence of as many as `where` returned.
         replace_fn: instead of `replace`: takes what is there and returns the replacement. Called once for each node.
-        is_leaf: nodes for which it is true count as leaves. With `lambda x: x is None` each `None` has a stand-in, as
-            a leaf has, so a `where` that looks for `None` does not find it.
+        is_leaf: a node counts as a leaf if it is true for the node. With `lambda x: x is None` each `None` has a
+            stand-in, as a leaf has, so a `where` that looks for `None` does not find it.
 
     Returns:
         A tree of new nodes, apart from the replacements; all other arrays are the same objects.
