@@ -268,11 +268,11 @@ class Training:
         data: the text, as uint8.
         sizes: sizes of the model and of its training.
         steps: number of steps of the whole training.
-        seed: seed of the model, of the windows and of the text that the model writes.
+        seed: seed of the model, of the windows and of the model's own text.
 
     Attributes:
         data: the text.
-        traces: number of times that JAX traced the step.
+        traces: number of traces of the step by JAX.
         start: the checkpoint before the first step.
     """
 
@@ -455,7 +455,7 @@ class Report:
         parameters_untied: number of parameters if nothing were tied.
         optimizer_bytes: bytes of the optimizer's state.
         optimizer_bytes_untied: bytes of the optimizer's state if nothing were tied.
-        traces: number of times that JAX traced the step.
+        traces: number of traces of the step by JAX.
         bytes_per_second: bytes of the text learnt from in a second.
         file_bytes: sizes of the checkpoint and of other files with its content.
         resumed_steps: number of steps taken again from the loaded checkpoint.
@@ -571,7 +571,7 @@ def run(
 
     Args:
         steps: number of steps.
-        seed: seed of the model, of the windows and of the text that the model writes.
+        seed: seed of the model, of the windows and of the model's own text.
         quick: True to let the model write less. The report then compares its loss with the first one.
         sizes: sizes of the model and of its training. Default: those of `Sizes`.
         save: path of the checkpoint. Default: a file to be deleted at the end.

@@ -76,7 +76,7 @@ class _TreeoRules(AttributeRules):
         return factories.get(name) or ((lambda: defaults[name]) if name in defaults else None)
 
     def attributes_for_file(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
-        """Sorts the attributes, nodes first, and leaves out metadata if loading will make them again."""
+        """Sorts the attributes, nodes first, and leaves out metadata if loading will make it again."""
         cls: Any = type(obj)
         if not _is_tree(cls):
             return attributes

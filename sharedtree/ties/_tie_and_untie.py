@@ -129,7 +129,7 @@ def _with_leaves(records: Sequence[Record], new_numbers: Mapping[Any, int], old:
 
     Args:
         records: the new records. The last one is the root.
-        new_numbers: old number → new number, for the records that remain. Keys that are no old numbers are ignored.
+        new_numbers: old number → new number, for the remaining records. Keys that are no old numbers are ignored.
         old: the flat DAG before, with its leaves.
     """
     leaves: dict[int, Any] = {}
@@ -140,7 +140,7 @@ def _with_leaves(records: Sequence[Record], new_numbers: Mapping[Any, int], old:
 
 
 def _built(flat: FlatDag) -> Any:
-    """Builds the tree that a flat DAG describes, from its leaves and new nodes."""
+    """Builds the tree of a flat DAG, from its leaves and new nodes."""
     # Object of each record. `build` appends to it.
     table: list[Any] = []
     build(flat.records, list(flat.leaves.values()), table)
@@ -153,7 +153,7 @@ def _require_no_values(flat: FlatDag, targets: Sequence[int], further_arguments:
     Args:
         flat: the tree, with its leaves.
         targets: numbers of the nodes to tie.
-        further_arguments: text that follows the arguments of `tie` in the fix.
+        further_arguments: text after the arguments of `tie` in the fix.
 
     Raises:
         SharingMismatchError: with a fix that ties the variables.
@@ -341,7 +341,7 @@ def retie(tree: T, like: Any) -> T:
     Paths through views come last. Use it after `jax.tree.map`, `optax.apply_updates` or a checkpoint without ties.
 
     Args:
-        tree: the tree; it is not changed. Ties that it has and `like` lacks are kept.
+        tree: the tree; it is not changed. Its ties are kept, even those missing in `like`.
         like: a tree of the same shape. In the place of its leaves, `tree` may have any subtrees, including `None`. So a
             gradient or an optimizer state can be retied like its model.
 
@@ -407,7 +407,7 @@ def copy(tree: T) -> T:
         tree: a module, or any container of modules and arrays; it is not changed.
 
     Returns:
-        A new tree that shares no array and no node with `tree`. Arrays stay on their devices, with their sharding. A
+        A new tree without any array or node of `tree`. Arrays stay on their devices, with their sharding. A
         `jax.Ref` becomes a new reference to a copy of its value. Under a transform, copies of tracers are tracers.
         Mutable static values are copied, and all others are the same objects.
 
@@ -460,8 +460,8 @@ def require_interchangeable(tree: FlatDag, left: int, right: int) -> None:
 
     Args:
         tree: the tree, with its leaves.
-        left: number of the record that would be kept.
-        right: number of the record that would be replaced.
+        left: number of the record to be kept.
+        right: number of the record to be replaced.
 
     Raises:
         SharingMismatchError: if the records, or any two records at one path below them, differ in class, static data,

@@ -62,7 +62,7 @@ class Place(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A parameter that takes a filter.
+    """A parameter for a filter.
 
     Attributes:
         name: the name of the parameter.
@@ -265,7 +265,7 @@ def any_of(spec: Sequence[Any], option: Option) -> Filter:
 
 
 def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path and value"]:
-    """Returns the arguments with which a filter that is a function is called.
+    """Returns the arguments for a call of a function as a filter.
 
     Raises:
         TypeError: if the function can be called neither with a leaf nor with a path and a value.
