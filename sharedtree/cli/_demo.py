@@ -414,7 +414,7 @@ def _tie_texts(checkpoint: Checkpoint) -> set[str]:
 
 
 def _bits_by_path(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns path → value in a form for `==` to compare bit for bit: the class, and then dtype, shape and bytes."""
+    """Returns path → value in a form that `==` compares bit for bit: the class, and then dtype, shape and bytes."""
     bits: dict[str, Any] = {}
     for path, value in jax.tree_util.tree_leaves_with_path(checkpoint):
         # A key array has no bytes of its own.

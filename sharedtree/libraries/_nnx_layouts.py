@@ -189,7 +189,7 @@ class Facts(NamedTuple):
 
 
 def facts_of(cls: Any) -> Facts | None:
-    """Returns the facts about a class. None for a class of other libraries, and for one not to be read by C.
+    """Returns the facts about a class. None for a class of other libraries, or one that C must not read.
 
     C must not read a class with flatten functions of its own, with a `__getattribute__`, or with other slots.
     """

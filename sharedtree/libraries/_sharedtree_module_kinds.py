@@ -299,7 +299,7 @@ class ClassFacts(NamedTuple):
             `static=True`.
         ignored: names of attributes that are no data: values of cached properties, and `__orig_class__`, which
             `typing` sets on instances.
-        undeclared: name of a dataclass field in another class. None if the class has no such field.
+        undeclared: name of a dataclass field if the class is no dataclass. None if it has no such field.
     """
 
     declared: dict[str, Kind]
@@ -394,7 +394,7 @@ _NAMES: dict[Kind, str] = {PARAMETER: "a parameter", STATE: "state"}
 
 
 def require_no_hidden_children(value: Any, head: str) -> None:
-    """Checks that an object, if it is no node, holds no arrays or modules. Nobody would see them there.
+    """Checks that an object that is no node holds no arrays or modules. Nobody would see them there.
 
     Raises:
         UnregisteredTypeError: for views of dictionaries and for iterators, for sets and other objects with arrays or

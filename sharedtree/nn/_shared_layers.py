@@ -105,7 +105,7 @@ def unwrap_shared(tree: Any) -> Any:
 
 
 def _wrappers(tree: FlatDag) -> dict[int, str]:
-    """Finds the records of each `Shared`. Returns the first path of each."""
+    """Finds the record of each `Shared`, with its first path."""
     wrappers: dict[int, str] = {}
     for number in tree.first_paths:
         node = tree.node(number)

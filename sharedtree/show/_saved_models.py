@@ -50,7 +50,7 @@ def description_of_file(manifest: Manifest) -> Description:
 
 
 def _state_in(manifest: Manifest) -> set[int]:
-    """Returns the nodes with no place outside state.
+    """Returns the nodes that are state at all of their places.
 
     A node is state at a place below a class of state, or below an attribute that is marked as state.
     """
@@ -181,7 +181,7 @@ _SORTED = ("dict", "defaultdict")
 
 
 def _sort_key(key: Child) -> Any:
-    """Returns the text or integer for JAX to sort a key of a dict by. None for keys of other types.
+    """Returns the text or integer by which JAX sorts a key of a dict. None for keys of other types.
 
     An integer key is a list of `"int"` and hexadecimal digits. A file may claim any number of digits, so long ones are
     not read.

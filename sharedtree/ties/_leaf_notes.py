@@ -58,7 +58,7 @@ class _Notes:
         self._lock = Lock()
 
     def add(self, objects: Iterable[Any]) -> None:
-        """Adds the objects, except those without weak references."""
+        """Adds the objects. Objects that allow no weak references are left out."""
         with self._lock:
             for obj in objects:
                 try:

@@ -265,7 +265,7 @@ def any_of(spec: Sequence[Any], option: Option) -> Filter:
 
 
 def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path and value"]:
-    """Returns the arguments for a call of a function as a filter.
+    """Returns the arguments with which a filter is called if it is a function.
 
     Raises:
         TypeError: if the function can be called neither with a leaf nor with a path and a value.
