@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
         width: numbers in the vector of a byte.
         heads: attention heads of a block. `width // heads` must be even, see `rotated`.
         blocks: number of blocks.
-        context: bytes that the model sees.
+        context: number of bytes seen by the model.
         batch: windows of a text in one step, each of `context` bytes and the one to predict.
     """
 
@@ -63,8 +63,8 @@ class Attention(eqx.Module):
     """Causal self-attention: each position attends to itself and to earlier positions.
 
     Attributes:
-        inward: layer that makes queries, keys and values.
-        outward: layer that mixes the results of the heads.
+        inward: layer for queries, keys and values.
+        outward: layer for mixing the results of the heads.
         heads: number of heads.
     """
 
@@ -104,7 +104,7 @@ class Block(eqx.Module):
 
 
 class LanguageModel(eqx.Module):
-    """Transformer that predicts the byte after each position of a text. Embedding and output layer are tied."""
+    """Transformer predicting the byte after each position of a text. Embedding and output layer are tied."""
 
     embed: Embedding
     blocks: list[Block]
@@ -131,7 +131,7 @@ class LanguageModel(eqx.Module):
 
 
 def rotated(vectors: jax.Array) -> jax.Array:
-    """Rotates each vector by an angle that grows with its position (RoFormer, 2021).
+    """Rotates each vector by an angle growing with its position (RoFormer, 2021).
 
     The product of two rotated vectors depends on their distance, so attention sees how far apart two bytes are.
 
@@ -215,7 +215,7 @@ def make_optimizer(steps: int, peak: float = 3e-3) -> Any:
 
 
 def next_byte_loss(model: LanguageModel, windows: jax.Array) -> jax.Array:
-    """Returns the mean loss of a model that predicts each byte of the windows but the first ones.
+    """Returns the mean loss of a model predicting each byte of the windows but the first ones.
 
     Args:
         model: the model.
@@ -232,10 +232,10 @@ class Checkpoint(NamedTuple):
         model: the model.
         optimizer_state: the state of `make_optimizer(steps)`.
         step: number of steps so far.
-        windows: state of the NumPy generator that chooses the windows.
-        key: JAX key for the text that the model writes at the end.
+        windows: state of the NumPy generator for choosing windows.
+        key: JAX key for the model's own text at the end.
         sizes: sizes of the model and of its training.
-        steps: number of steps of the whole training, which decides the learning rates.
+        steps: number of steps of the whole training. It decides the learning rates.
     """
 
     model: LanguageModel
@@ -268,11 +268,11 @@ class Training:
         data: the text, as uint8.
         sizes: sizes of the model and of its training.
         steps: number of steps of the whole training.
-        seed: seed of the model, of the windows and of the text that the model writes.
+        seed: seed of the model, of the windows and of the model's own text.
 
     Attributes:
         data: the text.
-        traces: number of times that JAX traced the step.
+        traces: number of traces of the step by JAX.
         start: the checkpoint before the first step.
     """
 
@@ -440,25 +440,25 @@ bytes is the layer that writes them: one object at two paths, .embed and .head. 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """Result of a run of the demo. Its `str` is the text that the command prints.
+    """Result of a run of the demo. The command prints its `str`.
 
     Attributes:
         quick: True for a quick run, whose loss is compared with its first loss.
         first_loss: loss of the first step.
         validation_loss: loss of the trained model on the validation part.
         unigram_loss: loss of a model without context, with which a full run is compared.
-        prompt: the text that the model continued.
+        prompt: the text for the model to continue.
         sample: the continuation.
         ties_before: ties of the model before the first step.
         ties_after: ties of the model after the last step.
         parameters: number of parameters.
         parameters_untied: number of parameters if nothing were tied.
         optimizer_bytes: bytes of the optimizer's state.
-        optimizer_bytes_untied: bytes of that state if nothing were tied.
-        traces: number of times that JAX traced the step.
-        bytes_per_second: bytes of the text that were learnt from in a second.
+        optimizer_bytes_untied: bytes of the optimizer's state if nothing were tied.
+        traces: number of traces of the step by JAX.
+        bytes_per_second: bytes of the text learnt from in a second.
         file_bytes: sizes of the checkpoint and of other files with its content.
-        resumed_steps: number of steps that were taken again from the loaded checkpoint.
+        resumed_steps: number of steps taken again from the loaded checkpoint.
         resumed_differences: see `differences`.
     """
 
@@ -571,10 +571,10 @@ def run(
 
     Args:
         steps: number of steps.
-        seed: seed of the model, of the windows and of the text that the model writes.
+        seed: seed of the model, of the windows and of the model's own text.
         quick: True to let the model write less. The report then compares its loss with the first one.
         sizes: sizes of the model and of its training. Default: those of `Sizes`.
-        save: path of the checkpoint. Default: a file that is deleted at the end.
+        save: path of the checkpoint. Default: a file to be deleted at the end.
 
     Raises:
         ImportError: if optax or tqdm is not installed. The message says how to install them.

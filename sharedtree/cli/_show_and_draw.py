@@ -52,8 +52,8 @@ class SizedLine(NamedTuple):
 
     Attributes:
         line: the line.
-        nbytes: bytes of the arrays that have their first place in this line or below it.
-        is_cut: True if there are lines below it that are not shown.
+        nbytes: bytes of the arrays with their first place in this line or below it.
+        is_cut: True if lines below it are hidden.
     """
 
     line: Line
@@ -149,7 +149,7 @@ def _write_head(file: str, file_nbytes: int, inspection: Inspection, num_ties: i
         file: path of the file.
         file_nbytes: its size.
         inspection: its content.
-        num_ties: number of places that are tied to an earlier one.
+        num_ties: number of places tied to an earlier one.
         write: writes one line, see `line_writer`.
     """
     by = f"written by {inspection.library}" if inspection.library else _BY_ANOTHER_PROGRAM
@@ -185,7 +185,7 @@ def _write_tree(lines: "SizedLines", most: int, write: Callable[..., None]) -> N
 
 
 def _write_table(arguments: argparse.Namespace, manifest: Manifest, write: Callable[..., None]) -> None:
-    """Writes the table that `sharedtree.summary` makes, as wide as the terminal."""
+    """Writes the table of `sharedtree.summary`, as wide as the terminal."""
     outline = Outline(description_of_file(manifest))
     # Redirected output has the same width everywhere, unless the user chooses one by COLUMNS.
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -215,7 +215,7 @@ def _inspect(source: Source) -> tuple[Inspection, Manifest | None]:
 
 
 class SizedLines:
-    """Lines of a tree down to a depth, each with the size of all that is below it.
+    """Lines of a tree down to a depth, each with the size of everything below it.
 
     Args:
         lines: the lines of the whole tree, from the root down. They are iterated over once, and once more for each
@@ -223,7 +223,7 @@ class SizedLines:
         depth: number of levels below the root. None for all.
 
     Attributes:
-        num_ties: number of lines of the whole tree that are tied to an earlier one.
+        num_ties: number of lines of the whole tree tied to an earlier one.
 
     Cost: two passes over the lines, and 16 bytes for each.
     """

@@ -162,8 +162,8 @@ def _as_json(result: Checked) -> dict[str, Any]:
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Runs `audit`, and returns the exit status."""
-    # ValueError is raised for a malformed name in `--trusted` and for a malformed file.
+    """Runs `audit`. Returns `FOUND` if `load` would refuse a name, `TROUBLE` for a malformed file, else `OK`."""
+    # ValueError is raised for a malformed name in `--trusted` and for a malformed file. `guarded` reports OSErrors.
     try:
         report = audit_of(arguments.file, trusted=arguments.trusted)
     except ValueError as error:

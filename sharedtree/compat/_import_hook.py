@@ -131,8 +131,8 @@ def load(name: str) -> types.ModuleType:
         name: `"treex"` or `"treeo"`.
 
     Raises:
-        CompatibilityError: if the package is absent or another release, if a library that it needs is absent or too
-            old, or if a library has dropped the replacement of one of the names. Nothing is imported then.
+        CompatibilityError: if the package is absent or another release, if a library needed by it is absent or too old,
+            or if a library has dropped the replacement of one of the names. Nothing is imported then.
     """
     with _lock:
         if not _has_our_builtins(name):
@@ -165,14 +165,14 @@ def _has_our_builtins(name: str) -> bool:
 
 
 def _remove(names: set[str]) -> None:
-    """Removes modules from `sys.modules`, and the changes that were made for them elsewhere."""
+    """Removes modules from `sys.modules`, and the changes made for them elsewhere."""
     forget(sys.modules.get("treeo.tree") if "treeo.tree" in names else None)
     for name in names:
         sys.modules.pop(name, None)
 
 
 def _modules_of_earlier_import() -> set[str]:
-    """Returns the names of modules that an `import treex` before `load` has left in `sys.modules`.
+    """Returns the names of modules left in `sys.modules` by an `import treex` before `load`.
 
     Raises:
         CompatibilityError: if a program has made classes with the earlier `treeo`.
@@ -202,7 +202,7 @@ def _subclasses(cls: type) -> list[type]:
 
 
 def _check(name: str) -> None:
-    """Returns if all that a package needs is installed.
+    """Returns if everything needed by a package is installed.
 
     Raises:
         CompatibilityError: otherwise. The message says what to install.

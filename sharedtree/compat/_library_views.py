@@ -81,7 +81,7 @@ def _import(
     Args:
         name: name in the import statement.
         globals: global names of the importing module.
-        locals: local names there, which Python does not use.
+        locals: local names there. Python does not use them.
         fromlist: names after `import` in `from name import ...`. Empty for `import name`.
         level: number of leading dots. Above 0, the imported module belongs to treex or treeo.
     """
@@ -101,7 +101,8 @@ def _import(
 
 
 class _TreeoOfFlaxModule(View):
-    """View of treeo for `tx.FlaxModule`, which puts a Linen module into a `Hashable`. Here the module is replaced.
+    """View of treeo for `tx.FlaxModule`, a class that puts a Linen module into a `Hashable`. Here the module is
+    replaced.
 
     `tx.FlaxModule` uses `Hashable` for nothing else.
     """
@@ -117,7 +118,7 @@ class _TreeoOfFlaxModule(View):
 
 
 class _TypingOfFlaxModule(View):
-    """View of `typing` for `tx.FlaxModule`, which casts the variables before it removes their parameters.
+    """View of `typing` for `tx.FlaxModule`: its `cast` copies the variables before their parameters are removed.
 
     `tx.FlaxModule` uses `cast` for nothing else. The variables were a copy once, made from a frozen dict. Today they
     are the user's own dict, which would lose its parameters. So `cast` makes a copy.

@@ -84,7 +84,7 @@ def _attributes(cls: Any) -> dict[str, Any]:
 
 @functools.cache
 def gru_cell() -> Any:
-    """Returns a `GRUCell` like that before Flax 0.7, which takes the number of features from the carry.
+    """Returns a class with the interface of `GRUCell` before Flax 0.7: the carry gives the number of features.
 
     Its layers and the names and shapes of its parameters are those of today's `flax.linen.GRUCell`.
     """
@@ -92,7 +92,7 @@ def gru_cell() -> Any:
     frozen = with_frozen_variables(linen.GRUCell)
 
     class GRUCell(frozen):
-        # Flax takes the number from the carry. It uses this field only to make a first carry.
+        # Today's Flax, too, takes the number from the carry. It reads this field only to make a first carry.
         features: int | None = None
 
         @staticmethod

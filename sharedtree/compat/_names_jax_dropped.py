@@ -13,14 +13,14 @@ from ._tree_map import tree_map
 
 
 class DroppedName(NamedTuple):
-    """Name that a library once had.
+    """Former name of a library.
 
     Attributes:
         module: module in which treex looks the name up.
         name: the name.
         gone_since: first release without the name, from the changelogs and histories of the libraries. Empty if no
             release so far lacks it.
-        stand_in: the object that treex gets, or the dotted name of that object, which is looked up when it is needed.
+        stand_in: the object for treex, or its dotted name, looked up when it is needed.
     """
 
     module: str

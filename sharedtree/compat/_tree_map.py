@@ -33,7 +33,7 @@ Key = tuple[int, ...]
 class _Piece(NamedTuple):
     """Piece of the trees: a node that carries identity, down to the next such nodes.
 
-    The outermost piece is another one: it holds all that is outside modules, down to the modules.
+    The outermost piece is another one: it holds everything outside modules, down to the modules.
 
     Attributes:
         treedef: treedef of the piece.
@@ -63,8 +63,8 @@ def tree_map(f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[An
         ValueError: if one of `rest` has another shape than `tree`.
         CycleError: if a module contains itself.
 
-    Cost: one call of `jax.tree.flatten` for each node that carries identity. The depth of modules is not limited by
-    the stack; that of plain containers outside modules is, as in JAX.
+    Cost: one call of `jax.tree.flatten` for each node that carries identity. The stack does not limit the depth of
+        modules, but it limits the depth of plain containers outside them, as in JAX.
     """
     try:
         outermost, pieces = _cut_up((tree, *rest), is_leaf)
@@ -149,7 +149,7 @@ def _begins_a_piece(x: Any, outside: bool) -> bool:
 
 
 def _key(objects: Objects) -> Key:
-    """Returns the key of an entry of a piece, whose objects that piece keeps alive."""
+    """Returns the key of an entry of a piece. The piece keeps the objects alive."""
     return tuple([id(obj) for obj in objects])
 
 
@@ -193,7 +193,7 @@ class _Frame(NamedTuple):
     Attributes:
         piece: the piece.
         key: its key. None for the outermost piece.
-        remaining: its entries, with their keys, that are still to be mapped.
+        remaining: its entries, with their keys, still to be mapped.
         results: results of the entries so far.
     """
 

@@ -4,8 +4,8 @@ The auxiliary data of a treeo tree is a dict of its static fields. One of its en
 copy of a tree may have both dicts in another order. Some values in them have no `==`, or one that is true for different
 values. Two changes are made:
 
-- `FieldMetadata` is immutable and gets an `==` by content. Vanilla JAX profits, too: a model that was built again,
-  loaded or deep-copied is not traced anew, and `jax.tree.map` takes it together with the first one.
+- `FieldMetadata`, an immutable class of treeo, gets an `==` by content. Vanilla JAX profits, too: a model that was
+  built again, loaded or deep-copied is not traced anew, and `jax.tree.map` takes it together with the first one.
 - In the structures of sharedtree, the fields are sorted, and an `Opaque` is compared by its value. treeo's own `==`
   compares only the types. JAX would then reuse a trace of one model, with its value, for every other model.
 
@@ -27,11 +27,11 @@ class _Fields(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """Content of an `Opaque` of treeo, which wraps a static value.
+    """Content of an `Opaque`, treeo's wrapper of a static value.
 
     Attributes:
         value: the static value.
-        predicate: the function with which treeo compares two values.
+        predicate: treeo's function to compare two values.
     """
 
     value: Any
@@ -59,7 +59,7 @@ class _Ordered:
 
 
 def compare_by_content(module: Any) -> None:
-    """Gives `FieldMetadata` an `==` by content and a hash.
+    """Patches treeo: gives its class `FieldMetadata` an `==` by content and a hash.
 
     Args:
         module: the module `treeo.types`.
@@ -70,7 +70,7 @@ def compare_by_content(module: Any) -> None:
         return type(other) is metadata and vars(self) == vars(other)
 
     metadata.__eq__ = is_same
-    # Equal objects have equal nodes, which is all that a hash needs.
+    # `node` tells whether the field is a child. It is equal for equal objects, and a hash needs no more.
     metadata.__hash__ = lambda self: hash(self.node)
 
 

@@ -162,7 +162,7 @@ def _generated_code(frozen: bool, shapes: tuple[_FieldShape, ...]) -> tuple[Any,
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Returns the plain data that stands for an instance in a state: all its fields.
+    """Returns the plain data for an instance in a state: all its fields.
 
     None for a class that `jax.tree_util.register_dataclass` does not know.
     """

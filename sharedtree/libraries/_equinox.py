@@ -55,7 +55,7 @@ _MARKER = _find_marker()
 
 
 def is_missing(value: Any) -> bool:
-    """Returns True for the marker, which stands for an attribute that was never set."""
+    """Returns True for the marker of an attribute without a value."""
     return type(value) is _MARKER
 
 
@@ -77,13 +77,13 @@ def name_of(function: Any, default: Any, attribute: str = "__name__") -> str:
 
 
 def update_wrapper(wrapper: Any, wrapped: Callable[..., Any]) -> None:
-    """Calls `functools.update_wrapper` without copying the `__dict__` and attributes that are missing in a module."""
+    """Calls `functools.update_wrapper` without copying the `__dict__` and attributes missing in a module."""
     assigned = [name for name in functools.WRAPPER_ASSIGNMENTS if not is_missing(getattr(wrapped, name, None))]
     functools.update_wrapper(wrapper, wrapped, assigned=assigned, updated=())
 
 
 def warn_of_layers_in(cls: type) -> None:
-    """Lets Equinox warn if an instance of this class, which wraps a layer, becomes a field of a module."""
+    """Lets Equinox warn if an instance of this class, a wrapper of a layer, becomes a field of a module."""
     module = sys.modules.get(eqx.Module.__module__)
     getattr(module, "_transform_types", set()).add(cls)
 
@@ -169,16 +169,17 @@ def convention_of(cls: type) -> Convention | None:
 
 
 def role_of(cls: Any) -> Role | None:
-    """Returns "state" for an `equinox.nn.State`, and for a `StateIndex`, which holds the initial value of a state."""
+    """Returns "state" for an `equinox.nn.State`, and for a `StateIndex`, the holder of its initial value."""
     return "state" if issubclass(cls, (eqx.nn.State, eqx.nn.StateIndex)) else None
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Returns the plain data that stands for a module in a state: its fields. None for classes of other libraries.
+    """Returns the plain data for a module: its fields. None for classes of other libraries.
 
-    The attributes that `module_update_wrapper` adds are left out.
+    It stands for the module in a state: here the plain data of a whole model, no `equinox.nn.State`. Attributes of
+    `module_update_wrapper` are left out.
     """
-    # `fields` is tested first, because `isinstance` is slow: it calls the metaclass.
+    # `fields` is tested first, to skip most other classes: `isinstance` is slow, since it calls the metaclass.
     if not node_type.fields or not isinstance(obj, eqx.Module):
         return None
     children, (names, static_items) = node_type.take_apart(obj)

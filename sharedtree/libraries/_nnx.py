@@ -98,8 +98,8 @@ _STATE = "BatchStat Cache Intermediate OptState RngState"
 def role_of(cls: Any) -> Role | None:
     """Returns the role of a class of variables. None for other classes.
 
-    It is "parameter" for `Param`, "state" for NNX's classes of state, and "unsaid" for others, which only the user can
-    decide.
+    It is "parameter" for `Param`, and "state" for NNX's classes of state. It is "unsaid" for all others: their class
+    does not say whether they are trained, so the user decides.
     """
     if not issubclass(cls, loaded("flax.nnx", "Variable") or ()):
         return None
@@ -119,7 +119,7 @@ def trained_below(cls: Any, _: Any, num_children: int) -> Sequence[Trained] | No
 
 
 def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
-    """Reads an `nnx.DiffState(0, nnx.Param)`, which `nnx.grad` takes as `argnums`. None for other values.
+    """Reads an `nnx.DiffState(0, nnx.Param)`, an argument for the `argnums` of `nnx.grad`. None for other values.
 
     Returns:
         The position, and code for the filter. That is always `nnx.Param`, as an example for errors.
@@ -129,7 +129,7 @@ def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Returns the plain data that stands for an object or a variable in a state. None for other classes.
+    """Returns the plain data for an object or a variable in a state. None for other classes.
 
     A variable is represented by its value, a `List` by a list, any other object by its attributes.
     """
@@ -228,7 +228,7 @@ class _NnxRules(AttributeRules):
         return is_object(cls) and name not in dataclass_entries(cls)
 
     def attributes_for_file(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
-        """Sorts the attributes, children first, and leaves out marks and flags that loading will make again."""
+        """Sorts the attributes, children first, without marks and flags if loading will make them again."""
         cls, table = type(obj), nnx()
         assert table is not None
         holder = _holders().get(cls)
@@ -243,7 +243,8 @@ class _NnxRules(AttributeRules):
                 "lacks what NNX keeps in each of its objects" if holder is None else "does not hold what NNX puts there"
             )
             raise RefusalError(f"a `{cls.__qualname__}` that {fault}", "Make it by calling its class.")
-        # A file has the marks that differ from those that follow from class and values; None for one that is missing.
+        # `own_marks` are the marks that do not follow from class and values, and go into the file. If the object lacks
+        # a mark that would follow, the file has None in its place.
         expected = _expected_marks(cls, attributes, table)
         marked_names = sorted({**expected, **marks})
         own_marks = {name: marks.get(name) for name in marked_names if marks.get(name) is not expected.get(name)}
@@ -266,11 +267,11 @@ class _NnxRules(AttributeRules):
         return {str(name): value for name, value in zip(names, values, strict=True) if name not in omitted}
 
     def finish_loaded(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
-        """Checks a loaded object, and sets the marks and flags that NNX would have set. Returns the object.
+        """Checks a loaded object, and sets its marks and flags as NNX would have done. Returns the object.
 
         Args:
             obj: the object.
-            attributes: its `__dict__`, which is changed.
+            attributes: its `__dict__`, to be changed.
             new_names: name of an attribute in the file → its name in the class today. None if it was removed.
 
         Raises:
@@ -307,7 +308,7 @@ def _has_attributes_of_holder(attributes: dict[str, Any], types: dict[str, type]
 
 
 def _expected_marks(cls: Any, attributes: dict[str, Any], table: Nnx) -> dict[str, Any]:
-    """Returns the marks that follow from the class and the values."""
+    """Returns the marks to be expected from the class and the values."""
     marks = dict(getattr(getattr(cls, NODES), MAPPING))
     for name, value in attributes.items():
         if name not in marks:
@@ -344,11 +345,11 @@ def _require_savable(cls: type, attributes: dict[str, Any], naming: Naming) -> N
 
 
 def fault_of_aux(cls: Any, aux: Any) -> str | None:
-    """Returns a fault of the auxiliary data of a variable or a state in a file, in words. None if there is none.
+    """Returns a fault of the auxiliary data of a variable or an `nnx.State` in a file, in words. None without a fault.
 
-    A variable calls the hooks in its metadata whenever its value is read, and a state has an attribute for each of its
-    keys. So a file must have no callable in metadata, and no name that Python or NumPy looks up, such as
-    `__array_interface__`.
+    A variable calls the hooks in its metadata whenever its value is read, and an `nnx.State` has an attribute for each
+    of its keys. So a file must have no callable in metadata. Nor may it have a name for Python or NumPy to look up, for
+    example `__array_interface__`.
     """
     table = nnx()
     if table is None:

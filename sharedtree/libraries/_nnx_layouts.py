@@ -41,7 +41,7 @@ STATE_FIELD = OWN + "state"
 
 
 class Nnx(NamedTuple):
-    """The classes and functions of NNX that the native walk uses.
+    """The classes and functions of NNX for the native walk.
 
     Attributes:
         pytree: the base class of all objects.
@@ -60,12 +60,12 @@ class Nnx(NamedTuple):
     current_trace: Any
 
 
-# Empty until NNX was imported. Then one item: the table, or None if NNX is not as described.
+# Empty until NNX was imported. Then one item: its classes and functions, or None if NNX is not as described.
 _cached: list[Nnx | None] = []
 
 
 def nnx() -> Nnx | None:
-    """Returns the table of NNX if it was imported and is as described above. Otherwise None."""
+    """Returns the classes and functions of NNX, if it was imported and is as described above. Otherwise None."""
     if not _cached:
         if "flax.nnx" not in sys.modules or not hasattr(sys.modules["flax.nnx"], "Module"):
             return None
@@ -158,10 +158,10 @@ def _has_slots(obj: Any, **expected: Any) -> bool:
 
 
 def parts_of_frozen(value: Any) -> list[Any] | None:
-    """Lists the keys and values of a mapping that Flax never changes: a `FrozenDict`, or an object's `_pytree__nodes`.
+    """Lists the content of a mapping never changed by Flax: a `FrozenDict`, or an object's `_pytree__nodes`.
 
     Returns:
-        The keys and the values. None for any other value.
+        One list: key, value, key, value, and so on. None for any other value.
     """
     module = sys.modules.get("flax.core.frozen_dict")
     table = nnx()
@@ -189,7 +189,7 @@ class Facts(NamedTuple):
 
 
 def facts_of(cls: Any) -> Facts | None:
-    """Returns the facts about a class. None for a class that is not of NNX, or that C must not read.
+    """Returns the facts about a class. None for a class of other libraries, or one that C must not read.
 
     C must not read a class with flatten functions of its own, with a `__getattribute__`, or with other slots.
     """
@@ -222,7 +222,7 @@ def facts_of(cls: Any) -> Facts | None:
 
 
 def is_object(cls: Any) -> bool:
-    """Returns True for a class of NNX's objects that is registered with NNX's own functions."""
+    """Returns True for a class of NNX's objects registered with NNX's own functions."""
     table = nnx()
     if table is None or table.pytree not in type.__getattribute__(cls, "__mro__"):
         return False
@@ -268,7 +268,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(obj: Any) -> Layout | None:
-    """Returns the layout of all objects that have the class, the names and the marks of this one.
+    """Returns the layout of all objects with the class, the names and the marks of this one.
 
     It calls NNX's functions on the object, and checks that they return and set its attributes, and nothing else. If
     not, returns None, and the registered functions are called for all such objects.

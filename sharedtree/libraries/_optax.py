@@ -56,7 +56,7 @@ def with_labels(tx: Any, translate: Callable[[Any, str], Any]) -> Any:
     # does a name from `NAMES` mean a mask.
 
     def replace_named(obj: Any, name: str, *, is_optax: bool) -> Any:
-        """Translates an object that is held under a name if it is a mask. Otherwise visits it."""
+        """Translates the object under a name if it is a mask. Otherwise visits it."""
         # None and True are no trees: they mean no mask, or a mask for all.
         if is_optax and name in NAMES and obj is not None and not isinstance(obj, bool):
             return translate(obj, name)
@@ -140,7 +140,7 @@ def has_labels(tx: Any) -> bool:
 
 
 def _is_of_optax(obj: Any) -> bool:
-    """Returns True for a function or a class that is defined in optax."""
+    """Returns True for a function or a class defined in optax."""
     return str(getattr(obj, "__module__", "")).partition(".")[0] == "optax"
 
 

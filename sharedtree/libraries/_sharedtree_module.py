@@ -114,7 +114,7 @@ _TRAINED: dict[Kind, Trained] = {STATE: "never", PARAMETER: "always"}
 
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
-    """Returns the plain data that stands for a module in a state: all its attributes. None for other classes."""
+    """Returns the plain data for a module in a state: all its attributes. None for other classes."""
     if not _is_module_class(type(obj)):
         return None
     children, aux = node_type.take_apart(obj)
@@ -162,7 +162,7 @@ class _ModuleRules(AttributeRules):
 
         Args:
             obj: the module.
-            attributes: its `__dict__`, which is changed.
+            attributes: its `__dict__`, to be changed.
             new_names: name of an attribute in the file → its name in the class today. None if it was removed.
 
         Raises:
@@ -188,7 +188,7 @@ class _ModuleRules(AttributeRules):
         return obj
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
-        """Gives a module these attributes, as by assignments and deletions. Unchanged attributes keep their kinds."""
+        """Sets attributes with new values, and deletes attributes not in `values`. All others keep their kinds."""
         attributes = module_kinds.attributes_of(obj)
         for name in [name for name in attributes if name not in values]:
             forget(obj, name)
@@ -234,7 +234,7 @@ def assign(module: Any, name: str, value: Any) -> Any:
     Raises:
         UnregisteredTypeError: if the value holds arrays or modules where no pytree could hold them.
         CycleError: if the value is the module itself.
-        AttributeError: if the name is that of a method of `Module`.
+        AttributeError: if a method of `Module` has this name.
     """
     cls: Any = type(module)
     if name in OWN_METHODS:
@@ -279,7 +279,7 @@ def _is_number(value: Any) -> bool:
 
 
 def forget(module: Any, name: str) -> None:
-    """Removes the stored kind of an attribute that is deleted, and with it its mark."""
+    """Removes the stored kind of a deleted attribute, and with it its mark."""
     stored = stored_kinds(module)
     if name in stored.by_name:
         store_kinds(module, kinds_of([item for item in stored.items if item[0] != name]))
@@ -289,7 +289,8 @@ def require_soundness(cls: Any) -> None:
     """Checks that the instances of a new class can be modules.
 
     Raises:
-        TypeError: if the class has slots, or if an attribute of the class itself is a marked value.
+        TypeError: if the class has slots, or if an attribute of the class itself is a marked value. As `__slots__`,
+            only the texts `"__weakref__"` and `"__dict__"` are accepted, and an empty tuple.
     """
     slots = vars(cls).get("__slots__", ())
     if slots and slots not in ("__weakref__", "__dict__"):
@@ -316,5 +317,5 @@ def is_assigned_by_class(cls: type, name: str) -> bool:
 
 
 def field_declaring(kind: Kind, **options: Any) -> Any:
-    """Returns a field of a dataclass that declares the kind of its attribute. The options are `dataclasses.field`'s."""
+    """Returns a field of a dataclass, declaring the kind of its attribute. The options are `dataclasses.field`'s."""
     return dataclasses.field(metadata={DECLARED: kind}, **options)

@@ -69,7 +69,7 @@ class Kinds:
     Attributes:
         items: pairs of a name and a kind.
         by_name: name → kind. Do not change it.
-        children: the names of all attributes that are not static.
+        children: the names of all other attributes.
         statics: the names of the static attributes.
         names: all names, for the native walk.
         are_static: one byte for each name, 1 if the attribute is static. None if a name is no plain `str`, which the
@@ -194,6 +194,9 @@ def present_kinds(module: Any) -> Kinds:
     """Returns the present kinds of an instance. Ignored attributes, such as cached properties, are left out.
 
     Cost: one step for each attribute, and for each part of a static container.
+
+    Raises:
+        UnregisteredTypeError: if a marked value was put into the `__dict__` without an assignment.
     """
     cls: Any = type(module)
     stored = stored_kinds(module)
@@ -249,7 +252,7 @@ def blank(cls: Any) -> Any:
 
 
 def with_kinds(cls: Any, kinds: Kinds) -> Any:
-    """Makes an instance without attributes, whose kinds are stored already. Copies and pickles begin with it."""
+    """Makes an instance with stored kinds, but without attributes. Copies and pickles begin with it."""
     module = blank(cls)
     store_kinds(module, kinds)
     return module
@@ -292,11 +295,11 @@ class ClassFacts(NamedTuple):
     """Facts about the attributes of all instances of a class.
 
     Attributes:
-        declared: the kinds that the fields of a dataclass declare by `st.parameter()`, `st.state_field()` or
+        declared: the kinds declared in the fields of a dataclass by `st.parameter()`, `st.state_field()` or
             `static=True`.
         ignored: names of attributes that are no data: values of cached properties, and `__orig_class__`, which
             `typing` sets on instances.
-        undeclared: name of a dataclass field in a class that is no dataclass. None if the class has no such field.
+        undeclared: name of a dataclass field if the class is no dataclass. None if it has no such field.
     """
 
     declared: dict[str, Kind]
@@ -308,7 +311,7 @@ _facts_by_class: weakref.WeakKeyDictionary[type, ClassFacts] = weakref.WeakKeyDi
 
 
 def facts_of(cls: Any) -> ClassFacts:
-    """Returns the facts about a class, which are computed once."""
+    """Returns the facts about a class. They are computed once."""
     facts = _facts_by_class.get(cls)
     if facts is None:
         # Kinds that fields declare.
@@ -327,7 +330,7 @@ def facts_of(cls: Any) -> ClassFacts:
 
 
 def _undeclared(cls: Any) -> str | None:
-    """Returns the name of a dataclass field in a class that is no dataclass, or None.
+    """Returns the name of a dataclass field if the class is no dataclass, or None.
 
     `@dataclass` removes the `Field` objects from the class. So a `Field` that is still there was never processed.
     """
@@ -340,7 +343,7 @@ def _undeclared(cls: Any) -> str | None:
 
 
 def _unassigned_mark_error(cls: Any, name: str) -> UnregisteredTypeError:
-    """Returns the error for a marked value that was put into the `__dict__` without an assignment."""
+    """Returns the error for a marked value put into the `__dict__` without an assignment."""
     return UnregisteredTypeError(
         f"`{cls.__name__}.{name}` was marked, but not set by assignment, as where the class is a frozen dataclass. "
         "Leave out `frozen=True`, or declare the field:\n"
@@ -391,7 +394,7 @@ _NAMES: dict[Kind, str] = {PARAMETER: "a parameter", STATE: "state"}
 
 
 def require_no_hidden_children(value: Any, head: str) -> None:
-    """Checks that an object that is no node holds no arrays or modules, which nobody would see there.
+    """Checks that an object that is no node holds no arrays or modules. Nobody would see them there.
 
     Raises:
         UnregisteredTypeError: for views of dictionaries and for iterators, for sets and other objects with arrays or
@@ -464,7 +467,7 @@ def _attributes_of(value: Any) -> list[tuple[str, Any]]:
 
 
 def _slots_of(cls: type) -> list[str]:
-    """Returns the names of the slots that a class itself declares."""
+    """Returns the names of the slots declared by a class itself."""
     return [name for name, value in vars(cls).items() if isinstance(value, types.MemberDescriptorType)]
 
 
@@ -486,7 +489,7 @@ def is_array(value: Any) -> bool:
 
 
 def _is_child(value: Any) -> bool:
-    """Returns True for an array or a module, which has to be a child of the module that holds it."""
+    """Returns True for an array or a module: it has to be a child of the module around it."""
     if is_array(value):
         return True
     node_type = node_type_of(value)

@@ -48,7 +48,7 @@ def kind_in_files(cls: Any) -> ClassKind | None:
 
 
 def _is_tree(cls: Any) -> bool:
-    """Returns True for a class of trees that has treeo's own flatten and unflatten functions."""
+    """Returns True for a class of trees with treeo's own flatten and unflatten functions."""
     tree = loaded("treeo.tree", "Tree")
     if tree is None or cls is tree or tree not in type.__getattribute__(cls, "__mro__"):
         return False
@@ -76,7 +76,7 @@ class _TreeoRules(AttributeRules):
         return factories.get(name) or ((lambda: defaults[name]) if name in defaults else None)
 
     def attributes_for_file(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
-        """Sorts the attributes, nodes first, and leaves out the metadata that loading will make again."""
+        """Sorts the attributes, nodes first, and leaves out metadata if loading will make it again."""
         cls: Any = type(obj)
         if not _is_tree(cls):
             return attributes
@@ -167,7 +167,7 @@ def _has_tree_base(kind: Any) -> bool:
 
 
 def _facts_from_value(value: Any) -> MetadataFacts:
-    """Returns the facts that treeo notes of an undeclared attribute; see `treeo.Tree._update_local_metadata`."""
+    """Returns treeo's notes of an undeclared attribute; see `treeo.Tree._update_local_metadata`."""
     return _has_tree_base(type(value)), type(value), False
 
 
@@ -213,7 +213,7 @@ def _interned_metadata(facts: MetadataFacts | None) -> Any:
 
 
 def _not_metadata_error() -> FormatError:
-    """Returns the error for an object in a file that should be metadata."""
+    """Returns the error for an object in the place of metadata in a file."""
     return FormatError(
         "The file has metadata of a `treeo.Tree` that is no `FieldMetadata` of a flag, a class, and a flag or a "
         "function. No save would write that."

@@ -59,7 +59,7 @@ def parameter(value: Any = _NO_VALUE, /, **options: Any) -> Any:
         options: `default`, `default_factory` and `kw_only` of `dataclasses.field`, for a call without a value.
 
     Returns:
-        A marked value, to be assigned to an attribute at once. Its static type is that of the value. No copy is made.
+        A marked value, to be assigned to an attribute at once. It has the static type of the value. No copy is made.
 
     Raises:
         UnregisteredTypeError: if JAX could not trace the value.
@@ -84,10 +84,10 @@ def state_field(*, default: Any = ..., default_factory: Callable[[], Any] = ...,
 def state_field(value: Any = _NO_VALUE, /, **options: Any) -> Any:
     """Marks a value as state, for an attribute of a `Module`: traced, and nothing in it is trainable.
 
-    An array that is assigned without a mark is state as well. The mark makes a Python number traced, too, and holds for
+    An array assigned without a mark is state as well. The mark makes a Python number traced, too, and holds for
     whole modules: nothing in `self.target = st.state_field(network)` is trained.
 
-    Arguments, errors and limitations are those of `parameter`.
+    For arguments, errors and limitations, see `parameter`.
 
     Example:
         >>> import sharedtree as st, jax
@@ -120,7 +120,7 @@ def _marked(kind: Kind, function_name: str, value: Any, options: dict[str, Any])
 class Module(kinds.HasKinds):
     """Mutable pytree. Subclasses assign attributes in `__init__`, and in other methods if they like.
 
-    The kind of an attribute follows from the value that is assigned:
+    The kind of an attribute follows from the assigned value:
 
     - `st.parameter(x)`: traced, and trainable;
     - `st.state_field(x)`, and an array without a mark: traced, not trainable;
@@ -243,7 +243,7 @@ class Module(kinds.HasKinds):
 
         A copy of `jax.nn.relu`, for example, would be another function, and the copied module would be traced anew.
         """
-        # The copies of static values so far are in the memo, too. Its other keys are ids.
+        # The memo maps ids to copies. Under one more key it has the copies of static values so far.
         copies = cast("dict[Any, Any]", memo).setdefault(_COPIES, IdentityDict[Any]())
 
         def copied(kind: Any, value: Any) -> Any:
@@ -253,12 +253,13 @@ class Module(kinds.HasKinds):
         return kinds.copied(self, copied, memo)
 
     def __reduce__(self) -> Any:
-        """Pickles the module as a module without attributes, with its kinds, and the attributes as its state."""
+        """Tells pickle how to make the module: an empty one with its kinds. Then pickle sets the attributes."""
         # A class with a `__getstate__` decides itself what is pickled.
         if type(self).__getstate__ is not object.__getstate__:
             state = self.__getstate__()
         else:
-            # Pickle finds plain functions by name. `jax.nn.relu` is an object, so its name is put in its place.
+            # Pickle finds plain functions by name, but `jax.nn.relu` is an object. `with_names` puts its name in its
+            # place, and loading looks the name up.
             state = {name: with_names(value) for name, value in kinds.attributes_of(self).items()}
         return kinds.with_kinds, (type(self), kinds.stored_kinds(self)), state
 
@@ -305,7 +306,7 @@ _MARKS = {PARAMETER: "parameter", STATE: "state_field"}
 
 
 def _register(cls: type) -> None:
-    """Registers a class with JAX. All classes have the same flatten functions, which read the kinds of an instance."""
+    """Registers a class with JAX. All classes have the same flatten functions. These read the kinds of an instance."""
     jtu.register_pytree_with_keys(
         cls, kinds.take_apart_with_keys, functools.partial(kinds.put_together, cls), kinds.take_apart
     )
@@ -340,7 +341,7 @@ def _merged(module: T, parameters: Any) -> T:
 
     Args:
         module: the module. It is not changed.
-        parameters: a module of the same shape that has the new values. Where it has None, the old value stays.
+        parameters: a module of the same shape with the new values. Where it has None, the old value stays.
 
     Raises:
         SharingMismatchError: if the shapes differ, or `parameters` has two objects for one leaf of the module.
@@ -392,7 +393,7 @@ def _expansion(tree: FlatDag) -> Callable[[int], tuple[Op, Sequence[int]]]:
 
 
 def _trainable_leaves(tree: FlatDag) -> set[int]:
-    """Returns the records of the leaves that are trainable at one of their paths at least."""
+    """Returns the records of the leaves trainable at one of their paths at least."""
     leaves: set[int] = set()
     # A record is visited once for each rule that holds at one of its paths.
     visited: set[tuple[int, Trained]] = set()
@@ -426,7 +427,7 @@ def _is_trainable(leaf: Any, rule: Trained) -> bool:
 def _side_by_side(module: FlatDag, parameters: FlatDag) -> Iterator[tuple[int, int, Path]]:
     """Walks a module and its parameters together.
 
-    Attributes of modules are found by name. Attributes that only one of the two modules has are skipped.
+    Attributes of modules are found by name. Attributes in only one of the two modules are skipped.
 
     Yields:
         record of a leaf or static value of the module, record at the same place of the parameters, and a path. Each

@@ -30,21 +30,21 @@ from ..tree._partition import rebuilt
 
 
 def unwrap_shared(tree: Any) -> Any:
-    """Replaces each `equinox.nn.Shared` by the pytree that a call of it returns, with real ties.
+    """Replaces each `equinox.nn.Shared` by the result of a call of it, a pytree with real ties.
 
-    Nodes that the wrapper tied are one object in the result, and stay one under the transforms of this library. In the
+    Nodes tied by the wrapper are one object in the result, and stay one under the transforms of this library. In the
     code of the model, replace `self.shared()` by `self.shared`.
 
     Args:
         tree: a `Shared`, or a model that holds some at any depth; it is not changed.
 
     Returns:
-        A tree of new nodes, whose arrays are the same objects as those of `tree`. For a `Shared` itself, its pytree.
-        Ties that `tree` has are kept.
+        A tree of new nodes with the same array objects as `tree`. For a `Shared` itself, its pytree.
+        Ties of `tree` are kept.
 
     Raises:
         TypeError: if there is no `Shared` in the tree, or if one has lost its functions, as in a gradient.
-        SharingMismatchError: if `get` returns a computed array, such as a transpose, which no tie can express.
+        SharingMismatchError: if `get` returns a computed array, for example a transpose: no tie can express it.
         CycleError: if `get` returns a node that is itself replaced, so that the replacements form a circle, or if an
             object contains itself.
 
@@ -105,7 +105,7 @@ def unwrap_shared(tree: Any) -> Any:
 
 
 def _wrappers(tree: FlatDag) -> dict[int, str]:
-    """Finds the records that are a `Shared`. Returns the first path of each."""
+    """Finds the record of each `Shared`, with its first path."""
     wrappers: dict[int, str] = {}
     for number in tree.first_paths:
         node = tree.node(number)
@@ -119,7 +119,7 @@ def _sources(get: Callable[[Any], Any], where_tree: WhereTree, pytree: int, path
 
     Args:
         get: the function.
-        where_tree: stand-in for the whole tree, which calls the function.
+        where_tree: stand-in for the whole tree, to call the function.
         pytree: record of the pytree of the wrapper.
         path: path of the wrapper, for the error.
 
@@ -148,7 +148,7 @@ def _sources(get: Callable[[Any], Any], where_tree: WhereTree, pytree: int, path
 
 
 def _resolve(number: int, replacements: dict[int, int]) -> int:
-    """Follows the replacements from a record to the record that stands in its place in the result."""
+    """Follows the replacements from a record to the record in its place in the result."""
     end = number
     while end in replacements:
         end = replacements[end]
@@ -167,7 +167,8 @@ def _has_cycle(tree: FlatDag, replacements: dict[int, int]) -> bool:
     """
     # Visited record → True while the records below it are being visited. If it is reached again then, it is in a cycle.
     is_open: dict[int, bool] = {}
-    # Each record is pushed again below its children, as done, so that it comes off the stack after them.
+    # Pairs of a record and True if all records below it were visited. A record is pushed again, with True, before its
+    # children, so that it comes off the stack after them.
     stack = [(tree.root, False)]
     while stack:
         number, is_done = stack.pop()
@@ -203,7 +204,7 @@ def _filtered_error(path: str) -> TypeError:
 
 
 def _circular_error(paths: Sequence[str]) -> CycleError:
-    """Returns the error for replacements that form a circle. It names all wrappers, because any may be at fault."""
+    """Returns the error for a circle of replacements. It names all wrappers, because any may be at fault."""
     names = ", ".join(f"`{path}`" if path else "the whole tree" for path in paths)
     return CycleError(
         f"An `equinox.nn.Shared` goes round in a circle: what its `get` returns is itself taken away by its `where`, "

@@ -30,7 +30,7 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, eqx.nn.S
     those of Equinox, with the same keys.
 
     Args:
-        make_model: a class or a function that returns a model.
+        make_model: a class, or a function returning a model.
 
     Returns:
         A function of the same arguments. It returns the model without its initial values, and the state.

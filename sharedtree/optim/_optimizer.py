@@ -44,7 +44,7 @@ T = TypeVar("T")
 def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.GradientTransformationExtraArgs":
     """Wraps an optax transformation, so that it works on models with ties, with one slot for each tied leaf.
 
-    A slot is the part of the state for one parameter, such as its momentum.
+    A slot is the part of the state for one parameter, for example its momentum.
 
     Args:
         tx: any `optax.GradientTransformation`, including those with extra arguments.
@@ -61,7 +61,7 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
         An `optax.GradientTransformationExtraArgs`, with two functions.
 
         `init(params)` makes the state. `params` is a model, or any container of modules and arrays. Its inexact traced
-        leaves are optimised. Every tree in the state that has the shape of the model has the ties of the model. `init`
+        leaves are optimised. Every tree in the state with the shape of the model has the ties of the model. `init`
         raises `ValueError` if `wrt` selects none of the leaves, or if all are state. It warns with
         `UnsaidVariableWarning` of an NNX class of variables that is neither `Param` nor state; only `wrt` can decide
         whether it is optimised.
@@ -117,7 +117,7 @@ def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.Gra
 
 
 def is_optimizer(tx: Any) -> bool:
-    """Returns True for a transformation that `optimizer` made."""
+    """Returns True for a transformation made by `optimizer`."""
     return bool(_updates_of_optimizers.get(getattr(tx, "update", None)))
 
 
@@ -132,7 +132,7 @@ def optimizer_with(
 
     Args:
         tx: an optax transformation.
-        wrt: filter for the leaves that are optimised; None for all but state.
+        wrt: filter for the leaves to optimise; None for all but state.
         initial_ties: memory of the ties of models at `init`. Several optimizers made of one `tx` can share it.
         wording: words for messages.
     """
@@ -288,7 +288,7 @@ def incremental_update(new: T, old: Any, step_size: Any) -> T:
     """Moves the old values of a model towards the new ones, as `optax.incremental_update` does, with ties kept.
 
     Each floating-point or complex leaf of the result is `step_size * new + (1 - step_size) * old`: a target network
-    that follows its model, or an exponential moving average of parameters, whose decay is `1 - step_size`.
+    following its model, or an exponential moving average of parameters, whose decay is `1 - step_size`.
 
     Args:
         new: the latest model; it is not changed.
@@ -377,7 +377,7 @@ def _added(leaf: Any, update: Any) -> Any:
 
 
 def _without_aliases(state: Any, params: Any) -> Any:
-    """Copies the arrays of a state that are also parameters or occur twice in it, so that all arrays are different.
+    """Copies the arrays of a state if they are also parameters or occur twice in it, so that all arrays are different.
 
     Some states begin as aliases (`optax.contrib.prodigy` keeps the first parameters). If the user donated such a state,
     the parameters would be donated, too. Besides, the aliases end with the first step. So the second step would have
@@ -396,7 +396,7 @@ def _translated(value: Any, models: Models, name: str, params: Any) -> Any:
     """Translates an extra argument of `update` for optax, which works on cut trees.
 
     Args:
-        value: the argument. In a tree, the parts that match a model are cut. A function of models is wrapped, so that
+        value: the argument. In a tree, the parts matching a model are cut. A function of models is wrapped, so that
             it gets whole models and its result is cut.
         models: the patterns of the models.
         name: name of the argument, for errors.

@@ -92,10 +92,10 @@ class Parameters(NamedTuple):
 
     Attributes:
         model: records of the model, without its objects.
-        is_parameter: for each record, True for a traced leaf that is optimised.
+        is_parameter: for each record, True for an optimised traced leaf.
         unsaid: class of variables that is declared neither as parameters nor as state → path of its first variable
             that is optimised.
-        state: paths of the floating-point leaves that are not optimised because they are state.
+        state: paths of the floating-point leaves left out of the optimisation as state.
     """
 
     model: FlatDag
@@ -109,7 +109,7 @@ class Parameters(NamedTuple):
 
         Args:
             model: the model.
-            wrt: filter for the inexact leaves that are optimised. None for all of them that are not state.
+            wrt: filter for the inexact leaves to optimise. None for all of them that are not state.
 
         Raises:
             InconsistentSharingError: if the filter selects a leaf at one of its paths and not at another.
@@ -155,7 +155,7 @@ class Parameters(NamedTuple):
 
     @property
     def num_paths(self) -> int:
-        """Number of nodes and leaves that the model has as a tree, where each object counts once for each path."""
+        """Number of nodes and leaves of the model as a tree: each object counts once for each path."""
         # Children have smaller records than their parents, so one pass is enough.
         num_paths_below: list[int] = []
         for _, children in self.model.records:
@@ -185,7 +185,7 @@ class Parameters(NamedTuple):
         Args:
             tree: a tree that matches.
             name: name of the tree in messages.
-            advice: fix for a tree that lacks ties of the model, as text. None for advice to sum gradients over paths.
+            advice: fix for a tree without the ties of the model, as text. None for advice to sum gradients over paths.
 
         Raises:
             SharingMismatchError: if the tree has two objects for one parameter of the model.
@@ -283,7 +283,7 @@ class Parameters(NamedTuple):
             stack.extend((child, part, (*path, key)) for key, child, part in reversed(steps))
 
     def _rebuilt(self, tree: Any, new_leaf: Callable[[int, Any], Any], *, keeps_ties: bool) -> Any:
-        """Rebuilds a tree that matches the model from new nodes and new leaves.
+        """Rebuilds a tree of the model's shape from new nodes and new leaves.
 
         Args:
             tree: the tree; it is not changed.
@@ -325,7 +325,7 @@ class Parameters(NamedTuple):
 
 
 class Models(NamedTuple):
-    """The patterns of the models that an optimizer optimises: of one model, or of the two in `optax.LookaheadParams`.
+    """The patterns of an optimizer's models: of one model, or of the two in `optax.LookaheadParams`.
 
     Ties between the two models do not count. Their weights, fast and slow ones, begin as the same objects, and become
     different objects with the first step.
@@ -343,7 +343,7 @@ class Models(NamedTuple):
 
     @property
     def hold_parameters(self) -> bool:
-        """True if one of the models has a leaf that is optimised."""
+        """True if one of the models has a leaf to optimise."""
         return any(any(part.is_parameter) for part in self.parts)
 
     def require_no_state(self) -> None:
@@ -378,11 +378,11 @@ class Models(NamedTuple):
         )
 
     def cut(self, tree: Any, name: str, advice: str | None = None) -> Any:
-        """Cuts every part of a tree that matches a model. For the arguments and errors see `Parameters.cut`."""
+        """Cuts every part of a tree matching a model. For the arguments and errors see `Parameters.cut`."""
         return self.change(tree, lambda pattern, part: pattern.cut(part, name, advice))
 
     def missing_in(self, tree: Any) -> list[str]:
-        """Returns the paths of the parameters that are absent from a tree. Empty if the tree does not match a model."""
+        """Returns the paths of the parameters absent from a tree. Empty if the tree does not match a model."""
         return [path for part in self.parts if part.matches(tree) for path in part.missing_in(tree)]
 
     def whole(self, tree: Any) -> Any:
@@ -390,7 +390,7 @@ class Models(NamedTuple):
         return self.change(tree, Parameters.whole)
 
     def change(self, tree: Any, change: Callable[[Parameters, Any], Any]) -> Any:
-        """Replaces every part of a tree that matches a model.
+        """Replaces every part of a tree matching a model.
 
         Args:
             tree: an optimizer state, updates, or any other tree.
@@ -432,7 +432,7 @@ class Models(NamedTuple):
         return visit(tree, self.parts)
 
     def translated_labels(self, mask: Any, name: str) -> Any:
-        """Translates a mask or labels, which the user made for the model, for cut trees.
+        """Translates the user's mask or labels for the model into those for cut trees.
 
         Args:
             mask: one label, a prefix of the model, or a function that takes a tree of the model's shape and returns a
@@ -484,7 +484,7 @@ def _exactly(cls: type) -> str:
 
 
 def holds_several_models(params: Any) -> TypeGuard[tuple[Any, ...]]:
-    """Returns True for `optax.LookaheadParams`, a namedtuple of two models, which `optax.lookahead` takes."""
+    """Returns True for `optax.LookaheadParams`, the namedtuple of two models for `optax.lookahead`."""
     # Looked up, not imported: before optax is imported, nobody can have made a `LookaheadParams`.
     optax = sys.modules.get("optax")
     return optax is not None and isinstance(params, optax.LookaheadParams)
@@ -527,7 +527,7 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 
 def _two_objects(first_path: str, second_path: str, name: str, advice: str) -> SharingMismatchError:
-    """Returns the error for a tree that has two objects for one parameter of the model."""
+    """Returns the error for a tree with two objects for one parameter of the model."""
     return SharingMismatchError(
         f"`{first_path}` and `{second_path}` are one parameter of the model, but two objects in the {name}.\n"
         f"A tied parameter has one gradient, the sum over its paths, and one slot. {advice}",
@@ -538,7 +538,7 @@ def _two_objects(first_path: str, second_path: str, name: str, advice: str) -> S
 def _two_labels(
     first_path: str, second_path: str, first_label: Any, second_label: Any, name: str
 ) -> InconsistentSharingError:
-    """Returns the error for a mask that has two labels for one parameter of the model."""
+    """Returns the error for a mask with two labels for one parameter of the model."""
     return InconsistentSharingError(
         f"`{first_path}` and `{second_path}` are one parameter of the model, but the transformation's `{name}` has "
         f"{shown(first_label)} at the first path and {shown(second_label)} at the second.\n"
@@ -550,7 +550,7 @@ def _two_labels(
 
 
 def _selected_once(selected_path: str, omitted_path: str, fix: str) -> InconsistentSharingError:
-    """Returns the error for a filter that selects a tied parameter at only one of two paths."""
+    """Returns the error for a filter selecting a tied parameter at only one of two paths."""
     return InconsistentSharingError(
         f"`{selected_path}` and `{omitted_path}` are one parameter of the model, but `wrt` selects it at the first "
         f"path and not at the second.\nA tied parameter is updated once, for all of its paths. "
@@ -573,9 +573,9 @@ class Wording(NamedTuple):
 
     Attributes:
         model: name of the model.
-        around_modules: fix that keeps the ties of modules in a traced step.
-        around_containers: fix that keeps the ties of lists and dicts in a traced step.
-        eagerly: fix that keeps ties in an eager loop.
+        around_modules: fix to keep the ties of modules in a traced step.
+        around_containers: fix to keep the ties of lists and dicts in a traced step.
+        eagerly: fix to keep ties in an eager loop.
         meant: fix for a user who wants the ties to go: code that undoes them on purpose.
         untied_state: fix for a state without the ties of the model: sentence and code in one text.
     """
@@ -615,7 +615,7 @@ OF_OPTIMIZERS = Wording(
 
 
 class InitialTies:
-    """Memory of the sharings of the models with which `init` of one optimizer was called.
+    """Memory of the sharings of the models given to `init` of one optimizer.
 
     It has at most `_MOST_SHARINGS` entries, and keeps no array alive.
 
@@ -633,7 +633,7 @@ class InitialTies:
         self._lock = Lock()
 
     def remember(self, model: Any) -> None:
-        """Adds the sharing of a model that `init` was called with.
+        """Adds the sharing of a model given to `init`.
 
         Cost: a walk over its nodes.
         """
@@ -644,7 +644,7 @@ class InitialTies:
     def check(self, model: Any, state: Any) -> list[LostLeaf]:
         """Reports the ties that a model lacks and that the model at `init`, or else the optimizer's state, has.
 
-        Each sharing of a model is reported once. Ties that `untie` undid are not reported.
+        Each sharing of a model is reported once. Ties undone by `untie` are not reported.
 
         Args:
             model: the parameters, or a gradient.
@@ -693,7 +693,7 @@ class InitialTies:
 
         Args:
             losses: the lost ties, at least one.
-            dag: the model that lacks them.
+            dag: the model without them.
             when: end of the sentence "were one object …".
             policy: the policy in force.
 
@@ -722,7 +722,7 @@ class InitialTies:
         )
 
     def _missing(self, sharing: Structure) -> list[LostLeaf]:
-        """Finds the ties that a model has lost, compared with the most similar of the models at `init`.
+        """Finds the lost ties of a model, compared with the most similar of the models at `init`.
 
         Returns:
             The lost ties. Empty if a model at `init` had this very sharing, or if no model at `init` had the same nodes
@@ -743,14 +743,15 @@ class InitialTies:
 
 
 def note_in_state(model: Any, state: Any, missing: Sequence[LostLeaf]) -> None:
-    """Notes slots of a state, the optimizer's values for one parameter, whose ties were lost because the model's were.
+    """Notes in a new state the slots of parameters with lost ties, so that the same loss is not reported twice.
 
-    So nothing reports the lost ties of these slots, after the lost ties of the model have been reported.
+    A slot is the optimizer's value for one parameter, for example its momentum. If the model lost a tie, its slots lost
+    it, too. The loss is reported for the model. A note on a slot keeps later calls from reporting it again.
 
     Args:
         model: the parameters, or a gradient.
         state: the new state, from the update of these parameters.
-        missing: the ties that the model has lost.
+        missing: the ties lost by the model.
     """
     sharing, state_dag = _without_values(walk_alone(model)), walk_alone(state)
     shape_numbers: dict[Any, int] = {}

@@ -55,16 +55,16 @@ def select_everywhere(arguments: Sequence[Any], wrt: AnyFilter, leaves: Sequence
 def require_nothing_left(
     arguments: Sequence[Any], can_be_differentiated: Callable[[Any], bool], wrt: Any, option: Option = OF_GRAD
 ) -> None:
-    """Raises the error for a filter that selects no leaf, if there are leaves that it could select.
+    """Raises an error after a filter selected no leaf, unless there was nothing left for a filter to select.
 
     Args:
         arguments: arguments of the call, with their modules. The filter has selected none of their leaves.
-        can_be_differentiated: returns True for a leaf that the filter could select.
+        can_be_differentiated: returns True for a leaf that a filter could select.
         wrt: the filter, as the user wrote it.
-        option: the option that takes the filter, for the message.
+        option: the option with the filter, for the message.
 
     Raises:
-        ValueError: names the leaves that could be selected.
+        ValueError: names the leaves to choose from.
     """
     # Collect all leaves, by a filter that selects everything.
     places: list[Place] = []

@@ -27,7 +27,7 @@ class Part(NamedTuple):
         kind: the kind of the object. A variable that holds one array counts as that array, and has the variable's
             class as its name.
         name: name of its class, without the module. Empty for a plain array.
-        children: numbers of the parts that it holds. Static values and None have no part.
+        children: numbers of the parts in it. Static values and None have no part.
         steps: text of the edge to each child: `.weight`, `[0]`.
         shape: shape of an array.
         dtype: dtype of an array or a number.
@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Edge from an object to a child that has a part.
+    """Edge from an object to a child with a part.
 
     Attributes:
         child: number of the child.
@@ -172,7 +172,7 @@ class Description:
 
     @functools.cached_property
     def untied_size(self) -> Size:
-        """Size that the model would have without ties: each part counts once for each path to it. At most `MANY`."""
+        """Size of the model without ties: each part counts once for each path to it. At most `MANY`."""
         path_counts = [0] * len(self._parts)
         path_counts[self.root] = 1
         parameters = nbytes = 0

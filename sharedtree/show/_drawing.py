@@ -33,7 +33,7 @@ class Drawing:
         """Writes the picture to a file, as UTF-8. A file that exists is replaced.
 
         Args:
-            path: path of the file. Should end in `.svg`, which is the format that is written.
+            path: path of the file. Should end in `.svg`, the only format.
 
         Raises:
             ValueError: if the path ends in the name of another format, such as `.png`.
@@ -75,12 +75,12 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int | None = None) -> Dr
 
     Args:
         tree: a model of any library, any container of models and arrays, or a `Dag`. Its arrays may be abstract.
-        depth: number of levels below the root that have boxes. Default: all.
+        depth: number of levels below the root with boxes. Default: all.
         boxes: most boxes. If there are more, the uppermost are drawn, and the others are lines. Default: 150, or fewer
             if the drawing would be too wide.
 
     Returns:
-        A drawing, which a notebook shows. The same model has the same drawing.
+        A drawing, shown by notebooks. The same model has the same drawing.
 
     Raises:
         ImportError: if igraph or drawsvg is not installed. The message says how to install them.
@@ -113,8 +113,8 @@ def drawing_of(outline: Outline, depth: int | None, most: int | None, igraph: An
 
     Args:
         outline: the outline of a model.
-        depth: number of levels below the root that have boxes. None for all.
-        most: most boxes. None for `MOST_BOXES`, or fewer if so many are too wide.
+        depth: number of levels below the root with boxes. None for all.
+        most: most boxes. None for `MOST_BOXES`, or for fewer if a drawing with these is too wide.
         igraph: the module `igraph`.
         drawsvg: the module `drawsvg`.
     """
@@ -207,7 +207,7 @@ def _ties_and_above(boxes: Boxes) -> set[int]:
 
 
 def _notes(outline: Outline, boxes: Boxes) -> list[str]:
-    """Returns the lines of text below a drawing: the totals, and the ties that are not drawn."""
+    """Returns the lines of text below a drawing: the totals, and the ties not drawn."""
     description = outline.description
     notes = [f"{figure(description.size.parameters)} parameters"]
     if description.num_ties:
@@ -433,7 +433,7 @@ def _ports(wires: Sequence[int], xs: Sequence[float], left: float, width: float)
 
 
 def _title(boxes: Boxes) -> str:
-    """Returns the title of the drawing, which browsers show and screen readers speak."""
+    """Returns the title of the drawing, for browsers to show and for screen readers to speak."""
     num_ties = sum(box.times for box in boxes.boxes if box.mark is not None)
     return f"{boxes.boxes[0].title}: {len(boxes.boxes)} boxes, {num_ties} tied"
 
@@ -467,7 +467,7 @@ class _Pen:
     """Draws shapes. All coordinates are those of `Placed`, to which margins are added.
 
     Args:
-        drawing: the drawing, to which the shapes are appended.
+        drawing: the drawing. The shapes are appended to it.
         drawsvg: the module `drawsvg`.
         shift: margin at the left.
     """
@@ -522,7 +522,7 @@ class _Pen:
         Args:
             wire: the wire.
             points: the points.
-            label: the middle of its label, which is one of the points. The wire is interrupted there.
+            label: the middle of its label, one of the points. The wire is interrupted there.
         """
         path = self._drawsvg.Path(**_styled("sharedtree-wire-tied" if wire.is_tied else "sharedtree-wire"))
         path.M(*self._at(*points[0]))
@@ -566,7 +566,7 @@ class _Pen:
             width: width of the frame.
             height: height of the frame.
             css: CSS classes.
-            kind: kind of the part that the box shows.
+            kind: kind of the part in the box.
             title: text that browsers show where the mouse rests on the box.
         """
         if kind in ("array", "number"):
@@ -582,7 +582,7 @@ class _Pen:
             self._rectangle(x, y, width, height, 7, css, title)
 
     def _behind(self, x: float, y: float, width: float, height: float, css: str) -> None:
-        """Draws what is seen of a box of a stack: its right and lower edges. For the parameters, see `_frame`.
+        """Draws the visible part of a box in a stack: its right and lower edges. For the parameters, see `_frame`.
 
         Boxes are transparent, so that they have the page's ground. They do not hide the boxes behind them.
         """

@@ -29,17 +29,17 @@ _MOST_BELOW, _MOST_LINES, _MOST_TEXT, _MOST_LABELS = 16, 12, 44, 4
 
 
 class Box(NamedTuple):
-    """A box of a drawing, which shows one part of a model.
+    """A box of a drawing, for one part of a model.
 
     Attributes:
         kind: the kind of the part.
         title: its class, or dtype and shape of an array.
-        lines: the lines below the title: its size, and the arrays that it holds.
+        lines: the lines below the title: its size, and the arrays in it.
         path: path of its first place.
-        repeats: number of equal neighbours that it stands for.
+        repeats: number of equal neighbours in it.
         mark: number of its tie. None if the part is not tied.
         times: number of ties that it stands for.
-        num_places: number of places of the model that hold the part.
+        num_places: number of places of the part in the model.
     """
 
     kind: Literal["module", "container", "array", "number"]
@@ -57,7 +57,7 @@ class Wire(NamedTuple):
 
     Attributes:
         start: index of the box of the module.
-        stop: index of the box that its fields lead to.
+        stop: index of the box to which its fields lead.
         label: names of the fields.
         is_tied: True if it leads to a tied part.
     """
@@ -74,7 +74,7 @@ class Boxes(NamedTuple):
     Attributes:
         boxes: the boxes. The first is the root.
         wires: the wires between them.
-        hidden: marks of the ties that are in no box and no line.
+        hidden: marks of the ties in no box and no line.
     """
 
     boxes: tuple[Box, ...]
@@ -87,7 +87,7 @@ class _Line(NamedTuple):
 
     Attributes:
         text: the text.
-        mark: number of the tie that the text names. None if it names none.
+        mark: number of the tie in the text. None if it names none.
     """
 
     text: str
@@ -100,7 +100,7 @@ class _Field(NamedTuple):
     Attributes:
         label: name of the field.
         child: number of the part that it leads to.
-        repeats: number of equal neighbours that it stands for.
+        repeats: number of equal neighbours in it.
         level: level of the child, counted from the root.
     """
 
@@ -115,12 +115,12 @@ class _BoxCollector:
 
     Args:
         outline: the outline of a model.
-        depth: number of levels below the root that have boxes. None for all.
+        depth: number of levels below the root with boxes. None for all.
         most: most boxes.
 
     Attributes:
         box_of: number of a part → index of its box.
-        counts: number of equal neighbours that each box stands for.
+        counts: number of equal neighbours in each box.
         lines: index of a box → its lines.
         labels: (start, stop) of a wire → names of its fields.
     """
@@ -193,7 +193,7 @@ class _BoxCollector:
                 stack.append(_Field(field.label + run.label, run.child, repeats, field.level + 1))
 
     def _line_in_place_of_box(self, field: _Field, part: Part) -> _Line:
-        """Returns the line for a part that gets no box. It has the mark of a tie, and `...` if the part has children.
+        """Returns the line for a part without a box. It has the mark of a tie, and `...` if the part has children.
 
         Args:
             field: the field that leads to the part.
@@ -211,7 +211,7 @@ def boxes_of(outline: Outline, *, depth: int | None = None, most: int = MOST_BOX
 
     Args:
         outline: the outline of a model.
-        depth: number of levels below the root that have boxes. None for all.
+        depth: number of levels below the root with boxes. None for all.
         most: most boxes.
 
     Cost: linear in the rows of the outline.
@@ -300,7 +300,7 @@ class Extent(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Positions of all that is drawn.
+    """Positions of everything drawn.
 
     Attributes:
         boxes: middle of the upper edge of each box.
@@ -517,13 +517,13 @@ def _settle(layer: Sequence[int], targets: Sequence[float], widths: Sequence[flo
     """Moves the vertices of a layer as near as possible to their targets, in their order and without overlaps.
 
     The squares of the distances to the targets are minimal in sum. The algorithm is the pool of adjacent violators
-    (Ayer and others, 1955): neighbours that would overlap are pooled, and a pool moves as one.
+    (Ayer and others, 1955): neighbours are pooled if they would overlap at their targets, and a pool moves as one.
 
     Args:
         layer: the vertices, from left to right.
-        targets: the x coordinate that each of them should have.
-        widths: width of each vertex of the drawing.
-        xs: x coordinate of each vertex of the drawing. Those of the layer are overwritten.
+        targets: the wanted x coordinate of each vertex of the layer.
+        widths: width of each vertex of the whole drawing, by number.
+        xs: x coordinate of each vertex of the whole drawing, by number. Those of the layer are overwritten.
     """
     # Distance of each vertex from the first one, if they stand as near together as possible.
     offsets, offset_so_far = list[float](), 0.0

@@ -48,7 +48,7 @@ _view_numbers = itertools.count()
 
 
 def register() -> None:
-    """Makes treescope mark ties in every model that it shows from now on.
+    """Makes treescope mark ties in every model shown from now on.
 
     A tied object has a mark such as `#1` before it at each of its places, and the paths of all places behind it. In a
     notebook, a click on the mark leads to the next place. Ties are numbered in the order of their first places.
@@ -192,7 +192,7 @@ def _link(parts: Any, mark: _Mark) -> Any:
 
     # treescope is imported only when it is used, so its base class is not available at the level of the module.
     class Link(parts.RenderableTreePart):
-        """Mark that can be clicked. Its methods are those that treescope requires of a part of a rendering."""
+        """Mark to click on. treescope requires these methods of a part of a rendering."""
 
         def _compute_collapsed_width(self) -> int:
             return len(text) + 1

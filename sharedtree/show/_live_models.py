@@ -115,7 +115,7 @@ def _node(op: Node, children: tuple[int, ...], parts: list[Part | None], flat_da
     Args:
         op: node type and keys of the record.
         children: the numbers of its children.
-        parts: the parts of all earlier records, which include the children.
+        parts: the parts of all earlier records, also of the children.
         flat_dag: the flat DAG of the model.
     """
     edges: list[Edge] = []

@@ -31,14 +31,14 @@ _COMPARISONS = 50
 
 
 class Run(NamedTuple):
-    """Neighbouring children that are shown as one. Most runs are a single child.
+    """Neighbouring children shown as one. Most runs are a single child.
 
     Attributes:
         label: text of the edges to all members: `[0..11]`.
         child: number of the first member, which is shown.
         members: numbers of all members.
         how: `"one"` if the run has one member, `"equal"` if the members are equal, `"same"` if they are one object.
-        common: numbers of the parts that all members hold in common, as one object.
+        common: numbers of the parts held in common by all members, as one object.
     """
 
     label: str
@@ -60,7 +60,7 @@ class EqualBlocks:
     """
 
     def __init__(self, description: Description, shortest: int = SHORTEST_RUN) -> None:
-        """Gives each part the number of its shape class. Parts with different numbers are never equal."""
+        """Numbers the parts by shape. Parts with different numbers are never equal, parts with one number may be."""
         self._description, self._shortest = description, shortest
         # Number of comparisons that are still allowed.
         self._budget = _COMPARISONS * len(description) + 10_000
@@ -71,7 +71,7 @@ class EqualBlocks:
         for number in sorted(description.reached):
             part = description[number]
             children = tuple([self._shape_classes[child] for child in part.children])
-            # `nbytes` follows from the rest, unless two classes of numbers have one name and different sizes.
+            # `nbytes` follows from shape and dtype, unless two dtypes of different sizes have one name.
             key = (part.kind, part.name, part.steps, part.shape, part.dtype, part.nbytes, part.through, children)
             self._shape_classes[number] = class_numbers.setdefault(key, len(class_numbers))
 
@@ -97,7 +97,7 @@ class EqualBlocks:
     def _run_from(
         self, children: Sequence[int], steps: Sequence[str], start: int
     ) -> tuple[int, Literal["one", "equal", "same"], frozenset[int]]:
-        """Finds the run that begins with one child.
+        """Finds the run beginning with one child.
 
         Args:
             children: all children of a part.
@@ -195,7 +195,7 @@ class TieShown(NamedTuple):
     """A tie of an outline.
 
     Attributes:
-        mark: the number that people see, from 1 on.
+        mark: the printed number, from 1 on.
         number: number of the tied part.
         places: the places of the part, the first one first.
         times: number of ties of the model that it stands for. A tie within a run has one in each member.
@@ -208,7 +208,7 @@ class TieShown(NamedTuple):
 
     @property
     def num_places(self) -> int:
-        """Number of places of the model that hold one such object."""
+        """Number of places of one such object in the model."""
         return sum(place.repeats for place in self.places) // self.times
 
 
@@ -219,8 +219,8 @@ class Row(NamedTuple):
         depth: number of levels below the root.
         step: text of the edge from the row of its parent.
         path: path from the root.
-        part: the part that the row shows.
-        repeats: number of neighbours that the row stands for.
+        part: the part in the row.
+        repeats: number of neighbours in the row.
         size: size of these neighbours together, each with the parts below it that have their first place there. Rows
             within a run have the size of one member.
         mark: number of its tie. None if the part is not tied.
@@ -248,7 +248,7 @@ class _PlaceOfRun(NamedTuple):
     """Position of a run in the outline.
 
     Attributes:
-        parent: number of the part that holds the run.
+        parent: number of the part with the run.
         run_index: index of the run among those of the parent.
     """
 
@@ -261,13 +261,13 @@ _PLACE_OF_ROOT = _PlaceOfRun(-1, -1)
 
 
 class _Visit(NamedTuple):
-    """A run that `Outline` has yet to look at.
+    """A run still to be looked at by `Outline`.
 
     Attributes:
-        number: number of the part that the run shows.
+        number: number of the part shown for the run.
         path: path to it.
-        num_places: number of places of the model that the run stands for.
-        num_objects: number of objects of the model that the run stands for.
+        num_places: number of places of the model in the run.
+        num_objects: number of objects of the model in the run.
         place: position of the run.
     """
 
@@ -379,7 +379,7 @@ class Outline:
         """Yields the rows from the root down.
 
         Args:
-            depth: number of levels below the root that are shown. Default: all.
+            depth: number of levels shown below the root. Default: all.
         """
         root = Run("", self.description.root, (self.description.root,))
         # Each entry is a run, the path of its parent, its depth and its place.
@@ -400,7 +400,7 @@ class Outline:
 
         Args:
             run: the run.
-            parent_path: path of the part that holds it.
+            parent_path: path of the part around it.
             level: depth of the row.
             is_again: True if the part has its first place in another row.
             depth: the deepest level that is shown. None for all.

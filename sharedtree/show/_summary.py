@@ -8,7 +8,7 @@ from ._live_models import description_of
 from ._outline import Outline, Row
 from ._tables import RICH_STYLES, Line, html_table, table_lines
 
-# Default of the most rows that are printed.
+# Default of the most rows to print.
 MOST_ROWS = 1_000
 
 # A table is at least this wide, in characters, even on a narrower terminal.
@@ -40,7 +40,7 @@ class Summary:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """All rows down to the chosen depth, including those beyond the most rows that are printed."""
+        """All rows down to the chosen depth, including those beyond the most rows to print."""
         return tuple(self._outline.iterate(self._depth))
 
     def text(self, width: int | None = None) -> str:
@@ -91,12 +91,12 @@ def summary(tree: Any, *, depth: int | None = None, lines: int = MOST_ROWS) -> S
 
     Three or more equal neighbours (`.layers[0]` to `.layers[11]`) are one row with `×12`, above the rows of the first.
     Neighbours are equal if they have one class, and equal fields, shapes, dtypes and ties. Values and static fields are
-    not compared. A neighbour that is tied to another part of the model has a row of its own.
+    not compared. A neighbour tied to another part of the model has a row of its own.
 
     Args:
         tree: a model of any library, any container of models and arrays, or a `Dag`. Its arrays may be abstract.
-        depth: number of levels below the root that are shown. Default: all.
-        lines: most rows that are printed. Default: 1,000.
+        depth: number of levels shown below the root. Default: all.
+        lines: most rows to print. Default: 1,000.
 
     Returns:
         A table that prints as text, is HTML in a notebook, and has colours in `rich.print`. Its attributes have the

@@ -94,8 +94,8 @@ def table_lines(
 
     Args:
         outline: the outline of a model.
-        depth: number of levels below the root that are shown. None for all.
-        most: most rows that are shown.
+        depth: number of levels shown below the root. None for all.
+        most: most rows to show.
         width: most characters of a line. None for any number.
         how: names of the options that choose other rows, to be printed if there are more rows.
 
@@ -261,8 +261,8 @@ def html_table(outline: Outline, *, depth: int | None, most: int) -> str:
 
     Args:
         outline: the outline of a model.
-        depth: number of levels below the root that are shown. None for all.
-        most: most rows that are shown.
+        depth: number of levels shown below the root. None for all.
+        most: most rows to show.
     """
     return "".join(_html_pieces(outline, depth, most))
 
@@ -271,7 +271,8 @@ def _html_pieces(outline: Outline, depth: int | None, most: int) -> Iterator[str
     """Yields the pieces of the HTML, in order. For the parameters, see `html_table`."""
     rows = outline.iterate(depth)
     shown = list(itertools.islice(rows, most))
-    # Links lead to names within the page. The checksum of the first columns keeps tables of several models apart.
+    # Links lead to names within the page. The checksum of depths, steps and paths keeps tables of different models
+    # apart. Two models of one structure have one prefix: their links lead to the table that comes first in the page.
     name = f"sharedtree-{zlib.crc32(repr([row[:3] for row in shown]).encode('utf-8', 'backslashreplace')):08x}"
     # Marks of the ties whose first place has a row, so that a link can lead there.
     linked_marks = {row.mark for row in shown if not row.is_again}

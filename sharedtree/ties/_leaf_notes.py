@@ -45,7 +45,7 @@ _MIN_SWEEP_SIZE = 1_000
 
 
 class _Notes:
-    """A set of objects by identity that does not keep them alive. All threads share it.
+    """A set of objects by identity, without keeping them alive. All threads share it.
 
     Objects without weak references (Python numbers, `jax.ShapeDtypeStruct`) are left out. Dead entries are not removed
     by callbacks, which would make each note slower. They are swept out when there are twice as many entries as after
@@ -58,7 +58,7 @@ class _Notes:
         self._lock = Lock()
 
     def add(self, objects: Iterable[Any]) -> None:
-        """Adds the objects that allow weak references."""
+        """Adds the objects. Objects that allow no weak references are left out."""
         with self._lock:
             for obj in objects:
                 try:
@@ -76,7 +76,7 @@ class _Notes:
             self.add([new for old, new in zip(old_leaves, new_leaves, strict=True) if old in self])
 
     def places(self, leaves: Sequence[Any]) -> tuple[int, ...]:
-        """Returns the indices of the leaves that are in the set."""
+        """Returns the indices of the leaves in the set."""
         return tuple([i for i, leaf in enumerate(leaves) if leaf in self]) if self else ()
 
     def __contains__(self, obj: object) -> bool:
@@ -85,7 +85,7 @@ class _Notes:
         return reference is not None and reference() is obj
 
     def __bool__(self) -> bool:
-        """Returns True if the set has entries. If the oldest object is dead, removes all dead ones before."""
+        """Returns True if the set has entries. Removes those of dead objects first, if the oldest object is dead."""
         if not self._references:
             return False
         with self._lock:
@@ -117,7 +117,7 @@ def hand_on(old_leaves: Sequence[Any], new_leaves: Sequence[Any]) -> None:
     Costs next to nothing while no leaf is noted.
 
     Args:
-        old_leaves: the leaves that may be noted.
+        old_leaves: leaves, noted or not.
         new_leaves: one leaf for each of them, in the same order.
     """
     for notes in (_tied_outside, _one_around, _untied):
@@ -149,7 +149,7 @@ def are_tied_values_known() -> bool:
 
 
 def which_are_tied_values(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the indices of the leaves that are noted as tied outside modules."""
+    """Returns the indices of the leaves noted as tied outside modules."""
     return _tied_outside.places(leaves)
 
 
@@ -208,7 +208,7 @@ class _Rules(threading.local):
     """The `custom_vjp` rules that run in this thread.
 
     Attributes:
-        stack: for each rule, the arrays that are noted as whole gradients. Rules nest, and the innermost is the last.
+        stack: for each rule, the arrays noted as whole gradients. Rules nest, and the innermost is the last.
     """
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ _rules = _Rules()
 
 @contextmanager
 def noting_whole() -> Iterator[IdentitySet]:
-    """Opens a block that calls a `custom_vjp` rule. Yields the set of the whole gradients that are noted in it."""
+    """Opens a block for the call of a `custom_vjp` rule. Yields the set of the whole gradients noted in it."""
     whole_gradients = IdentitySet()
     _rules.stack.append(whole_gradients)
     try:

@@ -31,7 +31,7 @@ class Tie(NamedTuple):
         shape: shape of an array, else None.
         dtype: dtype of an array, else None.
         nbytes: size of its arrays in bytes, each array once. PRNG keys count with the bits of their data.
-        views: one text for each view that is computed from the object, with path and function: `.head.kernel =
+        views: one text for each view computed from the object, with path and function: `.head.kernel =
             transpose(.embed.embedding)`.
     """
 
@@ -71,7 +71,7 @@ def ties(tree: Any) -> tuple[Tie, ...]:
 
     Raises:
         CycleError: if an object contains itself.
-        UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+        UnregisteredTypeError: if `tree` cannot be taken apart.
 
     Cost: one walk over the nodes, however many paths there are, and one over those below each tie. Nothing is copied.
 
@@ -91,7 +91,7 @@ def ties(tree: Any) -> tuple[Tie, ...]:
 
 
 def _views_by_source(flat: FlatDag) -> dict[int, tuple[str, ...]]:
-    """Maps the number of each array or variable to the texts of the views that are computed from it.
+    """Maps the number of each array or variable to the texts of the views computed from it.
 
     A text has path and function, as in `Tie.views`.
     """
@@ -144,7 +144,7 @@ def text_of_function(through: Any) -> str:
 
 
 def _describe(flat: FlatDag, number: int, paths: tuple[str, ...], views: tuple[str, ...]) -> Tie:
-    """Describes a tied record, with the views that are computed from it."""
+    """Describes a tied record, with the views computed from it."""
     op = flat.records[number][0]
     if type(op) is Node:
         nbytes = sum(nbytes_of(flat.leaves[i]) for i in flat.below(number).reached if i in flat.leaves)
@@ -190,7 +190,7 @@ def _either_prefix(left: Rooted, right: Rooted) -> Agree:
 
 
 def _lost_between(left: Rooted, right: Rooted) -> list[SplitRecord]:
-    """Finds the ties of `left` that `right` lacks.
+    """Finds the ties of `left` missing in `right`.
 
     Raises:
         SharingMismatchError: if the trees differ in shape.
@@ -302,7 +302,7 @@ def how_to_sum(name: str, like: str, *, in_containers: bool) -> str:
 
 
 def how_to_tie(name: str, like: str, *, in_containers: bool) -> str:
-    """Returns advice for errors about a tree that lacks ties of another tree.
+    """Returns advice for errors about a tree without the ties of another tree.
 
     It begins with gradients, whose parts at tied paths must be summed: `retie` would drop all parts but the first.
 

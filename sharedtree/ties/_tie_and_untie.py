@@ -108,7 +108,7 @@ def _tied_through(flat: FlatDag, targets: Sequence[int], through: Callable[..., 
         TypeError: if `through` is no function.
         SharingMismatchError: if the result of `through` does not fit, or one of the targets is no array.
     """
-    # Programs without views do not import this file.
+    # Imported here, so that programs without views do not import `_views`.
     from ._views import with_view
 
     if not callable(through):
@@ -129,7 +129,7 @@ def _with_leaves(records: Sequence[Record], new_numbers: Mapping[Any, int], old:
 
     Args:
         records: the new records. The last one is the root.
-        new_numbers: old number → new number, for the records that remain. Keys that are no old numbers are ignored.
+        new_numbers: old number → new number, for the remaining records. Keys that are no old numbers are ignored.
         old: the flat DAG before, with its leaves.
     """
     leaves: dict[int, Any] = {}
@@ -140,7 +140,7 @@ def _with_leaves(records: Sequence[Record], new_numbers: Mapping[Any, int], old:
 
 
 def _built(flat: FlatDag) -> Any:
-    """Builds the tree that a flat DAG describes, from its leaves and new nodes."""
+    """Builds the tree of a flat DAG, from its leaves and new nodes."""
     # Object of each record. `build` appends to it.
     table: list[Any] = []
     build(flat.records, list(flat.leaves.values()), table)
@@ -148,12 +148,12 @@ def _built(flat: FlatDag) -> Any:
 
 
 def _require_no_values(flat: FlatDag, targets: Sequence[int], further_arguments: str = "") -> None:
-    """Raises an error if one of the nodes to tie is the array in a variable of Flax NNX, which carries no identity.
+    """Raises an error if a node to tie is the value (the array) of a variable of Flax NNX: it carries no identity.
 
     Args:
         flat: the tree, with its leaves.
         targets: numbers of the nodes to tie.
-        further_arguments: text that follows the arguments of `tie` in the fix.
+        further_arguments: text after the arguments of `tie` in the fix.
 
     Raises:
         SharingMismatchError: with a fix that ties the variables.
@@ -341,7 +341,7 @@ def retie(tree: T, like: Any) -> T:
     Paths through views come last. Use it after `jax.tree.map`, `optax.apply_updates` or a checkpoint without ties.
 
     Args:
-        tree: the tree; it is not changed. Ties that it has and `like` lacks are kept.
+        tree: the tree; it is not changed. Its ties are kept, even those missing in `like`.
         like: a tree of the same shape. In the place of its leaves, `tree` may have any subtrees, including `None`. So a
             gradient or an optimizer state can be retied like its model.
 
@@ -407,13 +407,13 @@ def copy(tree: T) -> T:
         tree: a module, or any container of modules and arrays; it is not changed.
 
     Returns:
-        A new tree that shares no array and no node with `tree`. Arrays stay on their devices, with their sharding. A
+        A new tree without any array or node of `tree`. Arrays stay on their devices, with their sharding. A
         `jax.Ref` becomes a new reference to a copy of its value. Under a transform, copies of tracers are tracers.
         Mutable static values are copied, and all others are the same objects.
 
     Raises:
         CycleError: if an object contains itself.
-        UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+        UnregisteredTypeError: if `tree` cannot be taken apart.
 
     Cost: one walk over the nodes, and the bytes of each array once.
 
@@ -460,8 +460,8 @@ def require_interchangeable(tree: FlatDag, left: int, right: int) -> None:
 
     Args:
         tree: the tree, with its leaves.
-        left: number of the record that would be kept.
-        right: number of the record that would be replaced.
+        left: number of the record to be kept.
+        right: number of the record to be replaced.
 
     Raises:
         SharingMismatchError: if the records, or any two records at one path below them, differ in class, static data,
@@ -563,12 +563,13 @@ def _record_at(tree: FlatDag, number: int, path: Path) -> int:
 
 
 def _described(tree: FlatDag, number: int, counterpart: int) -> str:
-    """Describes a record in words. Two nodes of one class are described by the static data in which they differ.
+    """Describes a record in words: an array by dtype and shape, and a node by its class and any different static data.
 
     Args:
         tree: the tree, with its leaves.
         number: number of the record.
-        counterpart: number of the record that it is compared with.
+        counterpart: number of the record to compare it with. Of two nodes of one class, the different static data are
+            named.
     """
     op, counterpart_op = tree.records[number][0], tree.records[counterpart][0]
     if op is LEAF:

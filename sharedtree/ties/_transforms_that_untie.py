@@ -287,7 +287,7 @@ def _is_below_function_of_trees(frames: Sequence[Frame], caller: Frame) -> bool:
 
     Args:
         frames: call stack of the operation, innermost first.
-        caller: frame that called the transform. Frames further out do not count.
+        caller: frame with the call of the transform. Frames further out do not count.
     """
     for frame in frames:
         if frame == caller or frame.function == TRACED:

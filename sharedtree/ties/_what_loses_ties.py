@@ -132,12 +132,13 @@ def _origin_in(frames: Sequence[Frame]) -> Origin | None:
 
 
 def untying_transform(leaf1: Any, leaf2: Any, analyses: IdentityDict[Any]) -> list[Origin]:
-    """Finds the vanilla transform that split a tied leaf into two leaves.
+    """Returns the origin of the vanilla transform (JAX's or Equinox's) that split a tied leaf into two leaves.
 
     Args:
         leaf1: a leaf of the traced function's result.
-        leaf2: another leaf of it, which was one object with the first when the function was called.
-        analyses: operation → its analysis. Extended, so that further leaves of one operation cost little.
+        leaf2: another leaf of it. Both were one object when the function was called.
+        analyses: operation of a trace → how its outputs were computed. Entries are added, so that each operation is
+            analysed once.
 
     Returns:
         The origin of the transform's call. If a function inside the transform loses ties, too, its origin comes

@@ -375,7 +375,8 @@ def require_where(where: Any, tree: Any, fix: str) -> None:
     Raises:
         TypeError: with the fix.
     """
-    # A module may be callable and a tree. A function is no tree.
+    # A module may be callable and a tree, so a callable `where` is refused only if the two look swapped: `where` is a
+    # node, and `tree` is a plain function.
     if callable(where) and not (node_type_of(where) is not None and node_type_of(tree) is None and callable(tree)):
         return
     raise TypeError(

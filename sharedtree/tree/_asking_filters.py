@@ -56,7 +56,7 @@ def selection(argument: Any, spec: AnyFilter, name: str) -> Any:
 
     Raises:
         InconsistentSharingError: if the filter selects a leaf of a `Dag` at one path and not at another.
-        SharingMismatchError: if the filter is a tree prefix that does not fit the argument.
+        SharingMismatchError: if the filter is a tree prefix and does not fit the argument.
         ValueError: if the filter looks at paths, and the argument has too many of them.
 
     Cost: one question for each leaf. If the filter looks at paths, one question for each path.
@@ -137,7 +137,7 @@ def ask(
 
     Raises:
         InconsistentSharingError: if the filter selects a leaf of a `Dag` at one path and not at another.
-        SharingMismatchError: if the filter is a tree prefix that does not fit the tree.
+        SharingMismatchError: if the filter is a tree prefix and does not fit the tree.
         ValueError: if the filter looks at paths, and the tree has too many of them.
     """
     return _Questions(tree, spec, name, words, asks_static=asks_static).asked_from(root_place)

@@ -62,7 +62,7 @@ class Dag(Generic[T]):
 
     Raises:
         CycleError: if an object contains itself.
-        UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+        UnregisteredTypeError: if `tree` cannot be taken apart.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st

@@ -57,7 +57,7 @@ class _Place(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A record to print, or text that is complete.
+    """A record to print, or complete text.
 
     Attributes:
         prefix: text before the record, such as the name of the child. The whole line if there is no record.

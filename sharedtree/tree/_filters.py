@@ -62,7 +62,7 @@ class Place(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A parameter that takes a filter.
+    """A parameter for a filter.
 
     Attributes:
         name: the name of the parameter.
@@ -96,7 +96,7 @@ class FilterPrefix(NamedTuple):
 
     Attributes:
         tree: the prefix or its part, a user's object.
-        option: the parameter to which the user passed the prefix.
+        option: the parameter with this prefix.
         asks_for_path: True if at least one function in the prefix takes a path.
     """
 
@@ -128,7 +128,7 @@ def filter_of(spec: Any, option: Option) -> AnyFilter:
 
     Args:
         spec: the specification.
-        option: the parameter to which the user passed the specification.
+        option: the parameter with this specification.
 
     Raises:
         TypeError: if the specification is no filter.
@@ -265,7 +265,7 @@ def any_of(spec: Sequence[Any], option: Option) -> Filter:
 
 
 def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path and value"]:
-    """Returns the arguments with which a filter that is a function is called.
+    """Returns the arguments with which a filter is called if it is a function.
 
     Raises:
         TypeError: if the function can be called neither with a leaf nor with a path and a value.
@@ -309,7 +309,7 @@ def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Op
         answer: the object that the function returned.
         function: the function.
         place: the place about which it was asked.
-        option: the parameter to which the user passed the filter.
+        option: the parameter with the filter.
 
     Raises:
         TypeError: if the answer is no boolean, for example a traced array.
@@ -325,7 +325,7 @@ def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Op
 
 
 def _no_filter(spec: Any, option: Option) -> TypeError:
-    """Returns the error for a specification that is no filter."""
+    """Returns the error for a specification if it is no filter."""
     advice = "For example"
     # `grad(f, wrt=1)` is `argnums` by mistake.
     if isinstance(spec, int) and option.code.startswith("sharedtree.grad"):
@@ -343,12 +343,12 @@ def _no_filter(spec: Any, option: Option) -> TypeError:
 
 
 def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str:
-    """Returns text for an error that lists values which a filter could have selected, and code that selects one.
+    """Returns text for an error about a filter without selected leaves: some candidates, and code to select one.
 
     Args:
-        candidates: the places about which the filter was asked, at least one.
+        candidates: places that a filter could select, at least one. The filter was asked about each.
         spec: the user's specification.
-        option: the parameter to which the user passed the specification.
+        option: the parameter with this specification.
     """
     tags = strings_in(spec)
     words = {word for tag in tags for word in re.findall(r"\w+", tag)}

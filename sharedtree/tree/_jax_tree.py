@@ -52,7 +52,7 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
 
     Args:
         tree: a module, or any container of modules and arrays.
-        is_leaf: nodes for which it is true count as leaves.
+        is_leaf: a node counts as a leaf if it is true for the node.
 
     Returns:
         The leaves, aliased, in flatten order; and the structure, which is hashable and the same object for equal
@@ -61,7 +61,7 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
     Raises:
         CycleError: if an object contains itself.
         StaticComparisonError: if a static leaf has no usable `==`.
-        UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+        UnregisteredTypeError: if `tree` cannot be taken apart.
 
     Cost: one walk over the nodes.
 
@@ -146,7 +146,8 @@ def leaves_with_path(tree: Any, is_leaf: IsLeaf = None, is_leaf_takes_path: bool
 
     Args:
         tree: a module, or any container of modules and arrays.
-        is_leaf: nodes for which it is true count as leaves. A shared node is asked about once, at its first path.
+        is_leaf: a node counts as a leaf if it is true for the node. A shared node is asked about once, at its first
+            path.
         is_leaf_takes_path: True if `is_leaf` takes the key path and the node, False if it takes the node only.
 
     Example:
@@ -170,7 +171,7 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
         rest: trees of the same shape. In the place of a leaf of `tree` they can have any object: a subtree, a Python
             number, or `None`, with which `f` is called. A leaf that is tied in `tree` must be one object in each of
             these trees.
-        is_leaf: nodes of `tree` for which it is true count as leaves.
+        is_leaf: a node of `tree` counts as a leaf if it is true for the node.
 
     Returns:
         A tree of new nodes, with the static leaves of `tree`. To make a specification for `partition`, in which static
@@ -208,8 +209,8 @@ def map_with_path(
         f: takes the path, a leaf of `tree`, and the objects at that path in each of `rest`.
         tree: a module, or any container of modules and arrays.
         rest: trees of the same shape, see `map`.
-        is_leaf: nodes of `tree` for which it is true count as leaves. A shared node is asked about once, at its first
-            path.
+        is_leaf: a node of `tree` counts as a leaf if it is true for the node. A shared node is asked about once, at its
+            first path.
         is_leaf_takes_path: True if `is_leaf` takes the key path and the node, False if it takes the node only.
 
     Example:
@@ -236,7 +237,7 @@ def _mapped(
         f: takes the path if `with_paths`, a leaf of `tree`, and for each of `rest` the object at the leaf's path.
         tree: the tree whose leaves are mapped.
         rest: further trees of the same shape.
-        is_leaf: nodes for which it is true count as leaves.
+        is_leaf: a node counts as a leaf if it is true for the node.
         with_paths: True if `f` takes the path.
         takes_path: True if `is_leaf` takes the path.
     """
@@ -288,7 +289,7 @@ def require_alike(tree: Any, aligned_tree: Any, name: str, like: str, how_to_tie
 
     Args:
         tree: the first tree.
-        aligned_tree: the second tree. It may have `None` in the place of a leaf.
+        aligned_tree: the second tree. In the place of a leaf of the first it may have any object, for example `None`.
         name: name of the second tree in errors.
         like: name of the first tree in errors.
         how_to_tie: makes the advice if the second tree lacks ties.

@@ -52,7 +52,7 @@ def rebuilt(root: Any, expand: Callable[[Any], tuple[Op, Sequence[Any]]], object
 def filter(  # noqa: A001
     tree: T, filter_spec: Any, inverse: bool = False, replace: Any = None, is_leaf: IsLeaf = None
 ) -> T:
-    """Replaces the leaves, traced or static, that a specification does not select. `equinox.filter`, with ties kept.
+    """Replaces the leaves, traced or static, not selected by a specification. `equinox.filter`, with ties kept.
 
     It also makes specifications: `filter(model, False, replace=False)` is the model with False at every leaf, traced or
     static. Then `at` can set some of them to True. `map` cannot make one, because it keeps static leaves.
@@ -63,9 +63,9 @@ def filter(  # noqa: A001
             function of a path and a value, a class, a tag, or a list of these. Or a tree prefix of filters and
             booleans. A list or tuple is a part of a prefix where the tree has a list or tuple of the same length, else
             a list of filters. At a static function of the tree, a prefix has a boolean, or a filter at a node above.
-        inverse: True to keep the leaves that are not selected instead.
+        inverse: True to keep the unselected leaves instead.
         replace: the object in the place of all other leaves.
-        is_leaf: nodes for which it is true count as leaves.
+        is_leaf: a node counts as a leaf if it is true for the node.
 
     Returns:
         A tree of new nodes.
@@ -121,7 +121,7 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
         _raise_no_tag(walked, filter_spec)
 
     def half(answer: bool) -> Any:
-        """Builds the tree that keeps the leaves with this answer."""
+        """Builds the tree with the leaves of this answer."""
 
         def expand(number: int) -> tuple[Op, Sequence[int]]:
             # A static leaf becomes a traced one, since `replace` can be any object.
@@ -182,7 +182,7 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
 
     Args:
         trees: trees of one shape. A tree may have `None` where another tree has a leaf or a subtree.
-        is_leaf: nodes for which it is true count as leaves.
+        is_leaf: a node counts as a leaf if it is true for the node.
 
     Returns:
         A tree of new nodes. Static data of nodes are those of the first tree.

@@ -56,8 +56,8 @@ def at(
         tree: the tree; it is not changed.
         replace: the replacement, or a sequence of as many as `where` returned.
         replace_fn: instead of `replace`: takes what is there and returns the replacement. Called once for each node.
-        is_leaf: nodes for which it is true count as leaves. With `lambda x: x is None` each `None` has a stand-in, as
-            a leaf has, so a `where` that looks for `None` does not find it.
+        is_leaf: a node counts as a leaf if it is true for the node. With `lambda x: x is None` each `None` has a
+            stand-in, as a leaf has, so a `where` that looks for `None` does not find it.
 
     Returns:
         A tree of new nodes, apart from the replacements; all other arrays are the same objects.
@@ -344,9 +344,10 @@ class _Edit(NamedTuple):
         return visited
 
     def _counterparts(self, target: int) -> dict[int, set[int]]:
-        """Maps each part of a target to the parts of its replacement at the same paths below."""
+        """Maps the target and each part of it to the parts of its replacement at the same paths from the top."""
         counterparts: dict[int, set[int]] = {}
-        # Where the two differ in shape, they are not compared further down.
+        # `agree` accepts every difference, so `pairs` yields no `Mismatch`. It goes no deeper where the two differ in
+        # shape.
         new = self.all.below(self.replacement_of[target])
         for pair in pairs(self.all.below(target), new, agree=lambda *_: True):
             assert isinstance(pair, RecordPair)
@@ -370,7 +371,7 @@ class _Edit(NamedTuple):
         return {n for n in arrays if (self.all.objects[n].shape, self.all.objects[n].dtype) in kinds}
 
     def _can_be_one(self, part: int, successor: int) -> bool:
-        """Returns True if two records, and those below them, agree in class, static data, shape and dtype."""
+        """Returns True if two records and all below agree in class, static data, shape and dtype. Values may differ."""
 
         def agree(i: int, j: int) -> bool:
             """Returns True for two arrays of one shape and dtype, and for two equal values."""

@@ -132,7 +132,7 @@ def load_state(tree: T, state: Any, strict: bool = True) -> T | tuple[T, StateRe
         StructureMismatchError: if names, lengths, shapes or dtypes differ. The message lists all differences.
         SharingMismatchError: if only ties differ.
         CycleError: if an object of the model contains itself.
-        UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+        UnregisteredTypeError: if `tree` cannot be taken apart.
 
     Cost: one visit for each object of the model, and for each pair with different objects of the state.
 

@@ -233,7 +233,7 @@ def _named_form(
     statics: Mapping[str, Any],
     make: Callable[[Sequence[Any], Mapping[str, Any]], Any],
 ) -> Form:
-    """Returns a form that is a dict by field name: first the children, then the static attributes.
+    """Returns the form of an object with fields, as a dict: first the children, then the static attributes.
 
     Args:
         names: the name of each child.

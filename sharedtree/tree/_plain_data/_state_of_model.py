@@ -126,7 +126,7 @@ def state(tree: Any, keep: Any = None) -> Any:
 
     Raises:
         CycleError: if an object contains itself.
-        UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+        UnregisteredTypeError: if `tree` cannot be taken apart.
         InconsistentSharingError: if `keep` selects one object at one of its paths and not at another.
         SharingMismatchError: if `keep` is a tree prefix that does not fit the model.
         TypeError: if `keep` is no filter.
