@@ -220,7 +220,7 @@ def open_checkpoint(location: Readable | Source) -> Iterator[Opened]:
 def _disagreements(container: Container, manifest: Manifest) -> Iterator[str]:
     """Yields a clause for each difference between the tensors in the container and the arrays in the manifest.
 
-    Of several tensors that the manifest does not name, only the first by name is reported.
+    If the manifest leaves out several tensors, only the first by name is reported.
     """
     tensors = container.tensors
     for entry in manifest.arrays:

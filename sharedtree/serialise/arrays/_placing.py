@@ -65,15 +65,15 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
     """Returns the entry of an array for the manifest, as a dictionary, and the array whose bytes are to be stored.
 
     The latter is mostly the array itself. For PRNG keys it is their raw data. For an array of JAX's dtype `float0`,
-    which has no bytes, it may be one of NumPy's.
+    which has no bytes, it may be an empty one of NumPy's. Then the entry's kind is `numpy`, too.
 
     Args:
         array: the array, of JAX or NumPy.
         tensor: name of its tensor.
 
     Raises:
-        RefusalError: for a tracer; a special kind of NumPy's or JAX's arrays; PRNG keys of an implementation that JAX
-            does not bring along; an array that was donated or deleted; a dtype that cannot be stored.
+        RefusalError: for a tracer; a subclass of NumPy's arrays other than `memmap`; a special kind of JAX's arrays;
+            PRNG keys of an implementation from outside JAX; a donated or deleted array; a dtype no file can store.
     """
     if isinstance(array, Tracer):
         raise RefusalError("a tracer, which has no value yet", "Save outside of `jax.jit` and the other transforms.")

@@ -230,6 +230,7 @@ class Source:
 
         Raises:
             MemoryError: if there is no memory for the bytes. The error has the file's name.
+            CorruptFileError: if the file became shorter meanwhile, as for `read_into`.
         """
         # `nbytes` may come from a damaged header. So no more is allocated than the file has.
         nbytes = max(0, min(nbytes, self.size_up_to(offset + nbytes) - offset))
@@ -287,7 +288,8 @@ def open_source(location: Readable) -> Source:
 def require_expanded(path: str) -> None:
     """Raises `FileNotFoundError` with advice if a missing path begins with `~`, as in `~/model.safetensors`.
 
-    A shell replaces `~` by the home folder, and Python does not. Call this once the path is known to be missing.
+    A shell replaces `~` by the home folder, and Python does not. Does nothing for other paths, and does not look at
+    the disk. So call it only for a missing path.
     """
     expanded = os.path.expanduser(path)
     if expanded != path:

@@ -158,12 +158,13 @@ def blank_header(
 
     Args:
         sized_sources: the tensors in the order of the file, each with its number of bytes.
-        manifest: text of the manifest; `"tensor"` if the manifest is in a tensor.
+        manifest: text of the manifest. If the manifest is in a tensor of its own, the word `"tensor"`.
         metadata: the user's texts.
 
     Raises:
-        ValueError: if two tensors have one name, if `metadata` has other values than texts or a key of ours, or if a
-            text cannot be encoded.
+        ValueError: if two tensors have one name, if a tensor has a reserved name (`__metadata__`), if
+            `metadata` has other values than texts or a key with `sharedtree` at its beginning, or if a text cannot be
+            encoded.
     """
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -181,6 +182,7 @@ def blank_header(
     entries: dict[str, Any] = {"__metadata__": reserved | dict(metadata)}
     offset = 0
     for (name, dtype, shape, *_), nbytes in sized_sources:
+        # `__metadata__` is in `entries` already. `save` never gives a tensor this name.
         if name in entries:
             raise ValueError(f"Two tensors cannot both be named `{printable(name)}`.")
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (offset, offset + nbytes)}
@@ -451,9 +453,9 @@ def _require_declared_size(source: Source, data_start: int, declared_bytes: int)
     Args:
         source: the bytes of the file.
         data_start: where the data begins in the file.
-        declared_bytes: the number of bytes of data that the header describes.
+        declared_bytes: the number of bytes of data by the header.
     """
-    # A stream is read one byte further at most, so the number may be less than it has.
+    # A stream is read at most one byte past the declared end. So it may have more bytes than `num_present`.
     num_present = source.size_up_to(data_start + declared_bytes) - data_start
     if num_present < declared_bytes:
         fact = f"its header says {declared_bytes:,} bytes of data, and there are {num_present:,}"

@@ -100,6 +100,10 @@ class Container(contextlib.AbstractContextManager["Container"]):
         metadata: the user's texts.
         tensors: name → tensor, in order of offset, without the manifest's tensor.
         manifest: text of the manifest; empty for a foreign file.
+
+    Raises:
+        FormatError: if the manifest is in a tensor, and is not UTF-8.
+        CorruptFileError, MemoryError: if the manifest is in a tensor: as `read_many`.
     """
 
     def __init__(self, source: Source, header: Header, *, is_owner: bool = True) -> None:
@@ -110,7 +114,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         self.metadata = header.metadata
         self.tensors = {tensor.name: tensor for tensor in header.tensors}
         self.manifest = header.manifest or ""
-        # A long manifest is in a tensor. It is read and checked like any tensor.
+        # `header.manifest` is None for a long manifest: it is in a tensor. It is read and checked like any tensor.
         if header.manifest is None:
             try:
                 self.manifest = self.read_many([MANIFEST_TENSOR])[MANIFEST_TENSOR].tobytes().decode()
@@ -163,8 +167,8 @@ class Container(contextlib.AbstractContextManager["Container"]):
     def read_selection(self, name: str, selection: Sequence[slice], *, verify: bool = True) -> Bytes:
         """Reads a part of a tensor. Returns its bytes in C order, as a flat, writable array.
 
-        With `verify`, each chunk that has bytes of the part is read whole and checked. Otherwise only the bytes of the
-        part are read.
+        With `verify`, each chunk (4 MiB of a tensor) with bytes of the part is read whole and checked. Otherwise only
+        the bytes of the part are read.
 
         Args:
             name: name of the tensor.

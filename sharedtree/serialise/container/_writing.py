@@ -143,8 +143,9 @@ def _prefix_of(name: str) -> str:
 def _target_of(user_path: str) -> str:
     """Returns the path to write to: absolute, with symbolic links resolved.
 
-    It is absolute because the current folder may change before the end. If the absolute path is too long for the
-    system, returns the user's path, which may be shorter. But for a symbolic link it returns the absolute path anyway.
+    It is absolute because the current folder may change before the end. If the absolute path, or that of a
+    temporary file beside it, is too long for the system, returns the user's path, which may be shorter. But for a
+    symbolic link it returns the absolute path anyway: the new file would replace the link.
     """
     target = os.path.realpath(user_path)
     if not _is_too_long(_longest_path_needed(target)) or os.path.islink(user_path):
@@ -226,7 +227,7 @@ def _is_same(path: str, other: str) -> bool:
 
 
 def _require_folder(folder: str, name: str, user_path: str) -> None:
-    """Raises `OSError` unless the folder in which a file is to be made exists. The text says what to do.
+    """Raises `OSError` unless the folder in which a file is to be made exists. The text mostly says what to do.
 
     Args:
         folder: the folder.

@@ -118,7 +118,7 @@ class _ClassChange:
         names_of_values: the names now, one for each value in a node, in order. None for a dropped attribute.
         kept_names: `names_of_values` without the dropped attributes.
         unset_fields: names now of the fields that had no value when the file was written.
-        undeclared: names in the file of `extra` attributes, without those that are fields of the class now.
+        undeclared: names in the file of `extra` attributes, without names of fields of the class now.
         make_from_pairs: makes an instance from pairs of name and value.
 
     Raises:

@@ -242,7 +242,7 @@ class Plan:
                         has_place = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
                         places.setdefault(entry_of[file_leaf].tensor, leaf.sharding if has_place else None)
                 self.place = lambda entry: places.get(entry.tensor)
-        # A path as `select` has taken its part of the manifest above. A function chooses by the names of arrays.
+        # If `select` is a path, the manifest was cut to its part above. A function chooses arrays by their names.
         self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
 
     def _find_template_values(self, left_out: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:

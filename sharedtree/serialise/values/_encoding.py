@@ -377,7 +377,7 @@ class _Walk:
     def open_node(self, manifest: Manifest, number: int) -> Iterator[tuple[Any, str]]:
         """Yields the children of a node's object, each with the step that a file has for it. Keys are not yielded.
 
-        The walk must have been made with `keeps_frames`.
+        The walk must have been made with `keeps_frames`. Otherwise nothing is yielded.
 
         Args:
             manifest: everything that was written.
@@ -575,7 +575,7 @@ class _Walk:
         """Gives new names to the tensors at and below a node that was reached only through views before.
 
         The new names are the paths below the current path, which leads through no view. If `head.weight` is a view of
-        `embed.weight`, readers of other libraries look for the name `embed.weight`, not for a path through the view.
+        `embed.weight`, other programs look for the name `embed.weight`, not for a path through the view.
 
         Args:
             number: number of the node.

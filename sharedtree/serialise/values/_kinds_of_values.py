@@ -1032,7 +1032,7 @@ def _take_named_sharding(obj: Any) -> Decomposition:
     """Takes a `NamedSharding` apart into mesh, spec and kind of memory.
 
     Raises:
-        RefusalError: if files do not know the kind of memory.
+        RefusalError: if no file can name the kind of memory.
     """
     device = obj.mesh.devices.flat[0] if isinstance(obj.mesh, Mesh) else None
     child_objects = obj.mesh, obj.spec, _memory_kind(obj, device)

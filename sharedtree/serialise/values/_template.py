@@ -146,7 +146,7 @@ def compare(file_tree: Any, template: Any, entries: IdentityDict[ArrayEntry]) ->
 
     Cost: a few look-ups for each node of both trees, and for each child of a node.
     """
-    # A file may have a tuple at very many paths. With `values`, it becomes one record and not one for each path.
+    # A file may have a tuple at very many paths. With `values`, the tuple becomes one record, not one for each path.
     comparer = _Comparer(_Side(_pack(file_tree, values=True)), _Side(_pack(template)), entries)
     flags = _Flags(in_module=False, is_tie_reported=False)
     # Path 0 is the empty one.

@@ -93,7 +93,7 @@ class Named:
         return atom
 
     def add(self, obj: Any, name: str | None = None) -> str:
-        """Adds an object to those that the file names. Returns its name in the file.
+        """Adds an object to the named objects of the file. Returns its name in the file.
 
         Args:
             obj: the object.
