@@ -59,7 +59,7 @@ class Exported:
 
     Args:
         exported: JAX's exported program.
-        policy: what counts as sharing. None for the policy of the thread, at each call.
+        policy: the rules of sharing. None for the policy of the thread, at each call.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -155,10 +155,10 @@ class Exported:
         Args:
             blob: the bytes.
             trusted: as for `load`. See also `sharedtree.trust`.
-            policy: what counts as sharing. None for the policy of the thread, at each call.
+            policy: the rules of sharing. None for the policy of the thread, at each call.
 
         Raises:
-            UntrustedTypeError: if the bytes name classes or functions that are not allowed.
+            UntrustedTypeError: if the bytes name forbidden classes or functions.
             FormatError: if the structures are damaged, or were made by hand.
             ImportError: if flatbuffers is not installed.
         """
@@ -235,7 +235,7 @@ def exporting(
     Args:
         transform: `jax.export.export`.
         function: the function to export, under `sharedtree.jit` or plain.
-        policy: what counts as sharing. If the function is under `sharedtree.jit`, its own policy comes first.
+        policy: the rules of sharing. If the function is under `sharedtree.jit`, its own policy comes first.
         options: options of the transform.
     """
     jitted = function if isinstance(function, JittedTransform) else JitTransform(jax.jit, function, policy, {})
@@ -271,7 +271,7 @@ def exporting(
 
 
 def _arguments_named_like(structure: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-    """Returns the arguments of a call, with the names that they had when the program was exported.
+    """Returns the arguments of a call, with their names at the export.
 
     The names begin the paths in errors, and are compared with the structure. Static arguments, which the call leaves
     out, are None in the result.
@@ -306,7 +306,7 @@ _MISSING = object()
 
 
 def _structure_of_arguments(in_tree: Any) -> Structure:
-    """Returns the structure of the arguments that a program takes.
+    """Returns the structure of the arguments of a program.
 
     If it was exported with plain `jax.export`, there are no leaf groups. Then it is the structure of the plain
     arguments, with the names `args[0]` and so on.
@@ -367,10 +367,10 @@ def bytes_of(structure: Structure, convention: LocalConvention = "jax") -> bytes
 
 
 def structure_of(data: bytes) -> Structure:
-    """Returns the structure that `bytes_of` has written.
+    """Returns the structure written by `bytes_of`.
 
     Raises:
-        UntrustedTypeError: if the bytes name a class or function that is not allowed.
+        UntrustedTypeError: if the bytes name a forbidden class or function.
         FormatError: if the bytes are malformed.
     """
     values = _read_bytes(data)
@@ -427,7 +427,7 @@ def bytes_of_selection(selection: LeafSelection) -> bytes:
 
 
 def selection_of(data: bytes) -> LeafSelection:
-    """Returns the selection that `bytes_of_selection` has written. Raises the errors of `structure_of`."""
+    """Returns the selection written by `bytes_of_selection`. Raises the errors of `structure_of`."""
     values = from_bytes(data)
     if type(values) is not tuple or len(values) != 2 or type(values[0]) is not bytes:
         raise _malformed_error()

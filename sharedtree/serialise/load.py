@@ -201,7 +201,7 @@ class Opened(NamedTuple):
 
 @contextlib.contextmanager
 def open_checkpoint(location: Readable | Source) -> Iterator[Opened]:
-    """Yields an open checkpoint, and closes it at the end of the `with` block. A `Source` that was passed stays open.
+    """Yields an open checkpoint, and closes it at the end of the `with` block. A passed `Source` stays open.
 
     Raises:
         TypeError, OSError: as `open_source`.

@@ -35,7 +35,7 @@ class ArrayEntry(NamedTuple):
     Attributes:
         tensor: name of its tensor.
         dtype: name of the logical dtype.
-        shape: its shape. For PRNG keys, that of their raw data.
+        shape: its shape. For PRNG keys, the shape of their raw data.
         kind: `"jax"` or `"numpy"`.
         weak: True if it is weakly typed.
         key: implementation of its PRNG keys; None if it does not hold keys.
@@ -121,7 +121,7 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
 
 @functools.cache
 def _class_of_float0() -> type:
-    """Returns the class of arrays that JAX makes with the dtype `float0`: NumPy's, or one of JAX's own.
+    """Returns the class of JAX's arrays with the dtype `float0`: NumPy's, or one of JAX's own.
 
     These are gradients with respect to integers. They have a shape and no bytes.
     """
@@ -377,7 +377,7 @@ def place_arrays(entries: Sequence[ArrayEntry], placements: Sequence[Placement],
 
 
 def _put(array: Any, placement: Any) -> Any:
-    """Returns an array at its placement. If that is None, returns the array as it is."""
+    """Returns an array at its placement. If this is None, returns the array as it is."""
     if placement is None:
         return array
     if isinstance(placement, jax.Device) or placement.is_fully_addressable:
@@ -435,13 +435,13 @@ def _read_parts(
     *,
     verify: bool,
 ) -> Any:
-    """Reads the shards of an array that this process has, and makes a sharded JAX array of them.
+    """Reads this process's shards of an array, and makes a sharded JAX array of them.
 
     Args:
         container: the open file.
         entry: entry of the array.
         placement: its sharding.
-        parts: the parts that JAX will ask for. They decide how digests are checked.
+        parts: the parts needed by JAX. They decide how digests are checked.
         advice_on_booleans: end of the error about booleans whose byte is not 0 or 1; None to accept such bytes.
         verify: True to check digests.
 
@@ -486,7 +486,7 @@ def require_select(select: Any) -> None:
 
 
 def place_of(sharding: Shardings) -> Place:
-    """Returns the function from an entry to its placement that the user's option `sharding` stands for.
+    """Returns the function from an entry to its placement for the user's option `sharding`.
 
     Raises:
         TypeError: if the option, or a result of the user's function, is neither a device nor a sharding nor None.

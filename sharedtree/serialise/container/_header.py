@@ -264,7 +264,7 @@ def invalid_file_error(label: str, fact: str, *, foreign: bool = False) -> Forma
 
     Args:
         label: name of the file.
-        fact: what is wrong, as a clause: `"its header is not UTF-8"`.
+        fact: the problem, as a clause: `"its header is not UTF-8"`.
         foreign: True if the file is read as that of another program.
     """
     kind = "safetensors" if foreign else "sharedtree"
@@ -313,7 +313,7 @@ def _parse_header(raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     """Parses the text of a header.
 
     Returns:
-        The entries of the tensors by name, which are not checked yet, and the metadata.
+        The entries of the tensors by name, not checked yet, and the metadata.
 
     Raises:
         UnsoundError: if it is not UTF-8, not a JSON object, or the metadata does not map texts to texts.
@@ -529,7 +529,7 @@ def malformed(fact: str) -> FormatError:
     """Returns the error for a manifest that breaks a rule of the format.
 
     Args:
-        fact: what is wrong, as a clause.
+        fact: the problem, as a clause.
     """
     return FormatError(f"The manifest of the file is malformed: {fact}. The file is damaged, or was made by hand.")
 
@@ -592,7 +592,7 @@ def parse_json(text: str, parse_float: _Hook = float, parse_constant: _Hook = _r
 
     Args:
         text: the text.
-        parse_float: called with each number that has a fraction or an exponent.
+        parse_float: called with each number with a fraction or an exponent.
         parse_constant: called with each `NaN`, `Infinity` and `-Infinity`. By default these are refused.
 
     Raises:

@@ -44,7 +44,7 @@ class FileMapping(mmap.mmap):
 
 
 class AddressRange(NamedTuple):
-    """The addresses from `start` on that are less than `stop`."""
+    """The addresses from `start` up to `stop`, without `stop`."""
 
     start: int
     stop: int
@@ -179,7 +179,7 @@ def _own_mappings(file_id: FileId) -> list[FileMapping]:
 
 
 def _range_of(mapping: mmap.mmap) -> AddressRange:
-    """Returns the addresses that a mapping takes."""
+    """Returns the addresses of a mapping."""
     start = np.frombuffer(mapping, np.uint8).ctypes.data
     return AddressRange(start, start + len(mapping))
 

@@ -68,7 +68,7 @@ class Damage(NamedTuple):
 def open_container(location: Readable | Source) -> "Container":
     """Opens a container: reads and checks its header and its manifest, and nothing else.
 
-    A `Source` that was passed stays open when the container is closed.
+    A passed `Source` stays open when the container is closed.
 
     Raises:
         TypeError, OSError: as `open_source`.
@@ -92,7 +92,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
 
     Args:
         source: the bytes of the file.
-        header: its header, which is checked already.
+        header: its header, already checked.
         is_owner: True if closing the container closes the source.
 
     Attributes:
@@ -123,7 +123,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
             del self.tensors[MANIFEST_TENSOR]
 
     def close(self) -> None:
-        """Closes the file if it was opened from a path. Arrays that were read or mapped stay valid."""
+        """Closes the file if it was opened from a path. Arrays already read or mapped stay valid."""
         if self._is_owner:
             self._source.close()
 
@@ -208,7 +208,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
     # ---- Checking the digests of the data ----
 
     def find_damage(self, names: Sequence[str] | None = None, *, progress: Progress | None = None) -> list[Damage]:
-        """Returns the chunks that do not match their digests, in the order of the file. Keeps no bytes in memory.
+        """Returns the chunks with wrong digests, in the order of the file. Keeps no bytes in memory.
 
         Args:
             names: names of the tensors. If None, all tensors are checked, and so is that of the manifest if it has one.
@@ -258,8 +258,8 @@ class Container(contextlib.AbstractContextManager["Container"]):
 
         Args:
             tensors: the tensors in order of offset.
-            memory: the memory to read them into; None to keep nothing of what is read.
-            check: called with each chunk that is not empty; None for no check. An error that it raises is raised here.
+            memory: the memory to read them into; None to keep none of the bytes.
+            check: called with each chunk, unless empty; None for no check. Its errors are raised here.
             progress: called with the bytes done and the total.
         """
         total = sum(tensor.nbytes for tensor in tensors)
@@ -326,7 +326,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         )
 
     def _reader_by_chunks(self, tensor: Tensor) -> ReadInto:
-        """Returns a function (offset in the tensor, buffer) that fills the buffer.
+        """Returns a function (offset in the tensor, buffer) for filling the buffer.
 
         It reads whole chunks, and raises `CorruptFileError` if one does not match its digest.
         """
@@ -406,7 +406,7 @@ def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], in
 
 
 def aligned_memory(nbytes: int) -> Bytes:
-    """Returns fresh memory, not filled, at an address that is a multiple of 64."""
+    """Returns fresh memory, not filled, at an address divisible by 64."""
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     # The distance from the block's address to the next multiple.
     start = -block.ctypes.data % ALIGNMENT
@@ -448,7 +448,7 @@ def memory_for(tensors: Iterable[Tensor]) -> dict[str, Bytes]:
 
 
 def _huge_page_memory(nbytes: int) -> Bytes:
-    """Returns fresh memory, not filled, at an address that is a multiple of 64.
+    """Returns fresh memory, not filled, at an address divisible by 64.
 
     It has pages of 2 MiB if it fills one at least and the system offers them.
     """

@@ -356,7 +356,7 @@ def _current_name_of(key: Name, current_names: Mapping[Name, Any]) -> str:
 
 
 def _stated_name(obj: Any) -> str:
-    """Returns the name that an object itself states, which need not lead to it."""
+    """Returns the name stated by an object itself. It need not lead to the object."""
     return f"{home_of(obj)}:{getattr(obj, '__qualname__', '?')}"
 
 

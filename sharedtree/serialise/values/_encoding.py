@@ -171,7 +171,7 @@ def names_in(tree: Any) -> dict[str, Any]:
 def find_left_out_values(
     template: Any, manifest: Manifest, new_step: Callable[[Node, str], str | None]
 ) -> Mapping[Key, Any]:
-    """Finds the values that were left out of a file, at the same paths of a template.
+    """Finds the values left out of a file, at the same paths of a template.
 
     Args:
         template: the template.
@@ -252,7 +252,7 @@ class _Walk:
         nodes: the nodes. Children stand before their parents.
         objects: the object of each node. The list keeps them alive, because objects are looked up by identity.
         arrays: the arrays.
-        problems: objects that cannot be written.
+        problems: refused objects.
         named: name → class or function.
         left_out: the option `leave_out`.
         frames_by_node: number of a node → how its object was taken apart. None if that is not kept.

@@ -480,7 +480,7 @@ def take_bound_method(obj: Any) -> Decomposition | None:
 
 
 def function_of_method(method: Any) -> Any:
-    """Returns the function that a bound method, Python's or Equinox's, calls."""
+    """Returns the function called by a bound method, Python's or Equinox's."""
     return object.__getattribute__(method, "__dict__")["__func__"] if type(method) is BoundMethod else method.__func__
 
 
@@ -520,7 +520,7 @@ _OWNERS = {
 
 
 def name_of_method(types: list[str], nodes: list[Node], node: Node) -> str | None:
-    """Returns the name of the function that the node of a bound method binds, as `module:Class.method`.
+    """Returns the name of the function bound by the node of a bound method, as `module:Class.method`.
 
     Args:
         types: for each type of the manifest, the name of its class.
@@ -546,12 +546,12 @@ def name_of_method(types: list[str], nodes: list[Node], node: Node) -> str | Non
 
 
 def _build_object(parts: Parts, node: Node) -> Any:
-    """Builds an instance by the function that `_changed_classes.maker_for` made for its type."""
+    """Builds an instance by the function from `_changed_classes.maker_for` for its type."""
     return parts.makers[node[1]](parts.children(node[2]))
 
 
 def _build_wrapper(parts: Parts, node: Node) -> Any:
-    """Builds an Equinox module that wraps the function in one of its fields.
+    """Builds an Equinox module around the function in one of its fields.
 
     Name, documentation and annotations of the module are copied from the value of the field that holds the function.
 
@@ -903,7 +903,7 @@ def take_by_base_class(obj: Any) -> Decomposition | list[str] | None:
 
 
 def _take_mesh(kind: str) -> Callable[[Any], Decomposition]:
-    """Returns the function that takes meshes apart.
+    """Returns the function for taking meshes apart.
 
     Their children are the names of the axes and, only for a `Mesh`, the ids of the devices.
 
