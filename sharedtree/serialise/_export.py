@@ -79,10 +79,10 @@ class Exported:
 
     @api_boundary
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the program. The arguments must have the sharing for which it was exported. Leave out static ones.
+        """Calls the program. The arguments must have the sharing of the export. Leave out static ones.
 
         Raises:
-            SharingMismatchError: if ties, classes or static values differ from those of the export.
+            SharingMismatchError: if ties, classes or static values differ from the export.
             ValueError: if the arguments are another tree, or their arrays have other shapes.
         """
         in_tree = self._exported.in_tree
@@ -127,7 +127,7 @@ class Exported:
         """Returns the program as bytes, for `sharedtree.Exported.deserialize`.
 
         Args:
-            vjp_order: up to which order derivatives of the program are written as well.
+            vjp_order: highest order of the program's derivatives to write as well.
 
         Raises:
             UnserialisableError: if the structure of arguments or results holds something that no file can hold, such as
@@ -192,7 +192,7 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
     """`preserve_identities(jax.export.export)`: compiles a function for other processes and machines.
 
     Args:
-        function: a function under `sharedtree.jit`, whose options are used; or a plain function.
+        function: a function under `sharedtree.jit`, with its options; or a plain function.
         options: options of `jax.export.export`, and `policy=` and `in_place=`. The latter can only be False.
 
     Returns:
@@ -221,7 +221,7 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
 
     `serialize()` needs flatbuffers: `pip install flatbuffers`.
 
-    Limitations: if the function returns a module unchanged, that is an output like any other. A program cannot refer to
+    Limitations: if the function returns a module unchanged, it is an output like any other. A program cannot refer to
     its caller's objects.
     """
     return preserve_identities(jax_export.export)(function, **options)
@@ -345,8 +345,8 @@ def bytes_of(structure: Structure, convention: LocalConvention = "jax") -> bytes
         tree            a tree with that structure, and a stand-in for each traced leaf. Of `Arguments`, the children
         names           of `Arguments`, their auxiliary data: the names of the arguments; None for any other tree
         convention      as below
-        noted           numbers of the leaves that lost their ties on purpose; `()` except for a result of a function
-        tied_values     numbers of the leaves that are tied outside modules; `()` except for a result of a function
+        noted           numbers of the leaves without their ties on purpose; `()` except for a result of a function
+        tied_values     numbers of the leaves tied outside modules; `()` except for a result of a function
 
     Args:
         structure: the structure.
@@ -391,7 +391,7 @@ def structure_of(data: bytes) -> Structure:
 
 
 def _read_bytes(data: bytes) -> Any:
-    """Loads a tree from bytes. It trusts what the running call of `deserialize` trusts.
+    """Loads a tree from bytes. It trusts the names trusted by the running call of `deserialize`.
 
     The error for names that are not allowed offers `sharedtree.trust` instead of an option, since a user of
     `jax.export.deserialize` could not pass one.
@@ -492,7 +492,7 @@ def _op_that_was_written(op: Op, num_children: int) -> Op:
 def _require_complete_groups(treedef: Any) -> None:
     """Raises `FormatError` unless the leaf groups in a tree have all leaves of one structure, each once.
 
-    A tree without leaf groups is accepted: a program that was exported with plain `jax.export` has none.
+    A tree without leaf groups is accepted: a program exported with plain `jax.export` has none.
 
     Args:
         treedef: the program's `in_tree` or `out_tree`.

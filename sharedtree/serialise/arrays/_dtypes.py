@@ -166,7 +166,7 @@ def array_from_bytes(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tu
 
         big-endian arrays                   bytes are swapped
         elements of less than a byte        unused bits are cleared
-        booleans whose byte is above 1      become 1
+        booleans with a byte above 1         become 1
 
     Args:
         data: the bytes on disk, flat and contiguous, as many as the array has.

@@ -59,9 +59,9 @@ def _is_as_itself(entry: ArrayEntry) -> bool:
 
 
 def to_orbax_form(entry: ArrayEntry, array: Any) -> Any:
-    """Returns an array in the form in which Orbax gets it.
+    """Returns an array in the form for Orbax.
 
-    That is the same object if nothing about it has to change.
+    It is the same object if nothing about it has to change.
 
     Args:
         entry: entry of the array.

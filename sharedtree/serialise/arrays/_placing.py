@@ -293,7 +293,7 @@ def read_arrays(
 
 
 def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement]:
-    """Returns the placement of each array. It is None for arrays of NumPy's, which stay on the host.
+    """Returns the placement of each array. It is None for arrays of NumPy's: they stay on the host.
 
     All entries are checked before `place` is called for the first time.
 
@@ -350,7 +350,7 @@ def _is_dtype_of_jax(name: str) -> bool:
 def place_arrays(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arrays: list[Any]) -> list[Any]:
     """Puts arrays where they go, and makes them what their entries say: NumPy's, weakly typed, or PRNG keys.
 
-    Returns the same list. Each array in it is replaced as soon as it is placed, so that its memory is freed.
+    Returns the same list. Each array in it is replaced as soon as it is placed. This frees its memory.
 
     Args:
         entries: entries of the arrays.
@@ -442,7 +442,7 @@ def _read_parts(
         entry: entry of the array.
         placement: its sharding.
         parts: the parts needed by JAX. They decide how digests are checked.
-        advice_on_booleans: end of the error about booleans whose byte is not 0 or 1; None to accept such bytes.
+        advice_on_booleans: end of the error about booleans with a byte other than 0 or 1; None to accept such bytes.
         verify: True to check digests.
 
     Raises:

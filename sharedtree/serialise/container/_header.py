@@ -204,7 +204,7 @@ def seal(header: bytearray, digests: Sequence[int]) -> slice:
     """Writes digests into a header that has zeros in their places: those of the data, and the header's own.
 
     Returns:
-        The range of bytes that changed.
+        The range of changed bytes.
     """
     # Each digest has eight hexadecimal digits.
     stop = _DIGESTS_AT + 8 * len(digests)
@@ -265,7 +265,7 @@ def invalid_file_error(label: str, fact: str, *, foreign: bool = False) -> Forma
     Args:
         label: name of the file.
         fact: the problem, as a clause: `"its header is not UTF-8"`.
-        foreign: True if the file is read as that of another program.
+        foreign: True if the file is read as another program's.
     """
     kind = "safetensors" if foreign else "sharedtree"
     return FormatError(f"`{label}` is not a valid {kind} file: {fact}.\nNothing was loaded. {RESTORE}")
@@ -538,7 +538,7 @@ def parse_manifest_json(text: str) -> Any:
     """Parses the JSON text of a manifest.
 
     Raises:
-        FormatError: if `parse_json` refuses the text, or it holds a number that is not an integer.
+        FormatError: if `parse_json` refuses the text, or it holds a number other than an integer.
     """
     try:
         return parse_json(text, _refuse_number, _refuse_number)
@@ -596,7 +596,7 @@ def parse_json(text: str, parse_float: _Hook = float, parse_constant: _Hook = _r
         parse_constant: called with each `NaN`, `Infinity` and `-Infinity`. By default these are refused.
 
     Raises:
-        UnsoundError: if the text is not such JSON. No other error is raised.
+        UnsoundError: if the text is not JSON of this kind. No other error is raised.
     """
     # Python reads `-0` as 0, so the sign would go unnoticed. Other negative numbers are refused where they are used.
     parse_int = _parse_int if re.search(r"-0(?![0-9.eE])", text) else None

@@ -136,7 +136,7 @@ def _require_no_overlap(numbers: Sequence[int], names: Sequence[str], file_name:
         numbers: positions in `names` of the arrays because of which a file cannot be written to.
         names: names of all arrays to be saved.
         file_name: name of the file.
-        why: the end of the message, which begins with a verb: `_MAPPED` or `_CUT_SHORT`.
+        why: the end of the message, with a verb first: `_MAPPED` or `_CUT_SHORT`.
     """
     if numbers:
         more = f" and {len(numbers) - 1:,} more" if len(numbers) > 1 else ""

@@ -340,13 +340,13 @@ class Container(contextlib.AbstractContextManager["Container"]):
         # The last chunk is kept in the cache, since the next call often needs bytes of the same chunk.
         @functools.lru_cache(1)
         def recent_chunk(chunk: int, nbytes: int) -> memoryview:
-            """Returns the bytes of a chunk, which has `nbytes` bytes."""
+            """Returns the `nbytes` bytes of a chunk."""
             return read_chunk(chunk, memoryview(np.empty(nbytes, np.uint8)))
 
         def read_into(start: int, buffer: memoryview) -> None:
             """Fills a buffer with the bytes from `start` on, chunk by chunk.
 
-            A chunk that is needed whole is read right into the buffer, without a copy.
+            A chunk needed whole is read right into the buffer, without a copy.
             """
             while len(buffer):
                 chunk, offset_in_chunk = divmod(start, CHUNK_BYTES)
@@ -377,7 +377,7 @@ def _chunks_text(numbers: Sequence[int]) -> str:
 def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], int, int]]:
     """Divides the data of tensors into stretches, each to be read at once.
 
-    A stretch is one chunk of a tensor of 64 KiB or more, or smaller tensors that lie close together.
+    A stretch is one chunk of a tensor of 64 KiB or more, or smaller tensors close together.
 
     Args:
         tensors: the tensors in order of offset.

@@ -70,13 +70,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     While it is written, it has the same permissions, and its owner may read and write it in any case.
 
     Raises:
-        OSError: if there is nothing at `path` that can be replaced, and no file can be made there.
+        OSError: if nothing at `path` can be replaced, and no file can be made there.
 
     Cost: two `fsync`. Until the end, the disk holds both the old file and the new one.
 
     Limitations: the new file belongs to the user who writes it. It has no access control lists and no setuid, setgid
     or sticky bit. Hard links keep the old contents. A folder that may be written to but not read is not forced to the
-    disk. On Windows, the permissions are those of a new file.
+    disk. On Windows, the file has the permissions of a new file.
     """
     user_path, process_id = os.fsdecode(path), os.getpid()
     target = _target_of(user_path)
@@ -287,7 +287,7 @@ def _advice_to_write_into(path: str) -> str:
 
 
 def _too_long_text(folder: str, name: str) -> str:
-    """Returns the text of the error for a path that is too long, with the advice that needs the least change.
+    """Returns the text of the error for a path that is too long, with the advice of the least change.
 
     Args:
         folder: folder of the target.

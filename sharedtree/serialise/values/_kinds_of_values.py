@@ -658,7 +658,7 @@ def _take_dag(dag: Dag[Any], type_index: int) -> Decomposition:
 
 
 def are_steps(steps: Any) -> bool:
-    """Returns True for a list of different texts, each of which can be a step of a path."""
+    """Returns True for a list of different texts, each usable as a step of a path."""
     if type(steps) is not list or not all(type(step) is str for step in steps):
         return False
     return len(set(steps)) == len(steps) and all(1 < len(step) <= MAX_STEP and step[0] in ".[" for step in steps)
@@ -776,8 +776,8 @@ def _build_enum(parts: Parts, node: Node) -> Any:
     """Returns the member of an enum with the name in the file, or the combination of flags with the value in the file.
 
     Raises:
-        StructureMismatchError: if the enum has no such member any more.
-        ValueError: if there is no such combination, or files have added too many to this class.
+        StructureMismatchError: if the enum does not have the member any more.
+        ValueError: if the combination does not exist, or files have added too many to this class.
     """
     cls, name_or_value = parts.makers[node[1]], parts.child(node[2])
     if type(name_or_value) is str:

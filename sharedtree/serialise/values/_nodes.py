@@ -147,7 +147,7 @@ class Kind(NamedTuple):
         name: the first entry of its nodes.
         operands: the other entries.
         types: classes of which every instance becomes a node of this kind. Empty if the encoder decides otherwise.
-        take: takes an instance apart. Default: gets the attributes that the steps of the operands name, and iterates
+        take: takes an instance apart. Default: gets the attributes named in the steps of the operands, and iterates
             over the instance for an operand `children`.
         build: makes the object of a node, once the objects of its children are made. It may raise anything, as
             constructors do for wrong arguments. Default: calls the first of `types` with the values of the operands.
@@ -184,7 +184,7 @@ class Kind(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Parts:
-    """Everything that a row's `build` needs beside the node: atoms, makers of instances, and objects of earlier nodes.
+    """Data for a row's `build` beside the node: atoms, makers of instances, and objects of earlier nodes.
 
     Attributes:
         values: texts of an atom → its value.
@@ -249,7 +249,7 @@ class Collisions:
     Args:
         max_pairs: number of pairs beyond which `add` raises. With None, all pairs are counted, and `are_too_many` tells
             at the end.
-        key_sizes: number of a node → number of parts of its largest key. Nodes whose keys have one part may be absent.
+        key_sizes: number of a node → number of parts of its largest key. Nodes with keys of one part may be absent.
     """
 
     def __init__(self, max_pairs: int | None = None, key_sizes: Mapping[int, int] | None = None) -> None:
@@ -274,7 +274,7 @@ class Collisions:
             raise ValueError("in all of the file, too many keys have one hash")
 
     def correct_size(self, keys: Sequence[Any], size: int) -> None:
-        """Corrects the count of keys that `add` counted as keys of one part, now that their size is known.
+        """Corrects the count of keys counted by `add` as keys of one part, after their size is known.
 
         Args:
             keys: the same keys or members.
@@ -301,7 +301,7 @@ class Collisions:
         self._num_pairs += size * sum([count * (count - 1) // 2 for count in counts])
 
     def are_too_many(self) -> bool:
-        """Returns True if there are so many pairs that no file with them could be loaded."""
+        """Returns True if there are too many pairs for a file with them to be loaded."""
         return self._num_pairs > most_collisions(self._num_keys)
 
 

@@ -78,7 +78,7 @@ class LoadReport(NamedTuple):
 
     Attributes:
         loaded: paths of arrays from the file.
-        kept: paths whose arrays are the template's, since the file has none that fits.
+        kept: paths of arrays from the template, since the file has none that fits.
         differences: all differences between file and template, including static values outside of modules.
         unused: names of arrays in the file without a place in the template: it lacks the path, has another shape or
             dtype there, or has one object where the file has two.

@@ -141,10 +141,10 @@ class Named:
         return self._atoms.setdefault(obj, self.atom("function", find(name), name))
 
     def atom_of_function(self, obj: Any) -> list[str]:
-        """Returns the atom for a function, or for another object that is neither a node nor a value.
+        """Returns the atom for a function, or for another object, neither a node nor a value.
 
         Raises:
-            RefusalError: if no name leads to the object, or if it may hold data that the name would not keep.
+            RefusalError: if no name leads to the object, or if it may hold data lost by the name.
         """
         atom = self._atoms.get(obj)
         if atom is not None:
@@ -226,7 +226,7 @@ def find_held_array(obj: Any) -> SearchResult | None:
     Of the classes of the objects, only the flatten functions are called.
 
     Returns:
-        The way to the array that was found, or to the place where the search gave up. None if everything in the object
+        The way to the array, or to the place where the search gave up. None if everything in the object
         was searched and there is no array.
     """
     reached = [Reached(obj, -1, "")]
