@@ -59,7 +59,7 @@ class Exported:
 
     Args:
         exported: JAX's exported program.
-        policy: what counts as sharing. None for the policy of the thread, at each call.
+        policy: the rules of sharing. None for the policy of the thread, at each call.
 
     Example:
         >>> import jax, jax.numpy as jnp, sharedtree as st
@@ -79,10 +79,10 @@ class Exported:
 
     @api_boundary
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the program. The arguments must have the sharing for which it was exported. Leave out static ones.
+        """Calls the program. The arguments must have the sharing of the export. Leave out static ones.
 
         Raises:
-            SharingMismatchError: if ties, classes or static values differ from those of the export.
+            SharingMismatchError: if ties, classes or static values differ from the export.
             ValueError: if the arguments are another tree, or their arrays have other shapes.
         """
         in_tree = self._exported.in_tree
@@ -127,7 +127,7 @@ class Exported:
         """Returns the program as bytes, for `sharedtree.Exported.deserialize`.
 
         Args:
-            vjp_order: up to which order derivatives of the program are written as well.
+            vjp_order: highest order of the program's derivatives to write as well.
 
         Raises:
             UnserialisableError: if the structure of arguments or results holds something that no file can hold, such as
@@ -155,10 +155,10 @@ class Exported:
         Args:
             blob: the bytes.
             trusted: as for `load`. See also `sharedtree.trust`.
-            policy: what counts as sharing. None for the policy of the thread, at each call.
+            policy: the rules of sharing. None for the policy of the thread, at each call.
 
         Raises:
-            UntrustedTypeError: if the bytes name classes or functions that are not allowed.
+            UntrustedTypeError: if the bytes name forbidden classes or functions.
             FormatError: if the structures are damaged, or were made by hand.
             ImportError: if flatbuffers is not installed.
         """
@@ -192,7 +192,7 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
     """`preserve_identities(jax.export.export)`: compiles a function for other processes and machines.
 
     Args:
-        function: a function under `sharedtree.jit`, whose options are used; or a plain function.
+        function: a function under `sharedtree.jit`, with its options; or a plain function.
         options: options of `jax.export.export`, and `policy=` and `in_place=`. The latter can only be False.
 
     Returns:
@@ -221,7 +221,7 @@ def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Cal
 
     `serialize()` needs flatbuffers: `pip install flatbuffers`.
 
-    Limitations: if the function returns a module unchanged, that is an output like any other. A program cannot refer to
+    Limitations: if the function returns a module unchanged, it is an output like any other. A program cannot refer to
     its caller's objects.
     """
     return preserve_identities(jax_export.export)(function, **options)
@@ -235,7 +235,7 @@ def exporting(
     Args:
         transform: `jax.export.export`.
         function: the function to export, under `sharedtree.jit` or plain.
-        policy: what counts as sharing. If the function is under `sharedtree.jit`, its own policy comes first.
+        policy: the rules of sharing. If the function is under `sharedtree.jit`, its own policy comes first.
         options: options of the transform.
     """
     jitted = function if isinstance(function, JittedTransform) else JitTransform(jax.jit, function, policy, {})
@@ -271,7 +271,7 @@ def exporting(
 
 
 def _arguments_named_like(structure: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-    """Returns the arguments of a call, with the names that they had when the program was exported.
+    """Returns the arguments of a call, with their names at the export.
 
     The names begin the paths in errors, and are compared with the structure. Static arguments, which the call leaves
     out, are None in the result.
@@ -306,7 +306,7 @@ _MISSING = object()
 
 
 def _structure_of_arguments(in_tree: Any) -> Structure:
-    """Returns the structure of the arguments that a program takes.
+    """Returns the structure of the arguments of a program.
 
     If it was exported with plain `jax.export`, there are no leaf groups. Then it is the structure of the plain
     arguments, with the names `args[0]` and so on.
@@ -345,8 +345,8 @@ def bytes_of(structure: Structure, convention: LocalConvention = "jax") -> bytes
         tree            a tree with that structure, and a stand-in for each traced leaf. Of `Arguments`, the children
         names           of `Arguments`, their auxiliary data: the names of the arguments; None for any other tree
         convention      as below
-        noted           numbers of the leaves that lost their ties on purpose; `()` except for a result of a function
-        tied_values     numbers of the leaves that are tied outside modules; `()` except for a result of a function
+        noted           numbers of the leaves without their ties on purpose; `()` except for a result of a function
+        tied_values     numbers of the leaves tied outside modules; `()` except for a result of a function
 
     Args:
         structure: the structure.
@@ -367,10 +367,10 @@ def bytes_of(structure: Structure, convention: LocalConvention = "jax") -> bytes
 
 
 def structure_of(data: bytes) -> Structure:
-    """Returns the structure that `bytes_of` has written.
+    """Returns the structure written by `bytes_of`.
 
     Raises:
-        UntrustedTypeError: if the bytes name a class or function that is not allowed.
+        UntrustedTypeError: if the bytes name a forbidden class or function.
         FormatError: if the bytes are malformed.
     """
     values = _read_bytes(data)
@@ -391,7 +391,7 @@ def structure_of(data: bytes) -> Structure:
 
 
 def _read_bytes(data: bytes) -> Any:
-    """Loads a tree from bytes. It trusts what the running call of `deserialize` trusts.
+    """Loads a tree from bytes. It trusts the names trusted by the running call of `deserialize`.
 
     The error for names that are not allowed offers `sharedtree.trust` instead of an option, since a user of
     `jax.export.deserialize` could not pass one.
@@ -427,7 +427,7 @@ def bytes_of_selection(selection: LeafSelection) -> bytes:
 
 
 def selection_of(data: bytes) -> LeafSelection:
-    """Returns the selection that `bytes_of_selection` has written. Raises the errors of `structure_of`."""
+    """Returns the selection written by `bytes_of_selection`. Raises the errors of `structure_of`."""
     values = from_bytes(data)
     if type(values) is not tuple or len(values) != 2 or type(values[0]) is not bytes:
         raise _malformed_error()
@@ -492,7 +492,7 @@ def _op_that_was_written(op: Op, num_children: int) -> Op:
 def _require_complete_groups(treedef: Any) -> None:
     """Raises `FormatError` unless the leaf groups in a tree have all leaves of one structure, each once.
 
-    A tree without leaf groups is accepted: a program that was exported with plain `jax.export` has none.
+    A tree without leaf groups is accepted: a program exported with plain `jax.export` has none.
 
     Args:
         treedef: the program's `in_tree` or `out_tree`.

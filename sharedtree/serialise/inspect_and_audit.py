@@ -94,8 +94,8 @@ class ArrayInfo(NamedTuple):
 
     Attributes:
         name: name of its tensor, which is its first path without the first dot.
-        dtype: name of its dtype. For typed PRNG keys, that of their raw data.
-        shape: its shape. For typed PRNG keys, that of their raw data.
+        dtype: name of its dtype. For typed PRNG keys, the shape of their raw data.
+        shape: its shape. For typed PRNG keys, the shape of their raw data.
         nbytes: its number of bytes in the file.
         kind: `"jax"`, `"numpy"`, or `"key"` for typed PRNG keys.
     """

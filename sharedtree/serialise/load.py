@@ -201,7 +201,7 @@ class Opened(NamedTuple):
 
 @contextlib.contextmanager
 def open_checkpoint(location: Readable | Source) -> Iterator[Opened]:
-    """Yields an open checkpoint, and closes it at the end of the `with` block. A `Source` that was passed stays open.
+    """Yields an open checkpoint, and closes it at the end of the `with` block. A passed `Source` stays open.
 
     Raises:
         TypeError, OSError: as `open_source`.
@@ -220,7 +220,7 @@ def open_checkpoint(location: Readable | Source) -> Iterator[Opened]:
 def _disagreements(container: Container, manifest: Manifest) -> Iterator[str]:
     """Yields a clause for each difference between the tensors in the container and the arrays in the manifest.
 
-    Of several tensors that the manifest does not name, only the first by name is reported.
+    If the manifest leaves out several tensors, only the first by name is reported.
     """
     tensors = container.tensors
     for entry in manifest.arrays:

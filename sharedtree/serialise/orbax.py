@@ -321,7 +321,7 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
 
 
 def _folder_of(manager: Any, step: int) -> Any:
-    """Returns the folder of a step; None if it cannot be found.
+    """Returns the folder of a step; None if it cannot be found, or if several folders may be meant.
 
     Its name is the number of the step. A manager may put a prefix and zeros before it: `model_007`.
     """
@@ -426,7 +426,8 @@ def _restore_args(ocp: Any, entry: ArrayEntry, placement: Placement) -> Any:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     if isinstance(placement, jax.Device):
         placement = jax.sharding.SingleDeviceSharding(placement)
-    # The first call raises for a sharding of too many axes, the second for a size that cannot be divided evenly.
+    # Both calls are only for their errors. The first raises for a sharding of too many axes,
+    # the second for a size that cannot be divided evenly.
     jax.ShapeDtypeStruct(entry.shape, np.uint8, sharding=placement)
     placement.shard_shape(entry.shape)
     return ocp.ArrayRestoreArgs(sharding=placement)

@@ -145,7 +145,7 @@ def stored_form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tupl
 
 @functools.lru_cache(256)
 def _stored_dtype_of(dtype: np.dtype[Any]) -> str | None:
-    """Returns safetensors' dtype for a logical dtype that is stored as itself; None if it is stored as bytes.
+    """Returns safetensors' dtype for a logical dtype stored as itself; None if it is stored as bytes.
 
     Byte order makes no difference. Raises `TypeError` if arrays of the dtype cannot be stored.
     """
@@ -166,7 +166,7 @@ def array_from_bytes(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tu
 
         big-endian arrays                   bytes are swapped
         elements of less than a byte        unused bits are cleared
-        booleans whose byte is above 1      become 1
+        booleans with a byte above 1         become 1
 
     Args:
         data: the bytes on disk, flat and contiguous, as many as the array has.
@@ -279,7 +279,7 @@ def normalise_bools(array: Any) -> Any:
 
 
 def _unknown_dtype_error(name: str, native_name: str) -> FormatError:
-    """Returns the error for a name of a dtype that is refused, with the fix.
+    """Returns the error for the name of a refused dtype, with the fix.
 
     Args:
         name: the name in the file.
@@ -307,7 +307,7 @@ Array = np.ndarray[Any, Any]
 
 
 def tensor_source(name: str, array: Any) -> TensorSource:
-    """Returns the description of an array of JAX or NumPy that is to be written as a tensor. Nothing is copied yet.
+    """Returns the description of an array of JAX or NumPy for writing it as a tensor. Nothing is copied yet.
 
     Raises:
         TypeError: if arrays of its dtype cannot be stored.

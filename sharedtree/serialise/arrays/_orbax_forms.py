@@ -59,13 +59,13 @@ def _is_as_itself(entry: ArrayEntry) -> bool:
 
 
 def to_orbax_form(entry: ArrayEntry, array: Any) -> Any:
-    """Returns an array in the form in which Orbax gets it.
+    """Returns an array in the form for Orbax.
 
-    That is the same object if nothing about it has to change.
+    It is the same object if nothing about it has to change.
 
     Args:
         entry: entry of the array.
-        array: an array of NumPy or JAX that is not empty. For PRNG keys, their raw data.
+        array: an array of NumPy or JAX, not empty. For PRNG keys, their raw data.
     """
     # TensorStore writes booleans whose byte is not 0 or 1, but refuses to read them.
     array = normalise_bools(array)
@@ -88,14 +88,14 @@ def to_orbax_form(entry: ArrayEntry, array: Any) -> Any:
 
 
 def from_orbax_form(entry: ArrayEntry, array: Any) -> Any:
-    """Returns the array of an entry, from the array that Orbax has restored. PRNG keys stay raw data.
+    """Returns the array of an entry, from the array restored by Orbax. PRNG keys stay raw data.
 
     Args:
         entry: entry of the array.
         array: Orbax's array, of NumPy or JAX; None if the checkpoint does not have the array, since it has no bytes.
 
     Raises:
-        FormatError: if the array does not have the form that the entry says, or the entry's shape is impossible.
+        FormatError: if the array does not have the form in the entry, or the entry's shape is impossible.
     """
     dtype = dtype_named(entry.dtype)
     if not is_in_checkpoint(entry):
@@ -183,7 +183,7 @@ def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]],
 
 
 def _require_stored_as(entry: ArrayEntry, array: Any) -> None:
-    """Raises `FormatError` unless an array has the form that its entry says.
+    """Raises `FormatError` unless an array has the form in its entry.
 
     Args:
         entry: entry of the array in the manifest.
@@ -227,7 +227,7 @@ def not_restored_error(fact: str, cls: type[SharedTreeError] = FormatError) -> S
     """Returns the error for a step of a checkpoint that is damaged, or has parts of several steps.
 
     Args:
-        fact: what is wrong, as sentences, with a space or a line break at the end.
+        fact: the problem, as sentences, with a space or a line break at the end.
         cls: class of the error.
     """
     return cls(f"{fact}Nothing was restored. {ANOTHER_STEP}")

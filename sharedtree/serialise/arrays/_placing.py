@@ -35,7 +35,7 @@ class ArrayEntry(NamedTuple):
     Attributes:
         tensor: name of its tensor.
         dtype: name of the logical dtype.
-        shape: its shape. For PRNG keys, that of their raw data.
+        shape: its shape. For PRNG keys, the shape of their raw data.
         kind: `"jax"` or `"numpy"`.
         weak: True if it is weakly typed.
         key: implementation of its PRNG keys; None if it does not hold keys.
@@ -65,15 +65,15 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
     """Returns the entry of an array for the manifest, as a dictionary, and the array whose bytes are to be stored.
 
     The latter is mostly the array itself. For PRNG keys it is their raw data. For an array of JAX's dtype `float0`,
-    which has no bytes, it may be one of NumPy's.
+    which has no bytes, it may be an empty one of NumPy's. Then the entry's kind is `numpy`, too.
 
     Args:
         array: the array, of JAX or NumPy.
         tensor: name of its tensor.
 
     Raises:
-        RefusalError: for a tracer; a special kind of NumPy's or JAX's arrays; PRNG keys of an implementation that JAX
-            does not bring along; an array that was donated or deleted; a dtype that cannot be stored.
+        RefusalError: for a tracer; a subclass of NumPy's arrays other than `memmap`; a special kind of JAX's arrays;
+            PRNG keys of an implementation from outside JAX; a donated or deleted array; a dtype no file can store.
     """
     if isinstance(array, Tracer):
         raise RefusalError("a tracer, which has no value yet", "Save outside of `jax.jit` and the other transforms.")
@@ -121,7 +121,7 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
 
 @functools.cache
 def _class_of_float0() -> type:
-    """Returns the class of arrays that JAX makes with the dtype `float0`: NumPy's, or one of JAX's own.
+    """Returns the class of JAX's arrays with the dtype `float0`: NumPy's, or one of JAX's own.
 
     These are gradients with respect to integers. They have a shape and no bytes.
     """
@@ -293,7 +293,7 @@ def read_arrays(
 
 
 def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement]:
-    """Returns the placement of each array. It is None for arrays of NumPy's, which stay on the host.
+    """Returns the placement of each array. It is None for arrays of NumPy's: they stay on the host.
 
     All entries are checked before `place` is called for the first time.
 
@@ -350,7 +350,7 @@ def _is_dtype_of_jax(name: str) -> bool:
 def place_arrays(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arrays: list[Any]) -> list[Any]:
     """Puts arrays where they go, and makes them what their entries say: NumPy's, weakly typed, or PRNG keys.
 
-    Returns the same list. Each array in it is replaced as soon as it is placed, so that its memory is freed.
+    Returns the same list. Each array in it is replaced as soon as it is placed. This frees its memory.
 
     Args:
         entries: entries of the arrays.
@@ -377,7 +377,7 @@ def place_arrays(entries: Sequence[ArrayEntry], placements: Sequence[Placement],
 
 
 def _put(array: Any, placement: Any) -> Any:
-    """Returns an array at its placement. If that is None, returns the array as it is."""
+    """Returns an array at its placement. If this is None, returns the array as it is."""
     if placement is None:
         return array
     if isinstance(placement, jax.Device) or placement.is_fully_addressable:
@@ -435,14 +435,14 @@ def _read_parts(
     *,
     verify: bool,
 ) -> Any:
-    """Reads the shards of an array that this process has, and makes a sharded JAX array of them.
+    """Reads this process's shards of an array, and makes a sharded JAX array of them.
 
     Args:
         container: the open file.
         entry: entry of the array.
         placement: its sharding.
-        parts: the parts that JAX will ask for. They decide how digests are checked.
-        advice_on_booleans: end of the error about booleans whose byte is not 0 or 1; None to accept such bytes.
+        parts: the parts needed by JAX. They decide how digests are checked.
+        advice_on_booleans: end of the error about booleans with a byte other than 0 or 1; None to accept such bytes.
         verify: True to check digests.
 
     Raises:
@@ -486,7 +486,7 @@ def require_select(select: Any) -> None:
 
 
 def place_of(sharding: Shardings) -> Place:
-    """Returns the function from an entry to its placement that the user's option `sharding` stands for.
+    """Returns the function from an entry to its placement for the user's option `sharding`.
 
     Raises:
         TypeError: if the option, or a result of the user's function, is neither a device nor a sharding nor None.

@@ -106,7 +106,7 @@ def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None)
 
 
 def byte_counter(progress: Progress | None, total: int) -> Callable[[int], None]:
-    """Returns a function that counts bytes. It may be called from any thread, with the number of bytes just done.
+    """Returns a function for counting bytes. It may be called from any thread, with the number of bytes just done.
 
     It calls `progress` with the number of bytes done so far and `total`. Without `progress` it does nothing.
 
@@ -133,7 +133,7 @@ def byte_counter(progress: Progress | None, total: int) -> Callable[[int], None]
 
 @contextlib.contextmanager
 def progress_reporter(progress: ProgressOption, title: str) -> Iterator[Progress | None]:
-    """Yields the function that reports progress, or None if nothing is to be reported.
+    """Yields the function for reporting progress, or None if there is nothing to report.
 
     If the user asked for a bar, it is shown until the `with` block ends.
 
@@ -230,6 +230,7 @@ class Source:
 
         Raises:
             MemoryError: if there is no memory for the bytes. The error has the file's name.
+            CorruptFileError: if the file became shorter meanwhile, as for `read_into`.
         """
         # `nbytes` may come from a damaged header. So no more is allocated than the file has.
         nbytes = max(0, min(nbytes, self.size_up_to(offset + nbytes) - offset))
@@ -256,7 +257,7 @@ def open_source(location: Readable) -> Source:
 
     Raises:
         TypeError: if the location is none of these.
-        OSError: if there is no such file, or it cannot be opened.
+        OSError: if the file does not exist, or it cannot be opened.
     """
     if isinstance(location, bytes | bytearray | memoryview):
         return Source(memoryview(location).cast("B"), "<bytes>")
@@ -287,7 +288,8 @@ def open_source(location: Readable) -> Source:
 def require_expanded(path: str) -> None:
     """Raises `FileNotFoundError` with advice if a missing path begins with `~`, as in `~/model.safetensors`.
 
-    A shell replaces `~` by the home folder, and Python does not. Call this once the path is known to be missing.
+    A shell replaces `~` by the home folder, and Python does not. Does nothing for other paths, and does not look at
+    the disk. So call it only for a missing path.
     """
     expanded = os.path.expanduser(path)
     if expanded != path:
@@ -470,7 +472,7 @@ def read_part(
     the part [1:3, 2:4, :] has two runs of 2 * 6 items each, at [1, 2:4] and [2, 2:4].
 
     Args:
-        read_into: function (offset in the tensor, buffer) that fills the buffer.
+        read_into: function (offset in the tensor, buffer) for filling the buffer.
         shape: the stored shape.
         item_size: size of an item in bytes.
         selected: the selected positions along each axis of `shape`.

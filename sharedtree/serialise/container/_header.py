@@ -158,12 +158,13 @@ def blank_header(
 
     Args:
         sized_sources: the tensors in the order of the file, each with its number of bytes.
-        manifest: text of the manifest; `"tensor"` if the manifest is in a tensor.
+        manifest: text of the manifest. If the manifest is in a tensor of its own, the word `"tensor"`.
         metadata: the user's texts.
 
     Raises:
-        ValueError: if two tensors have one name, if `metadata` has other values than texts or a key of ours, or if a
-            text cannot be encoded.
+        ValueError: if two tensors have one name, if a tensor has a reserved name (`__metadata__`), if
+            `metadata` has other values than texts or a key with `sharedtree` at its beginning, or if a text cannot be
+            encoded.
     """
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -181,6 +182,7 @@ def blank_header(
     entries: dict[str, Any] = {"__metadata__": reserved | dict(metadata)}
     offset = 0
     for (name, dtype, shape, *_), nbytes in sized_sources:
+        # `__metadata__` is in `entries` already. `save` never gives a tensor this name.
         if name in entries:
             raise ValueError(f"Two tensors cannot both be named `{printable(name)}`.")
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (offset, offset + nbytes)}
@@ -202,7 +204,7 @@ def seal(header: bytearray, digests: Sequence[int]) -> slice:
     """Writes digests into a header that has zeros in their places: those of the data, and the header's own.
 
     Returns:
-        The range of bytes that changed.
+        The range of changed bytes.
     """
     # Each digest has eight hexadecimal digits.
     stop = _DIGESTS_AT + 8 * len(digests)
@@ -262,8 +264,8 @@ def invalid_file_error(label: str, fact: str, *, foreign: bool = False) -> Forma
 
     Args:
         label: name of the file.
-        fact: what is wrong, as a clause: `"its header is not UTF-8"`.
-        foreign: True if the file is read as that of another program.
+        fact: the problem, as a clause: `"its header is not UTF-8"`.
+        foreign: True if the file is read as another program's.
     """
     kind = "safetensors" if foreign else "sharedtree"
     return FormatError(f"`{label}` is not a valid {kind} file: {fact}.\nNothing was loaded. {RESTORE}")
@@ -311,7 +313,7 @@ def _parse_header(raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     """Parses the text of a header.
 
     Returns:
-        The entries of the tensors by name, which are not checked yet, and the metadata.
+        The entries of the tensors by name, not checked yet, and the metadata.
 
     Raises:
         UnsoundError: if it is not UTF-8, not a JSON object, or the metadata does not map texts to texts.
@@ -451,9 +453,9 @@ def _require_declared_size(source: Source, data_start: int, declared_bytes: int)
     Args:
         source: the bytes of the file.
         data_start: where the data begins in the file.
-        declared_bytes: the number of bytes of data that the header describes.
+        declared_bytes: the number of bytes of data by the header.
     """
-    # A stream is read one byte further at most, so the number may be less than it has.
+    # A stream is read at most one byte past the declared end. So it may have more bytes than `num_present`.
     num_present = source.size_up_to(data_start + declared_bytes) - data_start
     if num_present < declared_bytes:
         fact = f"its header says {declared_bytes:,} bytes of data, and there are {num_present:,}"
@@ -527,7 +529,7 @@ def malformed(fact: str) -> FormatError:
     """Returns the error for a manifest that breaks a rule of the format.
 
     Args:
-        fact: what is wrong, as a clause.
+        fact: the problem, as a clause.
     """
     return FormatError(f"The manifest of the file is malformed: {fact}. The file is damaged, or was made by hand.")
 
@@ -536,7 +538,7 @@ def parse_manifest_json(text: str) -> Any:
     """Parses the JSON text of a manifest.
 
     Raises:
-        FormatError: if `parse_json` refuses the text, or it holds a number that is not an integer.
+        FormatError: if `parse_json` refuses the text, or it holds a number other than an integer.
     """
     try:
         return parse_json(text, _refuse_number, _refuse_number)
@@ -590,11 +592,11 @@ def parse_json(text: str, parse_float: _Hook = float, parse_constant: _Hook = _r
 
     Args:
         text: the text.
-        parse_float: called with each number that has a fraction or an exponent.
+        parse_float: called with each number with a fraction or an exponent.
         parse_constant: called with each `NaN`, `Infinity` and `-Infinity`. By default these are refused.
 
     Raises:
-        UnsoundError: if the text is not such JSON. No other error is raised.
+        UnsoundError: if the text is not JSON of this kind. No other error is raised.
     """
     # Python reads `-0` as 0, so the sign would go unnoticed. Other negative numbers are refused where they are used.
     parse_int = _parse_int if re.search(r"-0(?![0-9.eE])", text) else None

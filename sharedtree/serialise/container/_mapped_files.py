@@ -11,7 +11,8 @@ memory at the same address:
     0x7f..000 + n   page n of `model`            a copy of page n
 
 NumPy and JAX arrays keep their values, and no longer depend on the file. Linux can do this (`mremap`). On other
-systems, and for mappings by other code (`numpy.memmap`), `save` raises an error before it writes.
+systems, `save` raises an error before it writes. It also does so if an array to be saved is in a mapping by other code
+(`numpy.memmap`). Such mappings are found by Linux's list of mappings. On other systems they are not noticed.
 """
 
 import contextlib
@@ -43,7 +44,7 @@ class FileMapping(mmap.mmap):
 
 
 class AddressRange(NamedTuple):
-    """The addresses from `start` on that are less than `stop`."""
+    """The addresses from `start` up to `stop`, without `stop`."""
 
     start: int
     stop: int
@@ -70,8 +71,8 @@ def map_file(descriptor: int, nbytes: int) -> FileMapping:
 def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
     """Makes everything mapped from a file independent of it, before the file is overwritten in place.
 
-    Our mappings of the file become ordinary memory. If that is impossible, or if another's mapping holds an array that
-    is to be saved, an error is raised.
+    Our mappings of the file become ordinary memory. If this is impossible, or if a mapping by other code holds an array
+    to be saved, an error is raised.
 
     Args:
         file: the file object to be written to. If it is no regular file of the system, nothing is done.
@@ -79,8 +80,8 @@ def detach_from(file: Any, names: Sequence[str], arrays: Sequence[Any]) -> None:
         arrays: the arrays to be saved, NumPy's and JAX's.
 
     Raises:
-        OSError: with `EBUSY`, if arrays would change that cannot be made independent, or if the file was cut short
-            after arrays to be saved were mapped from it. Nothing was written.
+        OSError: with `EBUSY`, if some arrays cannot be made independent and would change, or if the file was cut
+            short after arrays to be saved were mapped from it. Nothing was written.
 
     Cost: if the file is mapped, all of it is read into memory.
     """
@@ -135,7 +136,7 @@ def _require_no_overlap(numbers: Sequence[int], names: Sequence[str], file_name:
         numbers: positions in `names` of the arrays because of which a file cannot be written to.
         names: names of all arrays to be saved.
         file_name: name of the file.
-        why: the end of the message, which begins with a verb: `_MAPPED` or `_CUT_SHORT`.
+        why: the end of the message, with a verb first: `_MAPPED` or `_CUT_SHORT`.
     """
     if numbers:
         more = f" and {len(numbers) - 1:,} more" if len(numbers) > 1 else ""
@@ -178,7 +179,7 @@ def _own_mappings(file_id: FileId) -> list[FileMapping]:
 
 
 def _range_of(mapping: mmap.mmap) -> AddressRange:
-    """Returns the addresses that a mapping takes."""
+    """Returns the addresses of a mapping."""
     start = np.frombuffer(mapping, np.uint8).ctypes.data
     return AddressRange(start, start + len(mapping))
 
@@ -207,9 +208,10 @@ def _memory_of(array: Any) -> Iterator[AddressRange]:
 
 
 def _ranges_mapped_from(status: os.stat_result) -> Iterator[AddressRange]:
-    """Yields the address ranges that this process has mapped from a file. Without such a list (not Linux), yields none.
+    """Yields the address ranges mapped from a file by this process.
 
-    On some file systems (overlayfs, btrfs) the list has another device than `stat` returns, on others another inode. So
+    Linux has a list of all mappings, `/proc/self/maps`. On other systems, nothing is yielded. On some file systems
+    (overlayfs, btrfs), the device in the list differs from that of `stat`, on others the inode does. So
     a mapping counts if its inode or its path is that of the file. Another file's mapping may count by mistake, but no
     mapping of this file is missed.
 

@@ -68,7 +68,7 @@ class Damage(NamedTuple):
 def open_container(location: Readable | Source) -> "Container":
     """Opens a container: reads and checks its header and its manifest, and nothing else.
 
-    A `Source` that was passed stays open when the container is closed.
+    A passed `Source` stays open when the container is closed.
 
     Raises:
         TypeError, OSError: as `open_source`.
@@ -92,7 +92,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
 
     Args:
         source: the bytes of the file.
-        header: its header, which is checked already.
+        header: its header, already checked.
         is_owner: True if closing the container closes the source.
 
     Attributes:
@@ -100,6 +100,10 @@ class Container(contextlib.AbstractContextManager["Container"]):
         metadata: the user's texts.
         tensors: name → tensor, in order of offset, without the manifest's tensor.
         manifest: text of the manifest; empty for a foreign file.
+
+    Raises:
+        FormatError: if the manifest is in a tensor, and is not UTF-8.
+        CorruptFileError, MemoryError: if the manifest is in a tensor: as `read_many`.
     """
 
     def __init__(self, source: Source, header: Header, *, is_owner: bool = True) -> None:
@@ -110,7 +114,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         self.metadata = header.metadata
         self.tensors = {tensor.name: tensor for tensor in header.tensors}
         self.manifest = header.manifest or ""
-        # A long manifest is in a tensor. It is read and checked like any tensor.
+        # `header.manifest` is None for a long manifest: it is in a tensor. It is read and checked like any tensor.
         if header.manifest is None:
             try:
                 self.manifest = self.read_many([MANIFEST_TENSOR])[MANIFEST_TENSOR].tobytes().decode()
@@ -119,7 +123,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
             del self.tensors[MANIFEST_TENSOR]
 
     def close(self) -> None:
-        """Closes the file if it was opened from a path. Arrays that were read or mapped stay valid."""
+        """Closes the file if it was opened from a path. Arrays already read or mapped stay valid."""
         if self._is_owner:
             self._source.close()
 
@@ -163,8 +167,8 @@ class Container(contextlib.AbstractContextManager["Container"]):
     def read_selection(self, name: str, selection: Sequence[slice], *, verify: bool = True) -> Bytes:
         """Reads a part of a tensor. Returns its bytes in C order, as a flat, writable array.
 
-        With `verify`, each chunk that has bytes of the part is read whole and checked. Otherwise only the bytes of the
-        part are read.
+        With `verify`, each chunk (4 MiB of a tensor) with bytes of the part is read whole and checked. Otherwise only
+        the bytes of the part are read.
 
         Args:
             name: name of the tensor.
@@ -204,7 +208,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
     # ---- Checking the digests of the data ----
 
     def find_damage(self, names: Sequence[str] | None = None, *, progress: Progress | None = None) -> list[Damage]:
-        """Returns the chunks that do not match their digests, in the order of the file. Keeps no bytes in memory.
+        """Returns the chunks with wrong digests, in the order of the file. Keeps no bytes in memory.
 
         Args:
             names: names of the tensors. If None, all tensors are checked, and so is that of the manifest if it has one.
@@ -254,8 +258,8 @@ class Container(contextlib.AbstractContextManager["Container"]):
 
         Args:
             tensors: the tensors in order of offset.
-            memory: the memory to read them into; None to keep nothing of what is read.
-            check: called with each chunk that is not empty; None for no check. An error that it raises is raised here.
+            memory: the memory to read them into; None to keep none of the bytes.
+            check: called with each chunk, unless empty; None for no check. Its errors are raised here.
             progress: called with the bytes done and the total.
         """
         total = sum(tensor.nbytes for tensor in tensors)
@@ -322,7 +326,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         )
 
     def _reader_by_chunks(self, tensor: Tensor) -> ReadInto:
-        """Returns a function (offset in the tensor, buffer) that fills the buffer.
+        """Returns a function (offset in the tensor, buffer) for filling the buffer.
 
         It reads whole chunks, and raises `CorruptFileError` if one does not match its digest.
         """
@@ -336,13 +340,13 @@ class Container(contextlib.AbstractContextManager["Container"]):
         # The last chunk is kept in the cache, since the next call often needs bytes of the same chunk.
         @functools.lru_cache(1)
         def recent_chunk(chunk: int, nbytes: int) -> memoryview:
-            """Returns the bytes of a chunk, which has `nbytes` bytes."""
+            """Returns the `nbytes` bytes of a chunk."""
             return read_chunk(chunk, memoryview(np.empty(nbytes, np.uint8)))
 
         def read_into(start: int, buffer: memoryview) -> None:
             """Fills a buffer with the bytes from `start` on, chunk by chunk.
 
-            A chunk that is needed whole is read right into the buffer, without a copy.
+            A chunk needed whole is read right into the buffer, without a copy.
             """
             while len(buffer):
                 chunk, offset_in_chunk = divmod(start, CHUNK_BYTES)
@@ -373,7 +377,7 @@ def _chunks_text(numbers: Sequence[int]) -> str:
 def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], int, int]]:
     """Divides the data of tensors into stretches, each to be read at once.
 
-    A stretch is one chunk of a tensor of 64 KiB or more, or smaller tensors that lie close together.
+    A stretch is one chunk of a tensor of 64 KiB or more, or smaller tensors close together.
 
     Args:
         tensors: the tensors in order of offset.
@@ -402,7 +406,7 @@ def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], in
 
 
 def aligned_memory(nbytes: int) -> Bytes:
-    """Returns fresh memory, not filled, at an address that is a multiple of 64."""
+    """Returns fresh memory, not filled, at an address divisible by 64."""
     block = np.empty(nbytes + ALIGNMENT, np.uint8)
     # The distance from the block's address to the next multiple.
     start = -block.ctypes.data % ALIGNMENT
@@ -444,7 +448,7 @@ def memory_for(tensors: Iterable[Tensor]) -> dict[str, Bytes]:
 
 
 def _huge_page_memory(nbytes: int) -> Bytes:
-    """Returns fresh memory, not filled, at an address that is a multiple of 64.
+    """Returns fresh memory, not filled, at an address divisible by 64.
 
     It has pages of 2 MiB if it fills one at least and the system offers them.
     """

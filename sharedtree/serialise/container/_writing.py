@@ -70,13 +70,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     While it is written, it has the same permissions, and its owner may read and write it in any case.
 
     Raises:
-        OSError: if there is nothing at `path` that can be replaced, and no file can be made there.
+        OSError: if nothing at `path` can be replaced, and no file can be made there.
 
     Cost: two `fsync`. Until the end, the disk holds both the old file and the new one.
 
     Limitations: the new file belongs to the user who writes it. It has no access control lists and no setuid, setgid
     or sticky bit. Hard links keep the old contents. A folder that may be written to but not read is not forced to the
-    disk. On Windows, the permissions are those of a new file.
+    disk. On Windows, the file has the permissions of a new file.
     """
     user_path, process_id = os.fsdecode(path), os.getpid()
     target = _target_of(user_path)
@@ -129,7 +129,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _prefix_of(name: str) -> str:
-    """Returns the text with which the names of all temporary files for a target begin.
+    """Returns the text at the beginning of the names of all temporary files for a target.
 
     Args:
         name: name of the target, without its folder.
@@ -143,8 +143,9 @@ def _prefix_of(name: str) -> str:
 def _target_of(user_path: str) -> str:
     """Returns the path to write to: absolute, with symbolic links resolved.
 
-    It is absolute because the current folder may change before the end. If the absolute path is too long for the
-    system, returns the user's path, which may be shorter. But for a symbolic link it returns the absolute path anyway.
+    It is absolute because the current folder may change before the end. If the absolute path, or that of a
+    temporary file beside it, is too long for the system, returns the user's path, which may be shorter. But for a
+    symbolic link it returns the absolute path anyway: the new file would replace the link.
     """
     target = os.path.realpath(user_path)
     if not _is_too_long(_longest_path_needed(target)) or os.path.islink(user_path):
@@ -159,7 +160,7 @@ def _longest_path_needed(target: str) -> str:
 
 
 def _is_too_long(path: str) -> bool:
-    """Returns True if the system says that a path is too long. The path need not exist."""
+    """Returns True if a path is too long for the system. The path need not exist."""
     try:
         os.lstat(path)
     except OSError as error:
@@ -171,7 +172,7 @@ def _is_too_long(path: str) -> bool:
 
 
 def _mode_of(target: str, user_path: str) -> int | None:
-    """Returns the permissions of the file to be replaced; None if there is no such file, but one can be made.
+    """Returns the permissions of the file to be replaced; None if the file does not exist, but can be made.
 
     Args:
         target: the path to write to.
@@ -226,7 +227,7 @@ def _is_same(path: str, other: str) -> bool:
 
 
 def _require_folder(folder: str, name: str, user_path: str) -> None:
-    """Raises `OSError` unless the folder in which a file is to be made exists. The text says what to do.
+    """Raises `OSError` unless the folder for a new file exists. The text mostly says what to do.
 
     Args:
         folder: the folder.
@@ -235,8 +236,8 @@ def _require_folder(folder: str, name: str, user_path: str) -> None:
 
     Raises:
         NotADirectoryError: if the folder's path leads to a file, or through one.
-        FileNotFoundError: if there is no such folder.
-        OSError: if the system says anything else about the folder: for example, that it may not be entered.
+        FileNotFoundError: if the folder does not exist.
+        OSError: if the system raises anything else for the folder, for example because it may not be entered.
     """
     shown = printable(user_path)
     try:
@@ -286,7 +287,7 @@ def _advice_to_write_into(path: str) -> str:
 
 
 def _too_long_text(folder: str, name: str) -> str:
-    """Returns the text of the error for a path that is too long, with the advice that needs the least change.
+    """Returns the text of the error for a path that is too long, with the advice of the least change.
 
     Args:
         folder: folder of the target.
@@ -330,7 +331,7 @@ def _errors_about_target(target: str, user_path: str) -> Iterator[None]:
 
 
 def _remove_stale(folder: str, prefix: str) -> None:
-    """Removes the stale temporary files of a target. Those that cannot be removed stay, without an error.
+    """Removes the stale temporary files of a target. If one cannot be removed, it stays, without an error.
 
     Args:
         folder: folder of the target.
@@ -374,7 +375,7 @@ def force_to_disk(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def _opened_folder(folder: str) -> Iterator[int | None]:
-    """Yields a descriptor with which a folder can be forced to the disk; None if there is none.
+    """Yields a descriptor for forcing a folder to the disk; None if there is none.
 
     Open it before a file in the folder is replaced. Then, if opening raises, the old file is still there.
     """
@@ -392,7 +393,7 @@ def _opened_folder(folder: str) -> Iterator[int | None]:
 
 
 def _force_folder(descriptor: int) -> None:
-    """Forces the entries of a folder to the disk, if its file system can do that."""
+    """Forces the entries of a folder to the disk, if its file system can."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -499,9 +500,9 @@ def write(
 
 
 def _place_in_file(source_and_size: tuple[TensorSource, int]) -> int:
-    """Returns the key by which tensors are sorted for the file.
+    """Returns the key for sorting tensors in the file.
 
-    Tensors whose size is a multiple of 64 bytes come first. Others, and empty ones, follow by decreasing alignment.
+    Tensors with a size divisible by 64 bytes come first. Others, and empty ones, follow by decreasing alignment.
     """
     source, nbytes = source_and_size
     return -ALIGNMENT if nbytes and nbytes % ALIGNMENT == 0 else -source.alignment

@@ -341,7 +341,7 @@ def _module_to_import(module: str) -> str:
 
 
 def _current_name_of(key: Name, current_names: Mapping[Name, Any]) -> str:
-    """Returns the current name for a name of the file. If `renames` has an object, that is the object's own name.
+    """Returns the current name for a name of the file. If `renames` has an object, the object states its name.
 
     The current name of a method is that of its class, and the method: if `a:Old` is `a:New` now, `a:Old.call` is
     `a:New.call`.
@@ -356,7 +356,7 @@ def _current_name_of(key: Name, current_names: Mapping[Name, Any]) -> str:
 
 
 def _stated_name(obj: Any) -> str:
-    """Returns the name that an object itself states, which need not lead to it."""
+    """Returns the name stated by an object itself. It need not lead to the object."""
     return f"{home_of(obj)}:{getattr(obj, '__qualname__', '?')}"
 
 
@@ -450,7 +450,7 @@ def _trust_expressions(names: Sequence[str], main: str | None) -> list[str]:
     texts: list[str] = []
     for name in names:
         module, _, qualname = name.partition(":")
-        # The library that has to be trusted for this name: `"flax"`.
+        # A name allowed only if the user trusts its library. The expression is the library: `"flax"`.
         if name in IF_TRUSTED:
             texts.append(f'"{root_of(name)}"')
         # A class or function of the running program: `Net`.

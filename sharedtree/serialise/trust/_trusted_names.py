@@ -178,7 +178,7 @@ class Trust:
             verdicts.append(self._judge(spelling, kind))
             if verdicts[-1].found:
                 return verdicts[-1]
-        # Of several failures, the one is returned about which the user can do most. An allowed name that leads nowhere
+        # Of several failures, returns the one that the user can mend most easily. An allowed name that leads nowhere
         # comes first, then a refused object, then a text that is not allowed.
         return min(verdicts, key=lambda verdict: (not verdict.allowed, verdict is UNLISTED))
 
@@ -375,8 +375,8 @@ class Trust:
         A method that the class does not have is not refused here.
 
         Args:
-            name: name of the method.
-            owner: its class, which the file may use.
+            name: `module:Class.method`.
+            owner: its class. The file may use it.
         """
         method = name.rpartition(".")[2]
         # 1. The base class that defines the method, and its function. A metaclass could run code in `getattr`, so the
@@ -394,8 +394,9 @@ class Trust:
             return "its class has no instances that can be rebuilt"
         if name in self._names or self._is_trusted_object(function):
             return ""
-        # 3. The base class that defines the method. One of these must hold: it is trusted; it is a module of a known
-        # library whose public methods are allowed; it is of the same top-level package as the class.
+        # 3. The base class that defines the method. One of these must hold: it is trusted; it is a neural-network
+        # module of a known library, the allow-list allows public methods of this library, and the method is public; it
+        # is of the same top-level package as the class.
         home = home_of(base)
         if not self._is_trusted_object(base) and self._package_of(home) is None:
             if root_of(home) in PACKAGES:

@@ -46,7 +46,7 @@ def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequenc
 
     Raises:
         StructureMismatchError: if the class has changed, and the user must decide about some field.
-        FormatError: if the file sets an attribute that no file may set.
+        FormatError: if the file sets an attribute forbidden in files.
     """
     if kind_of(cls) not in FIELD_KINDS:
         raise changed_kind_error(entry.name, cls, f"a {entry.kind}")
@@ -118,7 +118,7 @@ class _ClassChange:
         names_of_values: the names now, one for each value in a node, in order. None for a dropped attribute.
         kept_names: `names_of_values` without the dropped attributes.
         unset_fields: names now of the fields that had no value when the file was written.
-        undeclared: names in the file of `extra` attributes, without those that are fields of the class now.
+        undeclared: names in the file of `extra` attributes, without names of fields of the class now.
         make_from_pairs: makes an instance from pairs of name and value.
 
     Raises:
@@ -261,7 +261,7 @@ class _ClassChange:
         raise StructureMismatchError(f"{fact} {fix}\nor, if a field of the file is meant: renames={{{renamed}}}")
 
     def removed_fields_error(self, unknown: list[str]) -> StructureMismatchError:
-        """Returns the error for fields of the file that the class does not have.
+        """Returns the error for fields of the file unknown to the class.
 
         Args:
             unknown: names of these fields.
@@ -322,7 +322,7 @@ class _ClassChange:
 
         Args:
             migrate: `__sharedtree_migrate__` of the class.
-            fields: name now → value, for all attributes that are not dropped. This method removes the library's own
+            fields: name now → value, for all attributes kept. This method removes the library's own
                 entries from the dict.
 
         Raises:

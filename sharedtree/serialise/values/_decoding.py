@@ -146,7 +146,7 @@ def _checked_maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
 
     Raises:
         StructureMismatchError: if the class does not fit the entry any more.
-        FormatError: if the entry has an attribute that no file may set.
+        FormatError: if the entry has an attribute forbidden in files.
     """
     if entry.kind in FIELD_KINDS:
         return maker_for(entry, cls, renames)
@@ -181,7 +181,7 @@ class Plan:
         UntrustedTypeError: if some names are not trusted.
         StructureMismatchError: if nothing is at the selected path, a name leads nowhere, or a class has changed. With a
             template, also if it differs (`strict`), or if it or the file has a `Dag` (not `strict`). Also if no
-            template has the values that were left out of the file.
+            template has the values left out of the file.
         FormatError: if the file is malformed, or has keys that would take too long to compare with a template.
     """
 
@@ -242,14 +242,14 @@ class Plan:
                         has_place = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
                         places.setdefault(entry_of[file_leaf].tensor, leaf.sharding if has_place else None)
                 self.place = lambda entry: places.get(entry.tensor)
-        # A path as `select` has taken its part of the manifest above. A function chooses by the names of arrays.
+        # If `select` is a path, the manifest was cut to its part above. A function chooses arrays by their names.
         self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
 
     def _find_template_values(self, left_out: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
-        """Finds in a template the values that were left out of the file. Returns a dict: atom → value.
+        """Finds in a template the values left out of the file. Returns a dict: atom → value.
 
         Args:
-            left_out: the atoms that take the places of these values in the file, such as ("left_out", "0").
+            left_out: the atoms in the places of these values in the file, such as ("left_out", "0").
             like: the template. None if there is none.
             label: name of the file in errors.
 

@@ -171,7 +171,7 @@ def names_in(tree: Any) -> dict[str, Any]:
 def find_left_out_values(
     template: Any, manifest: Manifest, new_step: Callable[[Node, str], str | None]
 ) -> Mapping[Key, Any]:
-    """Finds the values that were left out of a file, at the same paths of a template.
+    """Finds the values left out of a file, at the same paths of a template.
 
     Args:
         template: the template.
@@ -252,7 +252,7 @@ class _Walk:
         nodes: the nodes. Children stand before their parents.
         objects: the object of each node. The list keeps them alive, because objects are looked up by identity.
         arrays: the arrays.
-        problems: objects that cannot be written.
+        problems: refused objects.
         named: name → class or function.
         left_out: the option `leave_out`.
         frames_by_node: number of a node → how its object was taken apart. None if that is not kept.
@@ -377,7 +377,7 @@ class _Walk:
     def open_node(self, manifest: Manifest, number: int) -> Iterator[tuple[Any, str]]:
         """Yields the children of a node's object, each with the step that a file has for it. Keys are not yielded.
 
-        The walk must have been made with `keeps_frames`.
+        The walk must have been made with `keeps_frames`. Otherwise nothing is yielded.
 
         Args:
             manifest: everything that was written.
@@ -575,7 +575,7 @@ class _Walk:
         """Gives new names to the tensors at and below a node that was reached only through views before.
 
         The new names are the paths below the current path, which leads through no view. If `head.weight` is a view of
-        `embed.weight`, readers of other libraries look for the name `embed.weight`, not for a path through the view.
+        `embed.weight`, other programs look for the name `embed.weight`, not for a path through the view.
 
         Args:
             number: number of the node.

@@ -179,7 +179,7 @@ class Instances:
 
     Args:
         types: entries of `types` in the manifest. New entries are appended.
-        named: the classes that the file names. New classes are added.
+        named: the classes named in the file. New classes are added.
     """
 
     def __init__(self, types: list[dict[str, Any]], named: Named) -> None:
@@ -196,7 +196,7 @@ class Instances:
             cls: its class, whose kind is in `FIELD_KINDS`.
 
         Raises:
-            RefusalError: if the instance has an attribute that no file may set, or its library has a reason to refuse
+            RefusalError: if the instance has an attribute forbidden in files, or its library has a reason to refuse
                 it.
         """
         layout = layout_of(cls)
@@ -239,7 +239,7 @@ class Instances:
             copied: names of attributes that are not written, because loading copies them from the wrapped field.
 
         Raises:
-            RefusalError: if the instance has an attribute that no file may set.
+            RefusalError: if the instance has an attribute forbidden in files.
         """
         fields = [name for name in layout.fields if name in attributes]
         # Names that are no extra attributes: fields, caches and the like, and copies.

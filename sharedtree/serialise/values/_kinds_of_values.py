@@ -480,7 +480,7 @@ def take_bound_method(obj: Any) -> Decomposition | None:
 
 
 def function_of_method(method: Any) -> Any:
-    """Returns the function that a bound method, Python's or Equinox's, calls."""
+    """Returns the function called by a bound method, Python's or Equinox's."""
     return object.__getattribute__(method, "__dict__")["__func__"] if type(method) is BoundMethod else method.__func__
 
 
@@ -520,7 +520,7 @@ _OWNERS = {
 
 
 def name_of_method(types: list[str], nodes: list[Node], node: Node) -> str | None:
-    """Returns the name of the function that the node of a bound method binds, as `module:Class.method`.
+    """Returns the name of the function bound by the node of a bound method, as `module:Class.method`.
 
     Args:
         types: for each type of the manifest, the name of its class.
@@ -546,12 +546,12 @@ def name_of_method(types: list[str], nodes: list[Node], node: Node) -> str | Non
 
 
 def _build_object(parts: Parts, node: Node) -> Any:
-    """Builds an instance by the function that `_changed_classes.maker_for` made for its type."""
+    """Builds an instance by the function from `_changed_classes.maker_for` for its type."""
     return parts.makers[node[1]](parts.children(node[2]))
 
 
 def _build_wrapper(parts: Parts, node: Node) -> Any:
-    """Builds an Equinox module that wraps the function in one of its fields.
+    """Builds an Equinox module around the function in one of its fields.
 
     Name, documentation and annotations of the module are copied from the value of the field that holds the function.
 
@@ -658,7 +658,7 @@ def _take_dag(dag: Dag[Any], type_index: int) -> Decomposition:
 
 
 def are_steps(steps: Any) -> bool:
-    """Returns True for a list of different texts, each of which can be a step of a path."""
+    """Returns True for a list of different texts, each usable as a step of a path."""
     if type(steps) is not list or not all(type(step) is str for step in steps):
         return False
     return len(set(steps)) == len(steps) and all(1 < len(step) <= MAX_STEP and step[0] in ".[" for step in steps)
@@ -776,8 +776,8 @@ def _build_enum(parts: Parts, node: Node) -> Any:
     """Returns the member of an enum with the name in the file, or the combination of flags with the value in the file.
 
     Raises:
-        StructureMismatchError: if the enum has no such member any more.
-        ValueError: if there is no such combination, or files have added too many to this class.
+        StructureMismatchError: if the enum does not have the member any more.
+        ValueError: if the combination does not exist, or files have added too many to this class.
     """
     cls, name_or_value = parts.makers[node[1]], parts.child(node[2])
     if type(name_or_value) is str:
@@ -903,7 +903,7 @@ def take_by_base_class(obj: Any) -> Decomposition | list[str] | None:
 
 
 def _take_mesh(kind: str) -> Callable[[Any], Decomposition]:
-    """Returns the function that takes meshes apart.
+    """Returns the function for taking meshes apart.
 
     Their children are the names of the axes and, only for a `Mesh`, the ids of the devices.
 
@@ -1032,7 +1032,7 @@ def _take_named_sharding(obj: Any) -> Decomposition:
     """Takes a `NamedSharding` apart into mesh, spec and kind of memory.
 
     Raises:
-        RefusalError: if files do not know the kind of memory.
+        RefusalError: if no file can name the kind of memory.
     """
     device = obj.mesh.devices.flat[0] if isinstance(obj.mesh, Mesh) else None
     child_objects = obj.mesh, obj.spec, _memory_kind(obj, device)

@@ -34,13 +34,13 @@ Key = tuple[str, ...]
 
 
 class LeaveOut:
-    """The option `leave_out` of one save, and the values that it has matched.
+    """The option `leave_out` of one save, and the values matched by it.
 
     Args:
-        entries: names of attributes, which match anywhere in the tree, and whole paths.
+        entries: names of attributes, matching anywhere in the tree, and whole paths.
 
     Attributes:
-        objects: values that were left out, in the order of their atoms.
+        objects: values left out, in the order of their atoms.
         paths: the path of each of `objects`.
 
     Raises:
@@ -91,14 +91,14 @@ class LeaveOut:
         return [LEFT_OUT, format(len(self.objects) - 1, "x")]
 
     def find_problems(self, manifest: Manifest, numbers: IdentityDict[int]) -> list[Problem]:
-        """Returns the problems with values that were left out, but must not be.
+        """Returns the problems with values left out by mistake.
 
-        There are two kinds. An object cannot be built without the value that was left out of it. Or the value is, or
+        There are two kinds. An object cannot be built without the value left out of it. Or the value is, or
         holds, an object that is also saved: after loading, the template's object and the file's would be two.
 
         Args:
             manifest: everything that was written.
-            numbers: object that was written → number of its node.
+            numbers: written object → number of its node.
         """
         problems = list[Problem]()
         incomplete = first_wrongly_incomplete(manifest.nodes)
@@ -142,7 +142,7 @@ def _is_left_out(child: Child) -> bool:
 
 
 def left_out_atoms(manifest: Manifest) -> list[Key]:
-    """Returns the atoms that take the places of left-out values, in the order of the nodes.
+    """Returns the atoms in the places of left-out values, in the order of the nodes.
 
     Args:
         manifest: a whole manifest, or the manifest of a part of the tree. A part keeps the atoms of the whole, so only
@@ -155,7 +155,7 @@ def left_out_atoms(manifest: Manifest) -> list[Key]:
 
 
 def first_wrongly_incomplete(nodes: Sequence[Node]) -> int | None:
-    """Returns the number of the first node that cannot do without a value that was left out.
+    """Returns the number of the first node that cannot do without a value left out.
 
     A value may be left out only if it is a field or an item of a node of one of the kinds `HOLDERS`. Nothing may be
     left out at or below a child that Python or JAX hashes or walks, such as a key.
@@ -186,7 +186,7 @@ def find_in_template(
     open_node: Callable[[int], Iterator[tuple[Any, str]]],
     new_step: Callable[[Node, str], str | None],
 ) -> Mapping[Key, Any]:
-    """Finds the values that were left out of a file, at the same paths of a template.
+    """Finds the values left out of a file, at the same paths of a template.
 
     Args:
         manifest: the manifest of the file.

@@ -83,13 +83,13 @@ class _Parser:
     Attributes:
         atoms: texts of an atom → its value.
         names: an ordered set of pairs of use and name, such as ("class", "net:Net"). A dict whose values are None.
-        used_arrays: indices of the arrays that belong to a node so far.
-        checked_dtypes: names of dtypes that were found valid.
+        used_arrays: indices of the arrays in the nodes so far.
+        checked_dtypes: names of dtypes already found valid.
         types, arrays: the entries of the manifest, parsed.
         owners: name of the class of each of `types`. The name of a method is made of it.
         nodes: all nodes. The first `number` of them are checked.
         has_left_out: True if a value was left out of the file.
-        number: number of the node that is being checked.
+        number: number of the node now being checked.
     """
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ class _Parser:
         return child is None or cls is bool or cls is str
 
     def _is_atom(self, atom: list[Any]) -> bool:
-        """Returns True if a list is an atom of the format. Collects its value, or the name that it has.
+        """Returns True if a list is an atom of the format. Collects its value or its name.
 
         Raises:
             FormatError: if the tag is unknown, or no save would write these texts.
@@ -288,7 +288,7 @@ class _Parser:
         return True
 
     def _is_array(self, index: Any) -> bool:
-        """Returns True for the index of an array that belongs to no earlier node. Notes that it has one now."""
+        """Returns True for the index of an array without an earlier node. Notes that it has one now."""
         # Each array belongs to one node. Ties of the array are several references to that node.
         if type(index) is not int or not 0 <= index < len(self.arrays) or index in self.used_arrays:
             return False
@@ -399,7 +399,7 @@ def _are_sizes(sizes: Any) -> bool:
 
 
 def _is_base64(text: Any) -> bool:
-    """Returns True if a value is a text in base64 that a save could have written."""
+    """Returns True if a value is a text in base64, as a save could have written it."""
     try:
         return type(text) is str and read_base64(text) is not None
     except ValueError:

@@ -66,16 +66,16 @@ class TypeEntry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A manifest that follows the grammar.
+    """A manifest in accord with the grammar.
 
     Attributes:
         library: the library that wrote it, with its version.
         types: the classes of instances.
         arrays: an entry for each array, with its tensor, dtype and shape.
         nodes: the nodes. Children stand before their parents.
-        root: the child that is the whole tree: the number of a node, or an atom.
+        root: the child for the whole tree: the number of a node, or an atom.
         atoms: texts of an atom → its value, such as ("int", "7") → 7. Atoms that name a class or function are not here.
-        names: a pair for each name that the file uses, such as ("class", "net:Net"). The first text is `class`,
+        names: a pair for each name in the file, such as ("class", "net:Net"). The first text is `class`,
             `function` or `method`.
         main: module name of the program that wrote the file. None if the file names nothing in this module.
     """
@@ -98,7 +98,7 @@ class Operand(NamedTuple):
             list of texts, the steps to children. `type` is an index into `types`, and `array` an index into `arrays`.
             Others are plain JSON: `text` and `base64` are strings, `sizes` whole numbers in a list, `flag` a boolean.
         step: the step of a path to a `child`. Empty for `children`: their steps are positions in the list.
-        forms: the forms that children may have: `null`, `text`, the tag of an atom, or the kind of a node. None if all
+        forms: the forms allowed for children: `null`, `text`, the tag of an atom, or the kind of a node. None if all
             are allowed. Some constructors print a wrong argument in their error, and printing a DAG with 2^60 paths
             never ends. So wrong forms are refused before the constructor is called.
         is_walked: True if Python, JAX or an unflatten function hashes the children or walks them as trees.
@@ -111,12 +111,12 @@ class Operand(NamedTuple):
 
 
 def child(step: str, *forms: str, is_walked: bool = False) -> Operand:
-    """Declares an operand that is one child, reached by a step. Without `forms`, the child may have any form."""
+    """Declares an operand of one child, reached by a step. Without `forms`, the child may have any form."""
     return Operand("child", step, frozenset(forms) or None, is_walked)
 
 
 def children(*forms: str, is_walked: bool = False) -> Operand:
-    """Declares an operand that is a list of children. Without `forms`, the children may have any form."""
+    """Declares an operand of a list of children. Without `forms`, the children may have any form."""
     return Operand("children", "", frozenset(forms) or None, is_walked)
 
 
@@ -147,7 +147,7 @@ class Kind(NamedTuple):
         name: the first entry of its nodes.
         operands: the other entries.
         types: classes of which every instance becomes a node of this kind. Empty if the encoder decides otherwise.
-        take: takes an instance apart. Default: gets the attributes that the steps of the operands name, and iterates
+        take: takes an instance apart. Default: gets the attributes named in the steps of the operands, and iterates
             over the instance for an operand `children`.
         build: makes the object of a node, once the objects of its children are made. It may raise anything, as
             constructors do for wrong arguments. Default: calls the first of `types` with the values of the operands.
@@ -177,14 +177,14 @@ class Kind(NamedTuple):
 
     @property
     def first_of_pair(self) -> int | None:
-        """Position in a node of the operand that must be as long as the next one. None if there is no such pair."""
+        """Position in a node of the operand that must be as long as the next one. None if the node has no pair."""
         # `keyed` of a set is its last operand, and no values follow.
         return self.paired or (self.keyed if self.keyed != len(self.operands) else None)
 
 
 @dataclasses.dataclass(slots=True)
 class Parts:
-    """Everything that a row's `build` needs beside the node: atoms, makers of instances, and objects of earlier nodes.
+    """Data for a row's `build` beside the node: atoms, makers of instances, and objects of earlier nodes.
 
     Attributes:
         values: texts of an atom → its value.
@@ -202,7 +202,7 @@ class Parts:
     table: list[Any] = dataclasses.field(default_factory=list[Any])
 
     def limit_collisions(self, keys: Sequence[Any]) -> None:
-        """Counts collisions among the keys or members of the node that is being built.
+        """Counts collisions among the keys or members of the node now being built.
 
         It must be called before the keys are put into a dict or set, because that could take very long.
 
@@ -213,7 +213,7 @@ class Parts:
         self.collisions.add(keys, len(self.table))
 
     def child(self, child: Any) -> Any:
-        """Returns the object that a child stands for.
+        """Returns the object meant by a child.
 
         It is the object of an earlier node, the value of an atom that is a list, or the child itself: a string, a
         boolean or None.
@@ -224,7 +224,7 @@ class Parts:
         return self.values[tuple(child)] if cls is list else child
 
     def children(self, children: list[Any]) -> list[Any]:
-        """Returns the objects that several children stand for: see `child`."""
+        """Returns the objects meant by several children: see `child`."""
         table, values = self.table, self.values
         return [table[c] if type(c) is int else values[tuple(c)] if type(c) is list else c for c in children]
 
@@ -249,7 +249,7 @@ class Collisions:
     Args:
         max_pairs: number of pairs beyond which `add` raises. With None, all pairs are counted, and `are_too_many` tells
             at the end.
-        key_sizes: number of a node → number of parts of its largest key. Nodes whose keys have one part may be absent.
+        key_sizes: number of a node → number of parts of its largest key. Nodes with keys of one part may be absent.
     """
 
     def __init__(self, max_pairs: int | None = None, key_sizes: Mapping[int, int] | None = None) -> None:
@@ -274,7 +274,7 @@ class Collisions:
             raise ValueError("in all of the file, too many keys have one hash")
 
     def correct_size(self, keys: Sequence[Any], size: int) -> None:
-        """Corrects the count of keys that `add` counted as keys of one part, now that their size is known.
+        """Corrects the count of keys counted by `add` as keys of one part, after their size is known.
 
         Args:
             keys: the same keys or members.
@@ -301,7 +301,7 @@ class Collisions:
         self._num_pairs += size * sum([count * (count - 1) // 2 for count in counts])
 
     def are_too_many(self) -> bool:
-        """Returns True if there are so many pairs that no file with them could be loaded."""
+        """Returns True if there are too many pairs for a file with them to be loaded."""
         return self._num_pairs > most_collisions(self._num_keys)
 
 

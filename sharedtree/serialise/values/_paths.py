@@ -251,7 +251,7 @@ def part_at(manifest: Manifest, path: str) -> Manifest:
 
 
 class _StepMatch(NamedTuple):
-    """A child whose step is the next one in a path.
+    """A child with the next step of a path.
 
     Attributes:
         child: the child: the number of a node, or an atom.
@@ -263,7 +263,7 @@ class _StepMatch(NamedTuple):
 
 
 def _no_child_message(path: str, prefix: str, child_steps: list[tuple[Child, str]]) -> str:
-    """Returns the error's text for a path that leads nowhere.
+    """Returns the error's text for a path to nowhere.
 
     Args:
         path: the whole path.
@@ -279,7 +279,7 @@ def _no_child_message(path: str, prefix: str, child_steps: list[tuple[Child, str
 
 
 def _ambiguous_path_message(manifest: Manifest, path: str, matches: list[_StepMatch]) -> str:
-    """Returns the error's text for a path with a step that leads to several children.
+    """Returns the error's text for a path with a step to several children.
 
     Args:
         manifest: the whole manifest.

@@ -77,10 +77,10 @@ class LoadReport(NamedTuple):
     """Report of `load(..., like=template, strict=False)`.
 
     Attributes:
-        loaded: paths whose arrays came from the file.
-        kept: paths whose arrays are the template's, since the file has none that fits.
+        loaded: paths of arrays from the file.
+        kept: paths of arrays from the template, since the file has none that fits.
         differences: all differences between file and template, including static values outside of modules.
-        unused: names of arrays in the file that have no place in the template: it lacks the path, has another shape or
+        unused: names of arrays in the file without a place in the template: it lacks the path, has another shape or
             dtype there, or has one object where the file has two.
     """
 
@@ -104,8 +104,8 @@ class Comparison(NamedTuple):
         template: the template, packed.
         fitting_leaves: number of a template's record → the leaf of the file at the same path. Only leaves that fit.
         differences: differences that make the template unfit.
-        tolerated: differences that do not: static values outside of modules, and ties of mutable static values.
-        tie_differences: one entry for each of `differences` that is about a tie.
+        tolerated: other differences: static values outside of modules, and ties of mutable static values.
+        tie_differences: one entry for each tie among `differences`.
     """
 
     template: FlatDag
@@ -119,7 +119,7 @@ class TieDifference(NamedTuple):
     """Two paths that lead to one object in the file and to two objects in the template, or the reverse.
 
     Attributes:
-        first: the path that comes first in the tree.
+        first: the first of the two paths in the tree.
         path: the other path.
         is_tied_in_file: True if they lead to one object in the file.
     """
@@ -142,11 +142,11 @@ def compare(file_tree: Any, template: Any, entries: IdentityDict[ArrayEntry]) ->
     Args:
         file_tree: the tree, with arrays or a `jax.ShapeDtypeStruct` for each.
         template: any tree.
-        entries: `ShapeDtypeStruct` in `file_tree` → the entry of the array that it describes.
+        entries: `ShapeDtypeStruct` in `file_tree` → the entry of the array described by it.
 
     Cost: a few look-ups for each node of both trees, and for each child of a node.
     """
-    # A file may have a tuple at very many paths. With `values`, it becomes one record and not one for each path.
+    # A file may have a tuple at very many paths. With `values`, the tuple becomes one record, not one for each path.
     comparer = _Comparer(_Side(_pack(file_tree, values=True)), _Side(_pack(template)), entries)
     flags = _Flags(in_module=False, is_tie_reported=False)
     # Path 0 is the empty one.
@@ -341,7 +341,7 @@ class _Comparer:
             yield self._difference(child_path, *texts)
 
     def _compare_leaves(self, pair: Pair, file_object: Any, template_object: Any) -> Iterator[Difference]:
-        """Yields at most one difference of two records that are not two nodes of one class.
+        """Yields at most one difference of two records, unless they are two nodes of one class.
 
         Each of the two may be a leaf, a static value or a node. If both are leaves and fit, adds the file's leaf to
         `fitting_leaves`. A difference of static values outside of modules is not yielded, but added to `tolerated`.
@@ -393,7 +393,7 @@ class _Comparer:
             pair: the numbers of the two modules' records.
             file_op: the file's node.
             template_op: the template's node.
-            only_common: True to compare only the fields that both have.
+            only_common: True to compare only the fields of both.
         """
         file_aux, template_aux = file_op.aux.peek(), template_op.aux.peek()
         if file_op.type.cls is Dag and file_op.aux != template_op.aux:
@@ -459,7 +459,7 @@ def _pack(tree: Any, *, values: bool = False) -> FlatDag:
 def rebuild(tree: FlatDag, new_leaf_of: Callable[[int], Any]) -> Any:
     """Returns a copy of a tree with other leaves.
 
-    What is one object in the tree is one object in the copy. That holds for mutable static values, such as
+    One object in the tree is one object in the copy. The same holds for mutable static values, such as
     `bytearray`s, as well.
 
     Args:

@@ -59,7 +59,7 @@ _PACKAGES_OF_FUNCTIONS = PACKAGES | NAMES_ONLY | {"builtins", "functools"}
 
 
 class Named:
-    """The classes and functions that the file of one tree names.
+    """The classes and functions named in the file of one tree.
 
     Attributes:
         objects: name → class or function.
@@ -93,7 +93,7 @@ class Named:
         return atom
 
     def add(self, obj: Any, name: str | None = None) -> str:
-        """Adds an object to those that the file names. Returns its name in the file.
+        """Adds an object to the named objects of the file. Returns its name in the file.
 
         Args:
             obj: the object.
@@ -116,7 +116,7 @@ class Named:
         return program_name()
 
     def atom_of_module(self, obj: Any) -> list[str] | None:
-        """Returns the atom for an Equinox module that is written by name. None if it must be taken apart.
+        """Returns the atom for an Equinox module written by name. None if it must be taken apart.
 
         Two sorts of modules are written by name. With `@equinox.filter_jit` and the like, a module takes the place of
         the function that it wraps, so the function's name leads to the module. And some libraries use modules as
@@ -141,10 +141,10 @@ class Named:
         return self._atoms.setdefault(obj, self.atom("function", find(name), name))
 
     def atom_of_function(self, obj: Any) -> list[str]:
-        """Returns the atom for a function, or for another object that is neither a node nor a value.
+        """Returns the atom for a function, or for another object, neither a node nor a value.
 
         Raises:
-            RefusalError: if no name leads to the object, or if it may hold data that the name would not keep.
+            RefusalError: if no name leads to the object, or if it may hold data lost by the name.
         """
         atom = self._atoms.get(obj)
         if atom is not None:
@@ -166,7 +166,7 @@ class Named:
 
 
 def _name_of_token(cls: type) -> str | None:
-    """Returns the name of the token (one of `TOKENS`) whose class is `cls`. None if there is no such token."""
+    """Returns the name of the token (one of `TOKENS`) whose class is `cls`. None if `cls` is the class of no token."""
     for name in TOKENS:
         # `find` raises if the token's module is not imported, or has no such token.
         with contextlib.suppress(LookupError):
@@ -207,11 +207,11 @@ class SearchResult(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """An object that a search has reached.
+    """An object reached by a search.
 
     Attributes:
         part: the object.
-        holder: position, in the list of reached objects, of the object that holds it. -1 for the first object.
+        holder: position, in the list of reached objects, of the object around it. -1 for the first object.
         step: place in the holder in words, such as "closure cell `w`". Empty for the first object.
     """
 
@@ -226,7 +226,7 @@ def find_held_array(obj: Any) -> SearchResult | None:
     Of the classes of the objects, only the flatten functions are called.
 
     Returns:
-        The way to the array that was found, or to the place where the search gave up. None if everything in the object
+        The way to the array, or to the place where the search gave up. None if everything in the object
         was searched and there is no array.
     """
     reached = [Reached(obj, -1, "")]
@@ -239,7 +239,7 @@ def find_held_array(obj: Any) -> SearchResult | None:
 
 
 def search(reached: list[Reached]) -> Iterator[Any]:
-    """Yields an object and everything that it holds, the nearest first. Stops after `MAX_OBJECTS` objects.
+    """Yields an object and everything in it, the nearest first. Stops after `MAX_OBJECTS` objects.
 
     Values that hold nothing, such as numbers and texts, classes and modules are not yielded, except as first object.
 
@@ -371,7 +371,7 @@ def _parts_in_attributes(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _parts_by_flattening(obj: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the children and the auxiliary data that the flatten function of a registered class returns.
+    """Yields the children and the auxiliary data from the flatten function of a registered class.
 
     Yields nothing for other objects, and nothing if the flatten function raises. Yields nothing for plain containers
     and for instances of classes with fields, because `_parts_of` yields their items and attributes.
@@ -395,7 +395,7 @@ class Problem(NamedTuple):
 
     Attributes:
         path: path of the object. Empty for the root, and for a problem of the whole tree.
-        reason: what the object is, in words that follow "is", such as "a bound method of a `Thread`".
+        reason: the description of the object, in words to follow "is", such as "a bound method of a `Thread`".
         fix: advice to the user, in sentences.
         is_made_anew: True if a library made the object, and makes another one with each new model.
     """
@@ -407,7 +407,7 @@ class Problem(NamedTuple):
 
 
 def _refusal(obj: Any, cls: Any) -> RefusalError:
-    """Returns the error for an object that no file can have. Reason and fix depend on its class.
+    """Returns the error for an object forbidden in files. Reason and fix depend on its class.
 
     Args:
         obj: the object.
@@ -457,7 +457,7 @@ _PENZAI = (
 
 
 def problem_at(path: str, holders: Sequence[Any], obj: Any, error: RefusalError) -> Problem:
-    """Returns the problem of an object that was refused, with a fix that the user can carry out.
+    """Returns the problem of a refused object, with a fix for the user.
 
     The fix in `error` is for the author of the object's class or function, who can make the class a dataclass, or use a
     field instead of a closure. If a library has made the object, its user can do neither. But the user can save the
@@ -496,7 +496,7 @@ _MOST_LEFT_OUT = 20
 
 
 def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]], int | None]) -> UnserialisableError:
-    """Returns one error for all objects that cannot be written.
+    """Returns one error for all refused objects.
 
     Args:
         problems: the objects, at least one.
