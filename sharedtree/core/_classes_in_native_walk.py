@@ -415,12 +415,12 @@ def _compile(structure: Structure) -> Any:
 
 
 def _has_update_for_python(structure: Structure) -> bool:
-    """Tells whether a structure has an `Update` whose content only Python can write. See `_needs_python`."""
+    """Returns True if a structure has an `Update` whose content only Python can write. See `_needs_python`."""
     return any(_needs_python(structure, op, numbers) for op, numbers in structure.records)
 
 
 def _needs_python(structure: Structure, op: Op, numbers: tuple[int, ...]) -> bool:
-    """Tells whether only Python can write an object's new content, because of irreplaceable objects in it.
+    """Returns True if only Python can write an object's new content, because of irreplaceable objects in it.
 
     The function received a copy of each irreplaceable object, for example of a config. If the copy has not changed, the
     caller must keep the original. C can do this for a config in a named static attribute: it does not write the

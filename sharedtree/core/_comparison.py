@@ -173,7 +173,7 @@ def paired_children(
 
 
 def is_one_missing(left: Any, right: Any) -> bool:
-    """Tells whether one of two paired children is `MISSING`: whether only one side has a child."""
+    """Returns True if one of two paired children is `MISSING`: whether only one side has a child."""
     return left is MISSING or right is MISSING
 
 

@@ -89,7 +89,7 @@ def refuse_hidden_arrays_in_records(records: Sequence[Record], root: int, base: 
 
 
 def holds_array(obj: Any) -> bool:
-    """Tells whether an object holds an array: in its attributes, slots or items, or in those of its parts, and so on.
+    """Returns True if an object holds an array: in its attributes, slots or items, or in those of its parts, and so on.
 
     The search is breadth first and ends after `MAX_SEARCHED` objects, with False. It does not look into properties. The
     code of a class is not called, with one exception: the `__iter__` of a subclass of a container, such as `list`.

@@ -172,7 +172,7 @@ _CLASSES_WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
 
 
 def carries_identity(leaf: Any) -> bool:
-    """Tells whether a traced leaf carries identity: if so, two occurrences inside a module are a tie.
+    """Returns True if a traced leaf carries identity: if so, two occurrences inside a module are a tie.
 
     True for arrays and references, False for numbers. It does not look at the place of the leaf.
     """
@@ -180,7 +180,7 @@ def carries_identity(leaf: Any) -> bool:
 
 
 def is_traced(leaf: Any, convention: LocalConvention) -> bool:
-    """Tells whether a leaf becomes an input of the computation, under the convention at its place."""
+    """Returns True if a leaf becomes an input of the computation, under the convention at its place."""
     # Outside modules all leaves are traced, and the transform raises its own error for a leaf that it cannot trace.
     if convention in ("outside", "any"):
         return True
@@ -195,7 +195,7 @@ def is_traced(leaf: Any, convention: LocalConvention) -> bool:
 
 
 def _is_numeric(dtype: Any) -> bool:
-    """Tells whether a dtype is one of numbers or booleans, JAX's own included."""
+    """Returns True if a dtype is one of numbers or booleans, JAX's own included."""
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
@@ -259,13 +259,13 @@ def node_type_of_class(cls: type) -> NodeType:
 
 
 def is_module(obj: Any) -> bool:
-    """Tells whether an object is a module: a node, but no plain container. It carries identity wherever it is."""
+    """Returns True if an object is a module: a node, but no plain container. It carries identity wherever it is."""
     node_type = node_type_of(obj)
     return node_type is not None and not node_type.is_plain
 
 
 def is_value_of_variable(obj: Any) -> bool:
-    """Tells whether an object directly in an NNX `Variable` is its array, without identity at this place.
+    """Returns True if an object directly in an NNX `Variable` is its array, without identity at this place.
 
     False for a `jax.Ref`, which carries identity in a variable, too; for a node; and for a number.
     """
@@ -391,7 +391,7 @@ _COMMON_LEAVES = TRACED_NUMBERS | {str, bytes, np.ndarray}
 
 
 def is_in_jax_registry(cls: type) -> bool:
-    """Tells whether JAX takes instances of a class apart. Not to be asked about the classes in `PLAIN`."""
+    """Returns True if JAX takes instances of a class apart. Not to be asked about the classes in `PLAIN`."""
     if cls is jtu.Partial or is_namedtuple(cls):
         return True
     # NumPy warns if some of its scalars are made by a bare `__new__`. None of them is a node.
@@ -483,7 +483,7 @@ def _registered_type(cls: type) -> NodeType:
 
 
 def is_taken_apart_by_registry(node_type: NodeType) -> bool:
-    """Tells whether instances are taken apart by the function in JAX's registry, with its auxiliary data unchanged."""
+    """Returns True if JAX's registry takes instances apart, and its auxiliary data is unchanged."""
     return node_type.take_apart is _take_apart_registered
 
 
@@ -508,7 +508,7 @@ def maker_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...
 
 
 def is_namedtuple(cls: type) -> bool:
-    """Tells whether a class is a namedtuple, by the same test as JAX's."""
+    """Returns True if a class is a namedtuple, by the same test as JAX's."""
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
@@ -546,7 +546,7 @@ def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def has_unsortable_keys(node_type: NodeType, aux: Any) -> bool:
-    """Tells whether a node is a dictionary that JAX refuses, because its keys cannot be sorted.
+    """Returns True if a node is a dictionary that JAX refuses, because its keys cannot be sorted.
 
     Args:
         node_type: the node type of the node.
@@ -815,14 +815,14 @@ class AttributeRules:
         return tuple([field.name for field in declared])
 
     def may_have(self, cls: Any, name: str) -> bool | None:
-        """Tells whether an undeclared attribute may have this name.
+        """Returns True if an undeclared attribute may have this name.
 
         None leaves the answer to Python: yes if an instance of the class can have such an attribute.
         """
         return None
 
     def may_stay_unset(self, cls: Any, name: str) -> bool:
-        """Tells whether an instance may have no value for a declared field. By default, no."""
+        """Returns True if an instance may have no value for a declared field. By default, no."""
         return False
 
     def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
@@ -1114,7 +1114,7 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
 
 
 def is_choice(cls: Any) -> bool:
-    """Tells whether a class itself is a value that a file may name. Such a class has no instances (`choices`)."""
+    """Returns True if a class itself is a value that a file may name. Such a class has no instances (`choices`)."""
     return any(issubclass(cls, library.choices) for library in LIBRARIES)
 
 
@@ -1138,7 +1138,7 @@ def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def compares_by_parts(cls: Any) -> bool:
-    """Tells whether a library says that two instances of a class are equal exactly if all of their attributes are."""
+    """Returns True if a library says that two instances of a class are equal exactly if all of their attributes are."""
     for base in _compared_by_parts():  # noqa: SIM110 -- a generator takes longer
         if issubclass(cls, base) and cls.__eq__ is base.__eq__:
             return True

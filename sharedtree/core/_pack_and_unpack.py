@@ -407,7 +407,7 @@ _CLASSES_HELD_ANYWAY = (np.dtype, *[cls for library in LIBRARIES for cls in libr
 
 
 def _may_be_kept_alive(value: Any) -> bool:
-    """Tells whether a value may be kept alive without harm: it lives for ever anyway, or it keeps nothing else alive.
+    """Returns True if a value may be kept alive without harm: it lives for ever anyway, or it keeps nothing else alive.
 
     True for
 

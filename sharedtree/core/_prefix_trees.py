@@ -222,5 +222,5 @@ def raise_prefix_mismatch(name: str, part: Any, expected: str, path: Path, part_
 
 
 def is_number(part: Any) -> bool:
-    """Tells whether a label is a number of Python or NumPy. Whether two equal numbers are one object means nothing."""
+    """Returns True if a label is a Python or NumPy number. Whether two equal numbers are one object means nothing."""
     return isinstance(part, (int, float, complex, np.generic))

@@ -268,7 +268,7 @@ class Structure:
         self.is_noted = bool(self.noted or self.tied_values)
 
     def is_like(self, candidate: "Structure") -> bool:
-        """Tells whether two structures have equal content. `Interned.intern` then makes one object of them."""
+        """Returns True if two structures have equal content. `Interned.intern` then makes one object of them."""
         # The records come last, because comparing them may run a user's `==` for each static value.
         return (
             self.context_mark is candidate.context_mark
@@ -621,7 +621,7 @@ class FlatDag:
         return keys if len(keys) == len(node.keys) else node.keys
 
     def _has_object(self, number: int) -> bool:
-        """Tells whether `objects`, a mapping or a sequence, has an entry with this number."""
+        """Returns True if `objects`, a mapping or a sequence, has an entry with this number."""
         objects = self.objects
         return number in objects if isinstance(objects, Mapping) else number < len(objects)
 
@@ -688,7 +688,7 @@ class FlatDag:
         return records_outside_modules(self.records, self.root)
 
     def is_object(self, number: int, *, containers: bool = False) -> bool:
-        """Tells whether a record is an object in a narrow sense: a node with identity.
+        """Returns True if a record is an object in a narrow sense: a node with identity.
 
         A module carries identity everywhere. A mutable container, such as a list, carries identity if it is only inside
         modules. If it is outside modules, too, only its content counts, unless `containers` is True. False for leaves,
@@ -765,7 +765,7 @@ class Roles(NamedTuple):
     unsaid: Sequence[int]
 
     def is_state(self, number: int) -> bool:
-        """Tells whether a leaf is state, which is not trained."""
+        """Returns True if a leaf is state, which is not trained."""
         return self.of_leaves.get(number) == "state"
 
 

@@ -226,13 +226,13 @@ def walk(
         return prefix + jtu.keystr(current_path(levels_up))
 
     def is_leaf_by_rule(obj: Any) -> bool:
-        """Tells whether `rules.is_leaf` makes a traced leaf of the object."""
+        """Returns True if `rules.is_leaf` makes a traced leaf of the object."""
         if rules.is_leaf is None:
             return False
         return rules.is_leaf(current_path(), obj) if rules.is_leaf_takes_path else rules.is_leaf(obj)
 
     def is_traced_here(obj: Any, convention: LocalConvention) -> bool:
-        """Tells whether a leaf is traced: by the convention at its place and, with `filtered`, also by Equinox's."""
+        """Returns True if a leaf is traced: by the convention at its place and, with `filtered`, also by Equinox's."""
         is_of_equinox = rules.filtered or convention == "equinox"
         if is_of_equinox and not rules.are_structs_traced and type(obj) is jax.ShapeDtypeStruct:
             return False
@@ -349,7 +349,7 @@ def walk(
 
 
 def _is_value(obj: Any, node_type: NodeType | None, convention: LocalConvention, rules: Rules) -> bool:
-    """Tells whether an object is a node or traced leaf without identity at this place.
+    """Returns True if an object is a node or traced leaf without identity at this place.
 
     It may carry identity at other places. Outside modules (convention "outside"), leaves and plain containers are
     values, as in vanilla JAX. Directly in an NNX `Variable` (convention "variable"), its array is a value.

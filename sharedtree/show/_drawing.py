@@ -147,7 +147,7 @@ class _Picture(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """How much wider than it should be the drawing is, in pixels. 0 if it fits."""
+        """Width beyond the widest drawing that fits, in pixels. 0 if it fits."""
         room = min(_WIDEST, _MOST_RATIO * self.placed.size.height)
         # A drawing as narrow as a box is not made narrower.
         return max(self.placed.size.width + 2 * _MARGIN - max(room, _NARROWEST), 0.0)

@@ -501,6 +501,8 @@ class FilterJitted:
         # Structure and types of the groups → True if the program for them calls the host. A function may call the host
         # for some arguments only.
         self._calls_host: dict[Any, bool] = {}
+        # True as soon as some program does. C may not call `jitted` itself then.
+        self._may_call_host = False
         # Made when a program first calls the host.
         self._under_equinox: Callable[..., Any] | None = None
 
@@ -528,6 +530,7 @@ class FilterJitted:
         if calls_host is None:
             program = call_and_let_trace(self.jitted.trace, *groups).jaxpr
             calls_host = self._calls_host[key] = _calls_host(program)
+            self._may_call_host |= calls_host
         return calls_host
 
     def _call_through_equinox(self, groups: Sequence[Any]) -> Any:
@@ -548,7 +551,7 @@ class FilterJitted:
     @property
     def for_later_calls(self) -> Any:
         """The function that C calls: `jitted` if no program needs more than that, otherwise this object."""
-        return self if self._is_quiet or any(self._calls_host.values()) else self.jitted
+        return self if self._is_quiet or self._may_call_host else self.jitted
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.jitted, name)

@@ -191,7 +191,7 @@ def _run_combination(trace: FunctionTrace, a: LeafGroup, b: LeafGroup) -> Any:
 
 
 class ReturnedObjects(NamedTuple):
-    """What happened to the caller's objects in an iteration of a loop, or in a branch.
+    """Outcome of an iteration of a loop, or of a branch, for the caller's objects.
 
     Each set has numbers of records in `call.packed.tree`, the flat DAG of all operands.
 
