@@ -1,6 +1,6 @@
 """`explain`: what a wrapped function does with each leaf of its arguments, and why it was traced the last time.
 
-path               value       tied to    treatment
+path       kind    value       tied to    handled as
 net.embed  traced  float32[2]             donated
 net.head   traced  float32[2]  net.embed  donated
 net.scale  static  2.0
@@ -68,7 +68,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """Formats the table, with the number of traces and the reasons for the last one below it."""
-        header = ("path", "", "value", "tied to", "treatment")
+        header = ("path", "kind", "value", "tied to", "handled as")
         rows = [header, *((row.path, row.kind, row.value, row.tied_to, row.treatment) for row in self.leaves)]
         # Each column is as wide as its widest cell.
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
@@ -106,7 +106,7 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         >>> f = st.jit(lambda net: net.embed * net.scale, donate_argnums=0)
         >>> w = jnp.ones(2)
         >>> print(st.explain(f, Net(w, w, 2.0)))
-        path               value       tied to    treatment
+        path       kind    value       tied to    handled as
         net.embed  traced  float32[2]             donated
         net.head   traced  float32[2]  net.embed  donated
         net.scale  static  2.0
