@@ -130,11 +130,11 @@ class WeakIdentityDict(Generic[ValueType]):
         Raises:
             TypeError: If there can be no weak reference to the object.
         """
-        # `remove` must not hold `self`, because `self` would then live as long as the object.
+        # `remove` holds the entries and not `self`, so that `self` is in no reference cycle.
         address, entries = id(obj), self._entries
 
         def remove(reference: "weakref.ref[Any]") -> None:
-            """Removes the entry, unless it was replaced by that of a new object with the same address."""
+            """Removes the entry, unless it was replaced: by a later value, or by a new object with the same address."""
             current_reference, _ = entries.get(address, (None, None))
             if current_reference is reference:
                 entries.pop(address, None)

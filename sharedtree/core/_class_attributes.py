@@ -57,9 +57,10 @@ def built_in_base(cls: type) -> type:
 
 
 def dict_descriptor(cls: type) -> Any:
-    """Returns the descriptor with which to read and set the `__dict__` of instances: `descriptor.__get__(instance)`.
+    """Returns the descriptor of the `__dict__` of instances of an Equinox module class.
 
-    This bypasses the `__getattribute__` and `__setattr__` of the class. On Equinox modules they take four times longer.
+    `descriptor.__get__(instance)` reads it, and `descriptor.__set__(instance, new_dict)` sets it. This bypasses the
+    `__getattribute__` and `__setattr__` of the class. On Equinox modules they take four times longer.
 
     Raises:
         TypeError: If instances have no `__dict__`.

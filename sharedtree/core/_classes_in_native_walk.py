@@ -214,9 +214,11 @@ _SHAPES: dict[type, int] = {}
 
 
 def drop_changed_layouts(records: Sequence[Record]) -> None:
-    """Makes the native walk forget its layouts for classes changed since they were described to it.
+    """Makes the native walk forget its layout of each class that has changed since it was described to C.
 
-    From then on, it leaves the instances of these classes to the functions in JAX's registry.
+    For example, somebody may have given the class another `tree_flatten` method or another list of fields. From then on
+    C never again reads instances of this class by a layout, not by a new one either: `native.unlearn` leaves them to
+    the functions in JAX's registry for good.
 
     Args:
         records: the records of a new structure. The classes of their nodes are checked.
@@ -502,14 +504,15 @@ def _step_keeping_statics(op: Update, numbers: tuple[int, ...]) -> Step | None:
         function received (`Update.received_aux`); or the class is not built attribute by attribute.
     """
     step = _attributes_step(op.node, numbers)
-    # The step that would build the object as the function received it. Only its names and static values are used, so
-    # the numbers of the new children do no harm.
+    # The step that would build the object as the function received it. Of it only the names and static values are used
+    # below, so it does not matter that `numbers` are those of the new children. If the numbers of children differ,
+    # there is no recipe, and so no step.
     received = None if op.received_aux is None else Node(op.node.type, op.received_aux, op.node.keys)
     received_step = None if received is None else _attributes_step(received, numbers)
     if step is None or received_step is None:
         return None
-    # There may be more values than names, hence `strict=False`: after the values of the attributes, the step of a
-    # `sharedtree.Module` has the kinds of the attributes.
+    # There may be more values than names, hence `strict=False`: the step of a `sharedtree.Module` has one more value at
+    # the end, the `Kinds` object.
     received_values = dict(zip(received_step.names, received_step.values, strict=False))
     new_values: list[Any] = []
     for name, value in zip(step.names, step.values, strict=False):
@@ -578,7 +581,7 @@ def _numbers_names_values(recipe: Recipe, node: Node, numbers: tuple[int, ...]) 
     # the kinds into the new instance, so they follow the values.
     if shape == native.MODULE:
         kinds, statics = aux
-        places = _places_by_sort(kinds.are_static)
+        places = _places_among_alike(kinds.are_static)
         numbers_in_order, values = _in_order_of_attributes(kinds.are_static, places, numbers, statics)
         return numbers_in_order, kinds.names, (*values, kinds)
     # Children and static attributes are mixed, as the class declares. The auxiliary data has the static values.
@@ -590,8 +593,8 @@ def _numbers_names_values(recipe: Recipe, node: Node, numbers: tuple[int, ...]) 
     return numbers, (), aux
 
 
-def _places_by_sort(are_static: Sequence[int]) -> list[int]:
-    """Returns the place of each attribute among the attributes of its sort: traced, or static. Nothing is sorted.
+def _places_among_alike(are_static: Sequence[int]) -> list[int]:
+    """Returns the place of each traced attribute among the traced ones, and of each static one among the static ones.
 
     For example, `(0, 1, 0)` gives `[0, 0, 1]`: the third attribute is the second traced one, so its place is 1.
 
@@ -659,8 +662,9 @@ def start(entries: dict[bytes, Any]) -> bool:
         {native.FIELDS, native.NNX_OBJECT, native.MODULE, native.DATACLASS, native.SLOTS, native.NNX_STATE}
     )
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
-    # The class of the mark for an attribute without a value. At most one library has such a mark. Without it, None.
+    # The sentinel that a library puts into an attribute without a value. At most one library has one. Without it, None.
     (marker,) = markers() or [None]
+    # With an empty registry, C asks Python about every class.
     registry = REGISTRY if isinstance(REGISTRY, dict) else {}
     # `take_over` stores the functions of this file for C to call, and the tables for C to read. "walk" is the name of
     # the set of C variables in which it stores them.

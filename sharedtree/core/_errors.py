@@ -217,7 +217,7 @@ class CompatibilityError(SharedTreeError, ImportError):
 # --- the source of warnings -------------------------------------------------------------------------------------------
 
 
-# Functions of these packages are not the user's.
+# Functions of these packages are not the user's. Those of all other libraries, such as Flax, count as the user's.
 _PACKAGES = ("sharedtree", "jax", "equinox", "optax")
 
 

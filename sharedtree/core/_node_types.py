@@ -230,7 +230,7 @@ def _enter_in_table(node_type: NodeType) -> NodeType:
     # make new namedtuples without end. JAX's registry keeps all other classes alive anyway.
     if node_type.is_plain:
         return node_type
-    # Several threads may come here with the same class. `setdefault` lets one of them win for all.
+    # Several threads may come here with the same class. `setdefault` keeps the first node type, and returns it to all.
     return node_types_by_class.setdefault(node_type.cls, node_type)
 
 
@@ -474,8 +474,8 @@ def _registered_type(cls: type) -> NodeType:
         take_apart=_take_apart_registered if conversion is None else take_apart_and_convert,
         put_together=put_together,
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
-        # A registered function may make the keys from anything in the instance. For a class with a native layout, or
-        # with a conversion (treeo's classes), the keys are the names of its fields.
+        # A registered function may make the keys from anything in the instance, so they may vary. For a class with a
+        # native layout or a conversion (treeo's classes) they do not: they are the names of its fields.
         keys_vary=conversion is None and native_layout_of(cls) is None,
         writes_back=writes_back_by_library(cls),
         roles=role_by_library(cls),
@@ -589,7 +589,7 @@ def _sorted_keys(mapping: dict[Any, Any]) -> tuple[Any, ...]:
     """Returns the keys of a dictionary, sorted as JAX sorts them.
 
     Keys that cannot be sorted stay in the order of the dictionary. The walk accepts such a dictionary in modules only.
-    Outside, it has JAX raise its error (see `has_unsortable_keys`).
+    Outside modules, JAX raises its own error for it (see `has_unsortable_keys`).
     """
     try:
         return tuple(sorted(mapping))
@@ -1064,10 +1064,11 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
 
 
 def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
-    """Asks the libraries whether a value of `argnums` is a filter of theirs.
+    """Asks the libraries whether a value of `argnums` is a filter of theirs, such as `nnx.DiffState(0, nnx.Param)`.
 
     Returns:
-        (The position of the argument, the filter as code). None for any other value.
+        (The position of the argument, the filter as source text for messages), here `(0, "nnx.Param")`. None for any
+        other value.
     """
     for library in LIBRARIES:
         answer = library.argument_and_filter(argnums)
@@ -1103,8 +1104,8 @@ def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
 def fault_of_aux(cls: Any, aux: Any) -> str | None:
     """Asks the libraries why no file may contain an instance of a class with this auxiliary data.
 
-    Returns None if a file may. The reader refuses other files. The writer asks, too: it would write a file that nobody
-    could read.
+    Returns None if a file may. The reader refuses a file for which there is a reason. The writer asks, too, so as not to
+    write a file that nobody could read.
     """
     for library in LIBRARIES:
         fault = library.fault_of_aux(cls, aux)

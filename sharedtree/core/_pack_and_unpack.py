@@ -68,8 +68,8 @@ def pack(
         tags: the objects of the earlier trees of the same `Context`. The objects of this tree are added.
         rules: see `Rules`.
         prefix: a text to put before each path in errors.
-        context_mark: an object that stands for the `Context`, since the structure must not keep the `Context` itself
-            alive. None outside of a `Context`.
+        context_mark: an object that stands for the `Context`, so that structures of two contexts differ. It is not the
+            `Context` itself, which a structure must not keep alive. None outside of a `Context`.
 
     Returns:
         The traced leaves not yet in `tags`, and the structure.
@@ -159,11 +159,11 @@ def build(
 ) -> None:
     """Puts a tree together: makes one object for each record, in order, and appends it to `table`.
 
-    If C is in use, it builds a structure: this is compiled once and then built many times. A sequence of records is
-    always built in Python.
+    If C is in use, it builds structures: each is compiled at its first use and then built many times. A sequence of
+    records is always built in Python.
 
     Args:
-        records: a structure, or the records after the ones already in the table.
+        records: a structure or its records. The number of the first one is the length of `table`.
         leaves: one object for each traced leaf, in order.
         table: the objects of all earlier records. The objects of these records are added.
         caller_object: number → the caller's object, for `Given`. None if no record has a `Given`.
@@ -182,9 +182,14 @@ def build(
 
 
 def pack_natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
-    """Packs a tree by the native walk. If its structure is not in the table yet, walks in Python and enters it.
+    """Packs a tree by the native walk, if that can follow the rules.
 
-    With `rules.on_static`, a structure missing from the table is not entered: the caller has to walk in Python.
+        rules                          structure in the table       structure not in the table
+        that C does not have           None                         None
+        with `on_static`               packed by C                  None
+        any others                     packed by C                  packed in Python here, and entered
+
+    None means that the caller has to walk in Python.
 
     The arguments are the same as for the function `walk` in this file.
 
@@ -198,7 +203,7 @@ def pack_natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list
     # C has none of the following rules. For `is_leaf` it would call a function for each leaf and node.
     if rules.is_leaf is not None or not rules.are_structs_traced:
         return None
-    # These are tables in which it would look up each leaf or node.
+    # `given`, `updated` and `given_copies` are tables in which it would look up each leaf or node.
     if rules.given or rules.updated or rules.given_copies:
         return None
     if rules.on_static is not None:
@@ -436,8 +441,8 @@ def write_natively(pending: list[Any]) -> bool:
     """Writes new contents into objects, in C: into all of them, or into none.
 
     Args:
-        pending: pairs of the object to write to and a new object of its class with the content, as one flat list:
-            target, source, target, source, ...
+        pending: one flat list, target, source, target, source, ...: a target is an object to write to, and the source
+            after it is a new object of the same class that has the content.
 
     Returns:
         True if all contents were written. False if nothing was written, because the native walk is not in use, or

@@ -169,7 +169,7 @@ def prefixes_of_children(part: Any, node: Node, num_children: int, name: str, pa
     """Takes a node in a prefix apart into one part for each child of the node of the tree at the same path.
 
     Args:
-        part: the node in the prefix. If it is a leaf and no label, it fits no node, and this raises the error.
+        part: the node in the prefix. A leaf that is no label fits no node, and raises the error.
         node: the node of the tree at the same path.
         num_children: how many children the node of the tree has.
         name: the name of the prefix, for errors.
@@ -177,7 +177,8 @@ def prefixes_of_children(part: Any, node: Node, num_children: int, name: str, pa
 
     Raises:
         SharingMismatchError: if the two are not nodes of one class with equally many children. Plain containers must
-            have the same keys, too. A `Branch` is not checked: sharedtree made it for this tree.
+            have equal auxiliary data, too, such as the keys of a dict. A `Branch` is not checked: sharedtree made it for
+            this tree.
     """
     if type(part) is Branch:
         return part.parts

@@ -130,11 +130,11 @@ def lower_limit() -> None:
 def _set_limit() -> None:
     """Sets the limit that the deepest entry of `raised_depths` needs. Without an entry, restores the program's limit.
 
-    The caller holds the lock, or is the only thread.
+    The caller holds the lock, or is the only thread, as after a fork.
     """
     global _limit_before, _limit_set  # noqa: PLW0603 -- only under the lock
     current = sys.getrecursionlimit()
-    # If the limit is not the one that this file has set, the program has set it: before the limit was raised, or since.
+    # `_limit_set` is the limit that this file has set, or 0. Any other limit is one that the program itself has set.
     if current != _limit_set:
         _limit_before = current
     depth = max(raised_depths.values(), default=0)

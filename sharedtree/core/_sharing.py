@@ -171,7 +171,7 @@ def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
 
 
 def _text_with_keys(record: Record, counterpart: Record) -> str:
-    """Describes a record in words, with the difference of its keys from those of a counterpart of the same class.
+    """Describes a record in words. If its counterpart is of the same class, says how their keys differ.
 
     For example: "a `dict` with 2 children (`['b']` in this one only)". If only the order of the keys differs, the text
     ends with the keys in order.
@@ -229,12 +229,12 @@ def lost_ties(
 def merge_records(dag: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record, ...], dict[int, int]]:
     """Makes one record of each group of records. Groups with a common record count as one group.
 
-    Of each group the record with the lowest number stays, with its operation. A walk completes this one first.
+    Of each group the record with the lowest number stays, with its operation.
 
     Args:
         dag: a DAG.
-        groups: groups of numbers of records, all leaves or all nodes of one class. If two nodes are in one group, their
-            first children must be in one group, too, and so on. Groups from the pairs of two DAGs are like this.
+        groups: groups of numbers of records, all leaves or all nodes of one class. If two nodes are in one group, then
+            for each `i` their `i`-th children must be in one group, too. Groups from pairs of two DAGs are like this.
 
     Returns:
         The records of the merged DAG, and old number → new number for each record that stays.

@@ -335,7 +335,8 @@ class _KeyMaker:
         self.is_mutable = self.may_have_irreplaceable_objects = False
         row = _Row(content_of(value, self))
         row = _rows.intern(hash(row), row)
-        # `content_of` has taken one off the counter for each part. Above the limit the exact number does not matter.
+        # While the content was read, `make_keys` and `make_key` have taken one off the counter for each part, a part at
+        # two paths twice. Above the limit the exact number does not matter.
         num_parts = min(parts_left_before - self._parts_left, _MAX_NESTED + 1)
         entry = _RowEntry(value, row, self.is_mutable, self.may_have_irreplaceable_objects, num_parts)
         self._memo.rows[id(value)] = entry  # the entry keeps the value alive
@@ -683,7 +684,10 @@ The key of an object may have been made for an equal object in an earlier struct
 
 
 def _equality_key_of(value: Any) -> _EqualityKey:
-    """Returns the key of a hashable object: its first key as long as that is alive, so that its hash stays the same."""
+    """Returns the key of a hashable object: the key it got before, as long as that is alive.
+
+    So its hash stays the same. As with static arguments of `jax.jit`, a change of a hashable object is not noticed.
+    """
     reference = _first_keys.get(value)
     first_key = None if reference is None else reference()
     if first_key is not None:
@@ -930,7 +934,7 @@ def is_settled_value(value: Any, answers: IdentityDict[SettledAnswer] | None = N
         answers: The answers so far. This call uses and extends them.
     """
     answers = IdentityDict() if answers is None else answers
-    # Each value is on top of the stack twice: on the way down, and again after its parts.
+    # Each value is on top of the stack at least twice: on the way down, and again after its parts.
     stack = [value]
     while stack:
         answer = answers.get(stack[-1])
@@ -950,8 +954,8 @@ def _deciding_parts(value: Any) -> Iterable[Any] | None:
     """Returns the parts that decide whether a value is settled.
 
     Returns:
-        The parts, if the value is settled exactly if all of them are. `()` if the value is settled in any case. None if
-        it is not settled in any case: it can itself be changed, or nothing is known about its class.
+        The parts, if the value is settled exactly if all of them are. `()` if the value is always settled. None if it
+        never is: it can itself be changed, or nothing is known about its class.
     """
     cls: type = type(value)
     container = _CONTAINERS.get(tuple if is_namedtuple(cls) else cls)
@@ -973,7 +977,7 @@ def _deciding_parts(value: Any) -> Iterable[Any] | None:
 def has_settled_instances(cls: type) -> bool:
     """Returns True if all instances of a class are settled, whatever parts they have.
 
-    This is so for objects that are compared by identity, classes included, and for dtypes, shardings and meshes.
+    This is so for objects that are compared by identity, such as classes, and for dtypes, shardings and meshes.
     """
     # A partial has the `==` of `object`, but is compared by its parts.
     if cls is functools.partial:

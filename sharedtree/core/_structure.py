@@ -257,7 +257,7 @@ class Structure:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
 
     def complete(self) -> None:
-        """Computes the attributes derived from the content.
+        """Computes the attributes derived from the content, and makes the empty tables `pins` and `plans`.
 
         `Interned.intern` calls it for a new structure, if the table has no equal one.
         """
@@ -398,8 +398,7 @@ def edges(
 
     Args:
         records: the table.
-        roots: (path, number) of each record to begin at; the results have the two in the other order. Each root counts
-            as an edge.
+        roots: (path, number) of each record to begin at, in this order. Each root counts as an edge.
         base: the number of the first record. A lower number refers to an earlier tree: it is yielded, but nothing
             below it is.
         keys_of: (number of a record, its node) → the keys of its children. Called only for a node with keys that may

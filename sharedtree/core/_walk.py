@@ -481,9 +481,9 @@ def cycle_error(obj: Any, outer_path: str, inner_path: str) -> CycleError:
         outer_path: its path. An empty text if it is the root.
         inner_path: its path below itself, beginning with `outer_path`.
     """
+    outer_text = f"at `{outer_path}`" if outer_path else "at the root"
     return CycleError(
-        f"A `{type(obj).__name__}` contains itself: it sits at `{outer_path}` and again, within itself, at "
-        f"`{inner_path}`.\n"
+        f"A `{type(obj).__name__}` contains itself: it sits {outer_text} and again, within itself, at `{inner_path}`.\n"
         "A DAG has no cycles, and JAX crashes on them. Break the cycle, for example by holding the parent in a "
         "static field with a weak reference:\n"
         "    parent: Callable = eqx.field(static=True)   # weakref.ref(parent)",
