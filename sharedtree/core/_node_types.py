@@ -1104,8 +1104,8 @@ def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
 def fault_of_aux(cls: Any, aux: Any) -> str | None:
     """Asks the libraries why no file may contain an instance of a class with this auxiliary data.
 
-    Returns None if a file may. The reader refuses a file for which there is a reason. The writer asks, too, so as not to
-    write a file that nobody could read.
+    Returns None if a file may. The reader refuses a file for which there is a reason. The writer asks, too, to write
+    no file that nobody could read.
     """
     for library in LIBRARIES:
         fault = library.fault_of_aux(cls, aux)

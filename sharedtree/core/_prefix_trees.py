@@ -177,8 +177,8 @@ def prefixes_of_children(part: Any, node: Node, num_children: int, name: str, pa
 
     Raises:
         SharingMismatchError: if the two are not nodes of one class with equally many children. Plain containers must
-            have equal auxiliary data, too, such as the keys of a dict. A `Branch` is not checked: sharedtree made it for
-            this tree.
+            have equal auxiliary data, too, such as the keys of a dict. A `Branch` is not checked: sharedtree made it
+            for this tree.
     """
     if type(part) is Branch:
         return part.parts
