@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import io
 import json
+import os
 import pathlib
 import pickle
 import pydoc
@@ -35,6 +36,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SLOW_PAGES = {"devices.md", "freeze.md", "from_linen_haiku.md", "from_nnx.md", "targets.md", "train.md"}  # they train
+OWN_PROCESS = {"devices.md"}  # says how many devices there are, which JAX reads once
 QUICK_EXAMPLES = {"counters.py", "dag_with_vanilla_jax.py", "train_step.py", "treex_shared.py"}
 
 FENCE = re.compile(r"^```(?P<language>\S*)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -153,8 +155,28 @@ def skip_without_needs(path):
 )
 def test_code_of_page_runs(page, tmp_path, monkeypatch):
     skip_without_needs(page)
-    monkeypatch.chdir(tmp_path)
-    run_blocks(read(page), str(page))
+    if page.name in OWN_PROCESS:
+        run_blocks_in_a_process(page, tmp_path)
+    else:
+        monkeypatch.chdir(tmp_path)
+        run_blocks(read(page), str(page))
+
+
+def run_blocks_in_a_process(page, folder):
+    """Runs a page as a program of its own, in which warnings are errors."""
+    program = (
+        "import pathlib, sys\n"
+        "from tests.test_docs import read, run_blocks\n"
+        "run_blocks(read(pathlib.Path(sys.argv[1])), sys.argv[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, str(page)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
