@@ -127,13 +127,15 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
             for descendant, path in edges(records, [(pair.path, number)]):
                 values_of.setdefault(descendant, []).append(ValueAtPath(None, path))
             continue
-        # In the tree of a rule, an array may stand for a whole subtree, as in JAX. It is the value at each path in
-        # there. So a leaf at several of these paths gets the array times the number of paths.
+        # Among the cotangents of a rule, an array may stand for a whole subtree, as in JAX. It is the value at each path
+        # in there. So a leaf at several of these paths gets the array times the number of paths. (A tangent must have
+        # the whole tree, in JAX as well.)
         (op, _), (value_op, _) = records[number], value_records[pair.right]
         is_prefix = type(value_op) is not Node and type(op) is Node and _is_array_or_number(value)
-        if fit.is_of_rule and is_prefix:
+        if fit.is_of_rule and fit.are_cotangents and is_prefix:
             for leaf_number, count in num_paths(records, number).items():
-                sum_of_paths = value if value is None or count == 1 else count * value
+                # A symbolic zero and a float0 array cannot be multiplied.
+                sum_of_paths = value if count == 1 or _is_zero(value) else count * value
                 values_of.setdefault(leaf_number, []).append(ValueAtPath(sum_of_paths, pair.path))
             continue
         # The leaf of the tree. `_OUTSIDE` stands for a leaf outside modules, and None for a record that is no leaf.
