@@ -127,9 +127,9 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
             for descendant, path in edges(records, [(pair.path, number)]):
                 values_of.setdefault(descendant, []).append(ValueAtPath(None, path))
             continue
-        # Among the cotangents of a rule, an array may stand for a whole subtree, as in JAX. It is the value at each path
-        # in there. So a leaf at several of these paths gets the array times the number of paths. (A tangent must have
-        # the whole tree, in JAX as well.)
+        # Among the cotangents of a rule, an array may stand for a whole subtree, as in JAX. It is the value at each
+        # path in there. So a leaf at several of these paths gets the array times the number of paths. (A tangent must
+        # have the whole tree, in JAX as well.)
         (op, _), (value_op, _) = records[number], value_records[pair.right]
         is_prefix = type(value_op) is not Node and type(op) is Node and _is_array_or_number(value)
         if fit.is_of_rule and fit.are_cotangents and is_prefix:
