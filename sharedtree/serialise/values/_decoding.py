@@ -62,7 +62,7 @@ from ._changed_classes import (
 )
 from ._encoding import find_left_out_values, names_in
 from ._kinds_of_values import name_of_method
-from ._left_out_values import Key, left_out_atoms
+from ._left_out_values import Key, dropped_atoms, left_out_atoms
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
 from ._paths import first_parents, part_at, path_from
 from ._template import Comparison, LoadReport, compare, rebuild, require_no_differences
@@ -248,6 +248,8 @@ class Plan:
     def _find_template_values(self, left_out: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
         """Finds in a template the values left out of the file. Returns a dict: atom → value.
 
+        For a value in or below a dropped attribute, it is None, and no template is needed.
+
         Args:
             left_out: the atoms in the places of these values in the file, such as ("left_out", "0").
             like: the template. None if there is none.
@@ -257,7 +259,9 @@ class Plan:
             StructureMismatchError: if there is no template, or it has nothing at the path of some atom. The error lists
                 at most 20 paths.
         """
-        values = {} if like is None else find_left_out_values(like, self._manifest, self._step_after_renames)
+        values: dict[Key, Any] = dict.fromkeys(dropped_atoms(self._manifest, self._step_after_renames))
+        if like is not None:
+            values |= find_left_out_values(like, self._manifest, self._step_after_renames)
         absent = [atom for atom in left_out if atom not in values]
         if absent:
             # Atoms and names are both pairs of texts, so one function finds the paths of either.
