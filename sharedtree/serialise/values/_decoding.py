@@ -342,9 +342,9 @@ class Plan:
         ties = self._comparison.tie_differences[:_MAX_DIFFERENCES] if len(other_paths) <= _MAX_DIFFERENCES else ()
         for first, path, is_tied_in_file in ties:
             # A call is offered only if both paths can be written as code, and no other difference is at or below them.
-            # `startswith` may also find a neighbour, such as `.ab` for `.a`. Then the call is not offered either.
+            below = (f"{first}.", f"{first}[", f"{path}.", f"{path}[")
             if all(map(_IN_CODE.fullmatch, (first, path))) and not any(
-                other_path.startswith((first, path)) for other_path in other_paths
+                other_path in (first, path) or other_path.startswith(below) for other_path in other_paths
             ):
                 calls.setdefault((first, is_tied_in_file), [first] if is_tied_in_file else []).append(path)
         lines = ["Give the template the ties of the file:"] if calls else []
