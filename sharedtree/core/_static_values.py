@@ -977,11 +977,13 @@ def _deciding_parts(value: Any) -> Iterable[Any] | None:
     # The key of any of these is its content, which never changes, or its address.
     if cls in _IMMUTABLE or has_settled_instances(cls) or issubclass(cls, np.generic):
         return ()
-    # A frozen dataclass changes only through its fields.
+    # A frozen dataclass changes only through its fields. Fields that are not compared are no part of the key. One of
+    # them may lead back to the object, like the link of a node to its parent.
     if _compares_by_field(cls) and not _can_be_mutated(cls):
         if _defines_hash(cls):
             return ()
-        return [getattr(value, field.name) for field in dataclass_fields(cls) if hasattr(value, field.name)]
+        names = [field.name for field in dataclass_fields(cls) if field.compare]
+        return [getattr(value, name) for name in names if hasattr(value, name)]
     if compares_by_parts(cls):
         return _attributes_of(value).values()
     return parts_of_frozen(value)
