@@ -789,6 +789,17 @@ class Naming(NamedTuple):
     may_be_value: Callable[[Any], bool]
 
 
+def under_present_names(facts: Mapping[str, Any], new_names: Mapping[str, str | None]) -> dict[str, Any]:
+    """Returns facts about attributes in a file, by the present names. Those about dropped attributes are left out.
+
+    Args:
+        facts: name of an attribute in the file → fact about it, such as its kind.
+        new_names: as for `AttributeRules.finish_loaded`.
+    """
+    present_names = {name: new_names.get(name, name) for name in facts}
+    return {present_names[name]: fact for name, fact in facts.items() if present_names[name] is not None}
+
+
 class AttributeRules:
     """Rules for writing instances attribute by attribute. The base class has the rules for dataclasses.
 

@@ -33,6 +33,7 @@ from ..core._node_types import (
     PlainForm,
     Role,
     Trained,
+    under_present_names,
 )
 from . import _sharedtree_module_kinds as module_kinds
 from ._sharedtree_module_kinds import (
@@ -177,9 +178,8 @@ class _ModuleRules(AttributeRules):
         if not are_texts or not ALL_KINDS.issuperset(file_kinds.values()):
             fault = f"kinds of the attributes of a `{type(obj).__qualname__}` that are none"
             raise FormatError(f"The file has {fault}. No save would write that.")
-        # Attributes may have been renamed since the file was written, or be missing in it.
-        current_kinds = {new_names.get(name) or name: kind for name, kind in file_kinds.items()}
-        items = [(name, kind) for name, kind in current_kinds.items() if name in attributes]
+        # Attributes may also be missing in the file.
+        items = [item for item in under_present_names(file_kinds, new_names).items() if item[0] in attributes]
         # The attributes with kinds come first, in the order of the kinds.
         values = dict(attributes)
         attributes.clear()
