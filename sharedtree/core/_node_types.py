@@ -311,10 +311,11 @@ def register_node(
         >>> [tie.paths for tie in st.ties(Pair(w, w))]
         [('[0]', '[1]')]
     """
-    if cls in PLAIN or cls in node_types_by_class or is_in_jax_registry(cls):
+    is_known_to_jax = cls in PLAIN or is_in_jax_registry(cls)
+    if is_known_to_jax or cls in node_types_by_class:
+        reason = "sharedtree reads JAX's registry." if is_known_to_jax else "it was registered with sharedtree before."
         raise ValueError(
-            f"`{cls.__qualname__}` is already a registered node. Leave out the call of `register_node`: "
-            "sharedtree reads JAX's registry."
+            f"`{cls.__qualname__}` is already a registered node. Leave out the call of `register_node`: {reason}"
         )
 
     def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
