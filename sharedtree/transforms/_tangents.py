@@ -220,8 +220,9 @@ def _describe_misfit(record: Record, value_record: Record, value: Any, leaf: Any
     is_array = _is_array_or_number(value)
     if type(op) is Node:
         is_alike = type(value_op) is Node and op.type.cls is value_op.type.cls and len(children) == len(value_children)
-        # A rule may return a module with other static values.
-        fits = is_alike and (op == value_op or (fit.is_of_rule and not op.type.is_plain))
+        # A rule may return a module with other static values, but not with children of other names.
+        has_same_names = is_alike and not op.type.is_plain and op.keys == value_op.keys
+        fits = is_alike and (op == value_op or (fit.is_of_rule and has_same_names))
         expected = _in_words(op, value_op, len(children))
     elif leaf is _OUTSIDE:
         # Only a container is refused here. The transform itself refuses other values that it cannot take.
