@@ -797,8 +797,8 @@ def under_present_names(facts: Mapping[str, Any], new_names: Mapping[str, str | 
         facts: name of an attribute in the file → fact about it, such as its kind.
         new_names: as for `AttributeRules.finish_loaded`.
     """
-    present_names = {name: new_names.get(name, name) for name in facts}
-    return {present_names[name]: fact for name, fact in facts.items() if present_names[name] is not None}
+    pairs = [(new_names.get(name, name), fact) for name, fact in facts.items()]
+    return {name: fact for name, fact in pairs if name is not None}
 
 
 class AttributeRules:

@@ -207,7 +207,7 @@ def distinguishing_text(value: Any, counterpart: Any) -> str:
             value, counterpart = tuple(dict.items(value)), tuple(dict.items(counterpart))
         if not isinstance(value, (tuple, list)):
             break
-        cls = tuple if isinstance(value, tuple) else list
+        cls: Any = tuple if isinstance(value, tuple) else list
         parts, opposites = list(cls.__iter__(value)), list(cls.__iter__(counterpart))
         if len(parts) != len(opposites):
             return f"{shown(value)}, {len(parts)} of them"
