@@ -221,6 +221,7 @@ UNSOUND = {
     ids=["no arguments", "keywords alone", "both"],
 )
 def test_programs_with_keywords_alone(exporting, f, args, kwargs):
+    pytest.importorskip("flatbuffers")
     export, jit = exporting
     program = st.Exported.deserialize(export(jit(f))(*args, **kwargs).serialize())
     assert program.call(*args, **kwargs) == f(*args, **kwargs)

@@ -289,11 +289,11 @@ def require_soundness(cls: Any) -> None:
     """Checks that the instances of a new class can be modules.
 
     Raises:
-        TypeError: if the class has slots, or if an attribute of the class itself is a marked value. As `__slots__`,
-            only the texts `"__weakref__"` and `"__dict__"` are accepted, and an empty tuple.
+        TypeError: if the class has slots, or if an attribute of the class itself is a marked value. An empty
+            `__slots__` is accepted.
     """
-    slots = vars(cls).get("__slots__", ())
-    if slots and slots not in ("__weakref__", "__dict__"):
+    # Python itself refuses `"__dict__"` and `"__weakref__"` as slots, since the base class has both.
+    if vars(cls).get("__slots__"):
         raise TypeError(
             f"`{cls.__name__}` has `__slots__`, but the attributes of a `sharedtree.Module` live in its `__dict__`. "
             "Leave the slots out; of a dataclass, leave out `slots=True`."
