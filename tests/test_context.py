@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from sharedtree.core._structure import leaf_paths
 from tests.strategies import Pair
 
 
@@ -28,6 +29,15 @@ def test_objects_are_shared_across_trees():
     assert one["w"] is two[1] is w
     assert three is shared.first
     assert one["m"] is not shared
+
+
+def test_paths_in_a_later_tree():
+    w = jnp.ones(2)
+    with st.Context():
+        _, structure = st.tree.flatten(Pair(w, w))
+        _, later_structure = st.tree.flatten(Pair(w, Pair(w, jnp.zeros(3))))
+    assert leaf_paths(structure) == [".first"]
+    assert leaf_paths(later_structure) == [".second.second"]
 
 
 def test_the_same_context_can_unflatten_and_goes_on_when_entered_again():

@@ -210,6 +210,23 @@ UNSOUND = {
 }
 
 
+@pytest.mark.parametrize("exporting", [(jax.export.export, jax.jit), (st.export, st.jit)], ids=["JAX", "ours"])
+@pytest.mark.parametrize(
+    ("f", "args", "kwargs"),
+    [
+        (lambda: 3.0, (), {}),
+        (lambda *, x, y: x - 2 * y, (), {"y": 2.0, "x": 1.0}),
+        (lambda a, *, x, y: a * x - y, (7.0,), {"y": 2.0, "x": 1.0}),
+    ],
+    ids=["no arguments", "keywords alone", "both"],
+)
+def test_programs_with_keywords_alone(exporting, f, args, kwargs):
+    pytest.importorskip("flatbuffers")
+    export, jit = exporting
+    program = st.Exported.deserialize(export(jit(f))(*args, **kwargs).serialize())
+    assert program.call(*args, **kwargs) == f(*args, **kwargs)
+
+
 def test_forged_programs():
     pytest.importorskip("flatbuffers")
     x = jnp.ones(2)

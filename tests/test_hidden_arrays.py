@@ -37,6 +37,19 @@ class Silent:
         self.layers = {"first": [(weight,)]}
 
 
+class Refusing(list):
+    """A list of which only its own class knows how to iterate over it."""
+
+    def __iter__(self):
+        raise RuntimeError("nobody has asked for the items")
+
+
+class Named(dict):
+    """A dictionary with an attribute."""
+
+    weight: object
+
+
 W = jnp.ones(2)
 
 HOLDERS = {
@@ -137,6 +150,17 @@ def test_a_static_value_where_the_library_says_so(holder):
     asked_of_all(eqx.nn.Lambda(obj), jax.tree_util.Partial(obj), [eqx.nn.Lambda(obj), W])
     np.testing.assert_array_equal(st.filter_jit(lambda f, x: f(x))(obj, W), obj(W))
     np.testing.assert_array_equal(st.filter_grad(lambda x, f: f(x).sum())(W, obj), W)
+
+
+def test_subclasses_of_containers():
+    """Their own code is not called, and their attributes are searched as well as their items."""
+    with pytest.raises(st.errors.UnregisteredTypeError, match="`Refusing`"):
+        st.count_parameters([Refusing([W])])
+    assert st.count_parameters([W, Named(a=1), Refusing([1])]) == 2
+    named = Named(b=1)
+    named.weight = W
+    with pytest.raises(st.errors.UnregisteredTypeError, match="`Named`"):
+        st.count_parameters([W, named])
 
 
 def test_paths():

@@ -241,6 +241,46 @@ def test_nothing_changes_if_the_function_raises():
         assert model.count[0] == 1
 
 
+class Stack(list):
+    """A list with attributes: an array, which is a child, and a static one."""
+
+    def __init__(self, items, scale, note):
+        super().__init__(items)
+        self.scale, self.note = scale, note
+
+
+class Table(dict):
+    __slots__ = ("note", "scale")
+
+    def __init__(self, items, scale, note):
+        super().__init__(items)
+        self.scale, self.note = scale, note
+
+
+jax.tree_util.register_pytree_node(
+    Stack, lambda s: ((list(s), s.scale), s.note), lambda note, children: Stack(*children, note)
+)
+jax.tree_util.register_pytree_node(
+    Table, lambda t: ((dict(t), t.scale), t.note), lambda note, children: Table(*children, note)
+)
+
+
+@pytest.mark.parametrize("make", [lambda x: Stack([x], x + 1, "old"), lambda x: Table({0: x}, x + 1, "old")])
+def test_subclasses_of_containers_have_items_and_attributes(make):
+    obj = make(jnp.zeros(2))
+
+    def change(obj, x):
+        obj[0], obj.scale, obj.note = obj[0] + x, obj.scale * 5, "new"
+        if x.ndim:
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        st.jit(change, in_place=True)(obj, jnp.ones(2))
+    assert (obj[0].tolist(), obj.scale.tolist(), obj.note) == ([0, 0], [1, 1], "old")
+    st.jit(change, in_place=True)(obj, jnp.float32(3))
+    assert (obj[0].tolist(), obj.scale.tolist(), obj.note) == ([3, 3], [5, 5], "new")
+
+
 def test_it_is_a_bool():
     for value in (1, 0, "yes", (True,), np.True_, jnp.array(True)):
         for wrap in (

@@ -491,6 +491,26 @@ def walked(monkeypatch):
     return walked
 
 
+@pytest.mark.parametrize("parent", [False, True], ids=["", "compared"])
+@pytest.mark.parametrize("names", [("child", "name", "parent"), ("name", "parent", "child")], ids=str)
+def test_a_config_with_a_link_to_its_parent(names, parent, walked):
+    """The link is not compared, so it may lead back, and the config is known by its address all the same."""
+    fields = [(name, Any, dataclasses.field(compare=name != "parent" or parent)) for name in names]
+    config = dataclasses.make_dataclass("Config", fields, frozen=True)
+    inner = config(child=None, name="inner", parent=None)
+    outer = config(child=inner, name="outer", parent=None)
+    object.__setattr__(inner, "parent", outer)
+    model = eqx.nn.Lambda(outer)
+    if parent:
+        with pytest.raises(st.errors.DepthError, match="contains itself"):
+            st.tree.structure(model)
+        return
+    structure = st.tree.structure(model)
+    walked.clear()
+    assert st.tree.structure(model) is structure
+    assert not walked
+
+
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 @pytest.mark.parametrize("config", CHANGEABLE.values(), ids=list(CHANGEABLE))
 def test_what_can_change_or_has_an_equality_of_its_own_is_known_again_by_content(config, walked):

@@ -424,6 +424,19 @@ def test_symbolic_zeros():
     np.testing.assert_allclose(st.grad(lambda net: g(net, X).sum())(tied()).embed, X)
 
 
+def test_a_symbolic_zero_for_a_whole_module():
+    f = st.custom_vjp(lambda net, x: (x, net.embed * net.head))
+    # The first result does not reach the loss, so its cotangent is a symbolic zero.
+    f.defvjp(
+        lambda net, x: ((x.value, net.embed.value * net.head.value), None),
+        lambda _, y: (y[0], y[1]),
+        symbolic_zeros=True,
+    )
+    scalar = jnp.float32(2)
+    gradient = st.grad(lambda net, x: f(net, x)[1], argnums=(0, 1))(Net(scalar, scalar, jnp.arange(2)), scalar + 1)
+    assert (gradient[0].embed, gradient[0].head, gradient[1]) == (0, 0, 1)
+
+
 def test_options_of_the_rules():
     f = st.custom_vjp(value)
     f.defvjp(lambda net, x: (f(net, x), net), lambda net, y: (Net(y, None, None), None), optimize_remat=True)

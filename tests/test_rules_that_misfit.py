@@ -210,6 +210,22 @@ def test_tangents(name):
     assert want == found, (want, found)
 
 
+def test_an_array_is_no_tangent_of_a_module():
+    """As a cotangent it stands for each path. A tied leaf of a result has one tangent, and no sum over its paths."""
+
+    def derivative(namespace, layer):
+        f = namespace.custom_jvp(lambda layer: {"out": layer})
+        f.defjvp(lambda primals, tangents: ({"out": primals[0]}, {"out": tangents[0].weight}))
+        return namespace.jvp(f, (layer,), (layer,))
+
+    w = vec()
+    with pytest.raises(TypeError, match="equal container"):
+        derivative(jax, Layer(w, w + 1))
+    for layer in (Layer(w, w + 1), Layer(w, w)):
+        with pytest.raises(TypeError, match="there must be a `Layer` with 2 children, but there is a traced leaf"):
+            derivative(st, layer)
+
+
 @pytest.mark.parametrize("name", COTANGENTS)
 def test_cotangents_of_custom_gradient(name):
     def gradient(custom_gradient):

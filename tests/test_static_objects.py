@@ -460,6 +460,36 @@ def test_copies_are_part_by_part():
         assert copy.copy(m.note) == m.note
 
 
+def config_that_copies_as_itself(**options):
+    """A class of configs with a list, whose copies are the object itself, as of what nobody changes."""
+    namespace = {"__copy__": lambda self: self, "__deepcopy__": lambda self, memo: self}
+    return dataclasses.make_dataclass("Config", ["widths"], namespace=namespace, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"frozen": True}, {"frozen": True, "slots": True}], ids=str)
+def test_a_config_that_copies_as_itself_is_neither_changed_nor_shared_with_a_trace(options):
+    config = config_that_copies_as_itself(**options)
+    f = st.jit(lambda model, x: x * model.note.widths[0])
+    widths = [2, 1]
+    model = Ref(jnp.ones(2), config(widths))
+    assert f(model, 1.0) == 2
+    assert model.note.widths is widths
+    widths[0] = 3
+    assert f(model, 1.0) == 3
+    # A second trace for the first structure: another shape, and an equal config.
+    assert f(Ref(jnp.ones(2), config([2, 1])), jnp.ones(1)).tolist() == [2]
+
+
+def test_an_error_of_a_copy_of_a_frozen_config_has_its_path():
+    def __copy__(self):  # noqa: N807 -- a special method, for the class below
+        raise RuntimeError("on purpose")
+
+    config = dataclasses.make_dataclass("Config", ["widths"], namespace={"__copy__": __copy__}, frozen=True)
+    with pytest.raises(st.errors.StaticComparisonError, match="raised RuntimeError: on purpose") as caught:
+        st.jit(lambda models: 0)([Ref(jnp.ones(2), config([1]))])
+    assert caught.value.paths == ("models[0]",)
+
+
 class Plain:
     """Has no `==`."""
 

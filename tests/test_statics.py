@@ -292,6 +292,28 @@ def test_two_values_that_differ_print_differently(one, other, depth):
     assert distinguishing_text(one, None) == shown(one)
 
 
+class Hostile(list):
+    """Its own code is not called for a text."""
+
+    def __iter__(self):
+        raise RuntimeError("nobody has asked for the items")
+
+    __len__ = __iter__
+
+
+class LikeADict:
+    def __repr__(self):
+        return "{1: 2}"
+
+
+def test_the_text_of_a_value_calls_none_of_its_methods():
+    one, other = Hostile(range(30)), Hostile([*range(29), 7])
+    assert distinguishing_text(one, other) == "29"
+    assert distinguishing_text(other, one) == "7"
+    for value, counterpart in (({1: 2}, LikeADict()), (LikeADict(), {1: 2})):
+        assert distinguishing_text(value, counterpart) == "{1: 2}"
+
+
 def test_an_error_shows_what_differs_in_long_static_data():
     class Wide(eqx.Module):
         x: jax.Array

@@ -109,6 +109,57 @@ def test_prefix_that_does_not_fit(model):
         f({"a": model, "b": jnp.ones(2)}, jnp.ones(2))
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class Named:
+    """A module whose children have the names that the user chooses, as a `FrozenDict` of Flax."""
+
+    def __init__(self, **children):
+        self.children = children
+
+    def tree_flatten_with_keys(self):
+        return tuple((jax.tree_util.DictKey(name), self.children[name]) for name in self.children), tuple(self.children)
+
+    @classmethod
+    def tree_unflatten(cls, names, children):
+        return cls(**dict(zip(names, children, strict=True)))
+
+
+def of_rule(rule, module):
+    f = st.custom_vjp(lambda module: module.children["a"].sum())
+    f.defvjp(lambda module: (f(module), None), lambda _, y: (rule,))
+    return st.grad(f)(module)
+
+
+def tangent_of_rule(rule, module):
+    f = st.custom_jvp(lambda module: module)
+    f.defjvp(lambda primals, tangents: (primals[0], rule))
+    return st.jvp(f, (module,), (module,))
+
+
+BY_NAME = {
+    "in_axes": lambda part, module: st.vmap(lambda m: m, in_axes=(part(0, None),))(module),
+    "out_axes": lambda part, module: st.vmap(lambda m: m, out_axes=part(0, 0))(module),
+    "in_shardings": lambda part, module: st.jit(lambda m: m, in_shardings=(part(placements()[0], None),))(module),
+    "device_put": lambda part, module: st.device_put(module, part(*placements())),
+    "partition": lambda part, module: st.tree.partition(module, part(True, False)),
+    "wrt": lambda part, module: st.grad(lambda m: m.children["a"].sum(), wrt=part(True, False))(module),
+    "combine": lambda part, module: st.tree.combine(part(None, W), module),
+    "custom_vjp": lambda part, module: of_rule(part(W, None), module),
+    "custom_jvp": lambda part, module: tangent_of_rule(part(W, W), module),
+}
+W = jnp.ones(2)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_children_of_other_names_do_not_fit(name):
+    """If they were paired by their positions, each would get what is meant for another."""
+    module = Named(a=jnp.ones(2), b=jnp.zeros(2))
+    BY_NAME[name](lambda a, b: Named(a=a, b=b), module)
+    for other in (lambda a, b: Named(a=a, c=b), lambda a, b: Named(b=b, a=a)):
+        with pytest.raises((st.errors.SharingMismatchError, TypeError), match="fit|differ"):
+            BY_NAME[name](other, module)
+
+
 def placements():
     mesh = jax.make_mesh((1,), ("x",))
     spec = jax.sharding.PartitionSpec

@@ -332,6 +332,7 @@ def test_what_does_not_fit_is_an_error_with_its_path():
     for call, message in (
         (lambda: st.tree.filter({"a": [jnp.ones(2)]}, {"a": {"b": True}}), r"does not fit the tree at `\['a'\]`"),
         (lambda: st.tree.combine([jnp.ones(2), [None]], [None, (None,)]), "differ in shape"),
+        (lambda: st.tree.combine({"a": 1, "b": None}, {"a": 1, "c": 2}), r"same keys, .*`\['b'\]`.*`\['c'\]`"),
         (lambda: st.tree.at(lambda m: jnp.ones(2), [jnp.ones(2)], 3), r"(?s)not part of the tree.*where=lambda m: \(m"),
     ):
         with pytest.raises(st.errors.SharingMismatchError, match=message):

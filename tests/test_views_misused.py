@@ -313,6 +313,16 @@ def test_a_view_without_arrays_is_refused():
             st.unwrap(tree)
 
 
+@pytest.mark.parametrize("function", [jnp.stack, lambda arrays: arrays[0], lambda arrays: None])
+def test_one_object_in_the_place_of_all_sources_is_refused(function):
+    """A map over tuples reaches the tuple of sources. An array in its place would be read row by row."""
+    is_tuple = lambda node: isinstance(node, tuple)
+    model = {"w": jnp.ones((2, 3)), "v": st.View(jnp.add, jnp.ones((2, 3)), jnp.ones((2, 3)))}
+    mapped = jax.tree.map(lambda part: function(part) if is_tuple(part) else part, model, is_leaf=is_tuple)
+    with pytest.raises(ViewError, match="in the place of its arrays it has"):
+        st.unwrap(mapped)
+
+
 def test_norm_and_cast_take_the_source_once():
     model = tied()
     np.testing.assert_allclose(st.tree.norm(model), jnp.linalg.norm(W), rtol=1e-6)

@@ -31,7 +31,9 @@ from ._structure import Node, Path, Record, Structure
 # Finding an instance of one of these ends the search.
 _ARRAYS = (jax.Array, np.ndarray, jax.Ref)
 _NUMBERS_AND_TEXTS = frozenset({bool, int, float, complex, str, bytes, type(None)})
-_CONTAINERS = (tuple, list, deque, set, frozenset)
+_CONTAINERS: tuple[Any, ...] = (tuple, list, deque, set, frozenset)
+_CLASSES_OF_ITEMS = frozenset({*_CONTAINERS, dict})
+"""Built-in containers. Instances have items and no attributes. A subclass may have both."""
 
 _NEVER_ENTERED = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, np.ufunc, np.generic, np.dtype),
@@ -91,8 +93,8 @@ def refuse_hidden_arrays_in_records(records: Sequence[Record], root: int, base: 
 def holds_array(obj: Any) -> bool:
     """Returns True if an object holds an array: in its attributes, slots or items, or in those of its parts, and so on.
 
-    The search is breadth first and ends after `MAX_SEARCHED` objects, with False. It does not look into properties. The
-    code of a class is not called, with one exception: the `__iter__` of a subclass of a container, such as `list`.
+    The search is breadth first and ends after `MAX_SEARCHED` objects, with False. It does not look into properties, and
+    calls no code of the user's classes.
     """
     # A function wrapped by `jax.jit` or another decorator may hold arrays in its caches. Such a function
     # is no model.
@@ -119,17 +121,20 @@ def _is_opaque(obj: Any) -> bool:
 
 
 def _parts_of(obj: Any) -> Iterable[Any]:
-    """Returns the objects directly in an object: items of a container, values of a dict, or attributes and slots."""
+    """Returns the objects directly in an object: items of a container, values of a dict, attributes and slots."""
     if isinstance(obj, types.MethodType):
         return (obj.__self__,)
     if isinstance(obj, functools.partial):
         return (obj.func, *obj.args, *obj.keywords.values())
-    # The lists below are copies, because another thread may change the container while the caller iterates.
-    if isinstance(obj, _CONTAINERS):
-        return list(obj)
+    # The lists below are copies, because another thread may change the container while the caller iterates. An instance
+    # of a subclass may have attributes besides its items, and its class an `__iter__` of its own, which is not called.
+    container = next((cls for cls in _CONTAINERS if isinstance(obj, cls)), None)
+    items = [] if container is None else list(container.__iter__(obj))
     if isinstance(obj, dict):
-        return list(dict.values(obj))
-    return [*list((_attributes_of(obj) or {}).values()), *_slot_values(obj)]
+        items = list(dict.values(obj))
+    if type(obj) in _CLASSES_OF_ITEMS:
+        return items
+    return [*items, *(_attributes_of(obj) or {}).values(), *_slot_values(obj)]
 
 
 def _attributes_of(obj: Any) -> dict[str, Any] | None:

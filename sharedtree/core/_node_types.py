@@ -311,10 +311,11 @@ def register_node(
         >>> [tie.paths for tie in st.ties(Pair(w, w))]
         [('[0]', '[1]')]
     """
-    if cls in PLAIN or cls in node_types_by_class or is_in_jax_registry(cls):
+    is_known_to_jax = cls in PLAIN or is_in_jax_registry(cls)
+    if is_known_to_jax or cls in node_types_by_class:
+        reason = "sharedtree reads JAX's registry." if is_known_to_jax else "it was registered with sharedtree before."
         raise ValueError(
-            f"`{cls.__qualname__}` is already a registered node. Leave out the call of `register_node`: "
-            "sharedtree reads JAX's registry."
+            f"`{cls.__qualname__}` is already a registered node. Leave out the call of `register_node`: {reason}"
         )
 
     def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
@@ -787,6 +788,17 @@ class Naming(NamedTuple):
 
     why_nameless: Callable[[Any], str | None]
     may_be_value: Callable[[Any], bool]
+
+
+def under_present_names(facts: Mapping[str, Any], new_names: Mapping[str, str | None]) -> dict[str, Any]:
+    """Returns facts about attributes in a file, by the present names. Those about dropped attributes are left out.
+
+    Args:
+        facts: name of an attribute in the file → fact about it, such as its kind.
+        new_names: as for `AttributeRules.finish_loaded`.
+    """
+    pairs = [(new_names.get(name, name), fact) for name, fact in facts.items()]
+    return {name: fact for name, fact in pairs if name is not None}
 
 
 class AttributeRules:

@@ -116,8 +116,8 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
         path: the path to the root, for errors and results.
 
     Raises:
-        SharingMismatchError: if the prefix has a node that does not fit the node of the tree at the same path: one of
-            another class, with another number of children or, for a plain container, with other keys.
+        SharingMismatchError: if the prefix has a node that does not fit the node of the tree at the same path. See
+            `parts_that_fit`.
 
     Cost: one visit for each pair of a record and a part of the prefix.
     """
@@ -176,29 +176,53 @@ def prefixes_of_children(part: Any, node: Node, num_children: int, name: str, pa
         path: the path of both, for errors.
 
     Raises:
-        SharingMismatchError: if the two are not nodes of one class with equally many children. Plain containers must
-            have equal auxiliary data, too, such as the keys of a dict. A `Branch` is not checked: sharedtree made it
-            for this tree.
+        SharingMismatchError: if it does not fit. A `Branch` is not checked: sharedtree made it for this tree.
     """
     if type(part) is Branch:
         return part.parts
-    node_type = node_type_of(part)
-    # A leaf has no node type.
-    parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
-    is_of_class = node_type is not None and node_type.cls is node.type.cls
-    # The auxiliary data of a plain container, such as the keys of a dict, must be equal. That of a module may differ: a
-    # prefix for a model need not repeat its static fields.
-    if not is_of_class or len(parts) != num_children or (node.type.is_plain and Static(aux) != node.aux):
+    fitting_parts = parts_that_fit(part, node, num_children)
+    if fitting_parts is None:
         node_text, part_details = f"{op_text(node)} with {num_children} children", ""
+        node_type = node_type_of(part)
         # If the classes are the same, the numbers of children differ, or the auxiliary data.
-        if is_of_class:
+        if node_type is not None and node_type.cls is node.type.cls:
+            parts, aux = node_type.take_apart(part)
             part_data, node_data = Static(aux).peek(), node.aux.peek()
             part_details = (
                 f" with {len(parts)} children and the static data {distinguishing_text(part_data, node_data)}"
             )
             node_text += f" and the static data {distinguishing_text(node_data, part_data)}"
         raise_prefix_mismatch(name, part, node_text, path, part_details)
-    return parts
+    return fitting_parts
+
+
+def parts_that_fit(part: Any, node: Node, num_children: int) -> Sequence[Any] | None:
+    """Takes a node in a prefix apart, if it fits the node of the tree at the same path.
+
+    It fits if it is of the same class and has as many children, with the same names. The auxiliary data of plain
+    containers must be equal.
+
+    Args:
+        part: the node in the prefix, or any other object, which does not fit.
+        node: the node of the tree.
+        num_children: how many children the node of the tree has.
+
+    Returns:
+        One part for each child. None if the node in the prefix does not fit.
+    """
+    node_type = node_type_of(part)
+    # A leaf has no node type.
+    if node_type is None or node_type.cls is not node.type.cls:
+        return None
+    parts, aux = node_type.take_apart(part)
+    if len(parts) != num_children:
+        return None
+    # The auxiliary data of a module may differ: a prefix for a model need not repeat its static fields. But the
+    # auxiliary data may also be names, as those in a `FrozenDict`. Names alone need not be the same, because a class
+    # may take its keys from anywhere.
+    if not node.type.is_plain and node_type.keys_of(part) == node.keys:
+        return parts
+    return parts if Static(aux) == node.aux else None
 
 
 def raise_prefix_mismatch(name: str, part: Any, expected: str, path: Path, part_details: str = "") -> NoReturn:

@@ -167,10 +167,10 @@ def pairs(left: Rooted, right: Rooted, agree: Agree, *, compares_keys: bool = Fa
 
 def _mismatch(path: Path, left: Record, right: Record) -> Mismatch:
     """Makes the mismatch for two records, with the keys in which they differ."""
-    return Mismatch(path, _text_with_keys(left, right), _text_with_keys(right, left))
+    return Mismatch(path, text_with_keys(left, right), text_with_keys(right, left))
 
 
-def _text_with_keys(record: Record, counterpart: Record) -> str:
+def text_with_keys(record: Record, counterpart: Record) -> str:
     """Describes a record in words. If its counterpart is of the same class, says how their keys differ.
 
     For example: "a `dict` with 2 children (`['b']` in this one only)". If only the order of the keys differs, the text

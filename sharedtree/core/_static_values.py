@@ -191,7 +191,8 @@ def with_originals(value: Any, originals: IdentityDict[Any]) -> Any:
 def distinguishing_text(value: Any, counterpart: Any) -> str:
     """Returns the text of a value for a message about two different values.
 
-    That is the text of `shown`. If it is the same for both values, it is that of the first part in which they differ.
+    That is the text of `shown`. If it is the same for two values of one class, it is that of the first part in which
+    they differ.
     (The parts of a dict are its pairs of key and value.) For two sequences of different lengths the length follows:
     "[1, 1, 1, 1, 1, 1, ...], 9 of them".
 
@@ -200,15 +201,17 @@ def distinguishing_text(value: Any, counterpart: Any) -> str:
         counterpart: The value from which it differs. Its text is the result of a call with the two exchanged.
     """
     # While both texts are the same, go down to the first part that differs.
-    while shown(value) == shown(counterpart):
-        # A counterpart with the text of a dict is taken for a dict.
+    while type(value) is type(counterpart) and shown(value) == shown(counterpart):
+        # The class may be a subclass that has overridden any method. So those of the built-in classes are called.
         if isinstance(value, dict):
-            value, counterpart = tuple(value.items()), tuple(counterpart.items())
-        if not isinstance(value, (tuple, list)) or type(counterpart) is not type(value):
+            value, counterpart = tuple(dict.items(value)), tuple(dict.items(counterpart))
+        if not isinstance(value, (tuple, list)):
             break
-        if len(value) != len(counterpart):
-            return f"{shown(value)}, {len(value)} of them"
-        pairs = zip(value, counterpart, strict=True)
+        cls: Any = tuple if isinstance(value, tuple) else list
+        parts, opposites = list(cls.__iter__(value)), list(cls.__iter__(counterpart))
+        if len(parts) != len(opposites):
+            return f"{shown(value)}, {len(parts)} of them"
+        pairs = zip(parts, opposites, strict=True)
         differing = [(part, opposite) for part, opposite in pairs if Static(part) != Static(opposite)]
         # The values differ in something besides their items, so there is no better text.
         if not differing:
@@ -780,19 +783,33 @@ def _copy_dataclass(value: Any, copies: IdentityDict[Any]) -> Any:
     """Copies a dataclass with a generated `==`. Returns the object itself if it is frozen and holds nothing mutable.
 
     Raises:
-        Incomparable: If copying something in it raises. (For a frozen object, an error of its own `__copy__` is not
-            turned into this one.)
+        Incomparable: If copying the object or a part of it raises.
     """
     if _can_be_mutated(type(value)):
-        return _copy_by_parts(value, copies)
+        return _copy_by_parts(value, copies, _shallow_copy_of_dataclass)
     # It is frozen, so it needs a copy only if one of its parts does.
     names = [field.name for field in dataclass_fields(type(value)) if hasattr(value, field.name)]
     new_parts = {name: copy_of(getattr(value, name), copies) for name in names}
     if all(getattr(value, name) is new_parts[name] for name in names):
         return value
-    clone = copy.copy(value)
+    clone = _run_copier(_shallow_copy_of_dataclass, value)
     for name, part in new_parts.items():
         object.__setattr__(clone, name, part)
+    return clone
+
+
+def _shallow_copy_of_dataclass(value: Any) -> Any:
+    """Returns the result of `copy.copy`, but always another object, and of the same class."""
+    clone = copy.copy(value)
+    if clone is not value and type(clone) is type(value):
+        return clone
+    # A frozen class may have a `__copy__` that returns the object itself. But the caller changes the copy.
+    clone = object.__new__(type(value))
+    for name, part in getattr(value, "__dict__", {}).items():
+        vars(clone)[name] = part
+    for slot in _slots_of(type(value)):
+        with contextlib.suppress(AttributeError):  # never set
+            slot.__set__(clone, slot.__get__(value))
     return clone
 
 
@@ -815,16 +832,16 @@ def _copy_unhashable(value: Any, copies: IdentityDict[Any]) -> Any:
     return value
 
 
-def _copy_by_parts(value: Any, copies: IdentityDict[Any]) -> Any:
-    """Copies an object by `copy.copy`, and then its attributes and slots one by one.
+def _copy_by_parts(value: Any, copies: IdentityDict[Any], shallow_copier: Callable[[Any], Any] = copy.copy) -> Any:
+    """Copies an object by a function such as `copy.copy`, and then its attributes and slots one by one.
 
     Returns:
-        The copy. The object itself if `copy.copy` returns that, or returns an object of another class.
+        The copy. The object itself if the function returns that, or returns an object of another class.
 
     Raises:
         Incomparable: If copying the object or a part of it raises.
     """
-    clone = _run_copier(copy.copy, value)
+    clone = _run_copier(shallow_copier, value)
     if clone is value or type(clone) is not type(value):
         return value
     # The clone is entered before the parts are copied, because a part may lead back to the object.
@@ -834,7 +851,7 @@ def _copy_by_parts(value: Any, copies: IdentityDict[Any]) -> Any:
 
 
 def _run_copier(copier: Callable[[Any], Any], value: Any) -> Any:
-    """Calls `copy.copy` or `copy.deepcopy`, and turns any exception into `Incomparable`."""
+    """Calls a function such as `copy.copy`, and turns any exception into `Incomparable`."""
     try:
         # Under a trace, copies of arrays in the object would be tracers.
         with jax.ensure_compile_time_eval():
@@ -964,11 +981,13 @@ def _deciding_parts(value: Any) -> Iterable[Any] | None:
     # The key of any of these is its content, which never changes, or its address.
     if cls in _IMMUTABLE or has_settled_instances(cls) or issubclass(cls, np.generic):
         return ()
-    # A frozen dataclass changes only through its fields.
+    # A frozen dataclass changes only through its fields. Fields that are not compared are no part of the key. One of
+    # them may lead back to the object, like the link of a node to its parent.
     if _compares_by_field(cls) and not _can_be_mutated(cls):
         if _defines_hash(cls):
             return ()
-        return [getattr(value, field.name) for field in dataclass_fields(cls) if hasattr(value, field.name)]
+        names = [field.name for field in dataclass_fields(cls) if field.compare]
+        return [getattr(value, name) for name in names if hasattr(value, name)]
     if compares_by_parts(cls):
         return _attributes_of(value).values()
     return parts_of_frozen(value)

@@ -728,7 +728,7 @@ def leaf_paths(structure: Structure) -> list[str]:
         return cached
     first_paths: dict[int, str] = {}
     leaf_numbers = set(structure.leaf_numbers)
-    for number, path in edges(structure.records, [((), structure.root)]):
+    for number, path in edges(structure.records, [((), structure.root)], structure.base):
         if number in leaf_numbers and number not in first_paths:
             first_paths[number] = jtu.keystr(path)
     paths = [first_paths.get(number, f"<leaf {number}>") for number in structure.leaf_numbers]

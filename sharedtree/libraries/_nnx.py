@@ -42,6 +42,7 @@ from ..core._node_types import (
     Trained,
     is_namedtuple,
     name_in,
+    under_present_names,
 )
 from ._nnx_layouts import (
     INT_KEYS,
@@ -288,8 +289,7 @@ class _NnxRules(AttributeRules):
         if STATE_FIELD not in attributes:
             attributes[STATE_FIELD] = new_state(table)
         _require(type(attributes[STATE_FIELD]) is table.state, cls, STATE_FIELD)
-        renamed_marks = {new_names.get(name) or name: mark for name, mark in own_marks.items()}
-        marks = _expected_marks(cls, attributes, table) | renamed_marks
+        marks = _expected_marks(cls, attributes, table) | under_present_names(own_marks, new_names)
         # None stands for a mark that the object did not have.
         attributes[NODES] = table.mapping({name: mark for name, mark in marks.items() if mark is not None})
         return obj

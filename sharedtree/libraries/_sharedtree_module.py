@@ -33,6 +33,7 @@ from ..core._node_types import (
     PlainForm,
     Role,
     Trained,
+    under_present_names,
 )
 from . import _sharedtree_module_kinds as module_kinds
 from ._sharedtree_module_kinds import (
@@ -177,9 +178,8 @@ class _ModuleRules(AttributeRules):
         if not are_texts or not ALL_KINDS.issuperset(file_kinds.values()):
             fault = f"kinds of the attributes of a `{type(obj).__qualname__}` that are none"
             raise FormatError(f"The file has {fault}. No save would write that.")
-        # Attributes may have been renamed since the file was written, or be missing in it.
-        current_kinds = {new_names.get(name) or name: kind for name, kind in file_kinds.items()}
-        items = [(name, kind) for name, kind in current_kinds.items() if name in attributes]
+        # Attributes may also be missing in the file.
+        items = [item for item in under_present_names(file_kinds, new_names).items() if item[0] in attributes]
         # The attributes with kinds come first, in the order of the kinds.
         values = dict(attributes)
         attributes.clear()
@@ -289,11 +289,11 @@ def require_soundness(cls: Any) -> None:
     """Checks that the instances of a new class can be modules.
 
     Raises:
-        TypeError: if the class has slots, or if an attribute of the class itself is a marked value. As `__slots__`,
-            only the texts `"__weakref__"` and `"__dict__"` are accepted, and an empty tuple.
+        TypeError: if the class has slots, or if an attribute of the class itself is a marked value. An empty
+            `__slots__` is accepted.
     """
-    slots = vars(cls).get("__slots__", ())
-    if slots and slots not in ("__weakref__", "__dict__"):
+    # Python itself refuses `"__dict__"` and `"__weakref__"` as slots, since the base class has both.
+    if vars(cls).get("__slots__"):
         raise TypeError(
             f"`{cls.__name__}` has `__slots__`, but the attributes of a `sharedtree.Module` live in its `__dict__`. "
             "Leave the slots out; of a dataclass, leave out `slots=True`."

@@ -25,7 +25,15 @@ from typing import Any
 from ..core._class_attributes import ABSENT, dataclass_entries, inherited, loaded
 from ..core._errors import FormatError
 from ..core._locks import Lock
-from ..core._node_types import AttributeRules, ClassKind, Library, NamesInFiles, Naming, RefusalError
+from ..core._node_types import (
+    AttributeRules,
+    ClassKind,
+    Library,
+    NamesInFiles,
+    Naming,
+    RefusalError,
+    under_present_names,
+)
 
 METADATA = "_field_metadata"
 # Attributes of a class with the default factories and the defaults of its fields, by name.
@@ -123,7 +131,8 @@ class _TreeoRules(AttributeRules):
             are_texts = type(own_metadata) is dict and all(type(name) is str for name in own_metadata)
             if not are_texts or not all(type(item) is metadata_class for item in own_metadata.values()):
                 raise _not_metadata_error()
-            metadata = attributes[METADATA] = getattr(cls, METADATA) | own_metadata
+            metadata = getattr(cls, METADATA) | under_present_names(own_metadata, new_names)
+            attributes[METADATA] = metadata
             for name in attributes.keys() - metadata.keys():
                 metadata[name] = _interned_metadata(_facts_from_value(attributes[name]))
         return obj

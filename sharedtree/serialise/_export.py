@@ -101,16 +101,16 @@ class Exported:
             require_made_for(structure, call, fact, fix)
             # 3. Group the leaves like the program's arguments. Here, numbers stand for the arrays.
             groups, _ = in_tree.unflatten(range(in_tree.num_leaves))
-            if not all(type(group) is LeafGroup for group in groups):
-                # The program was exported with plain `jax.export`, so it takes arrays and not leaf groups.
+            # A program that was exported with plain `jax.export` takes arrays and not leaf groups. It may have no
+            # positional arguments.
+            if not groups or not all(type(group) is LeafGroup for group in groups):
                 plain_args, plain_kwargs = in_tree.unflatten(call.leaves)
                 return self._exported.call(*plain_args, **plain_kwargs)
             # Each group takes its leaves by number from all leaves of the call.
-            leaf_groups: list[LeafGroup] = []
-            for group in groups:
-                # `selection.numbers` is None for a group that has all leaves.
-                numbers = group.selection.numbers or range(structure.num_leaves)
-                leaf_groups.append(LeafGroup([call.leaves[i] for i in numbers], group.selection))
+            selections = [group.selection for group in groups]
+            leaf_groups = [
+                LeafGroup([call.leaves[i] for i in selection.positions], selection) for selection in selections
+            ]
             # 4. Call the program, and build the result.
             try:
                 result = self._exported.call(*leaf_groups)
@@ -500,8 +500,7 @@ def _require_complete_groups(treedef: Any) -> None:
     tree = treedef.unflatten([_stand_in() for _ in range(treedef.num_leaves)])
     leaves = jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is LeafGroup)
     groups = [leaf for leaf in leaves if type(leaf) is LeafGroup]
-    # `selection.numbers` is None for a group that has all leaves.
-    numbers = [n for group in groups for n in group.selection.numbers or range(group.structure.num_leaves)]
+    numbers = [number for group in groups for number in group.selection.positions]
     for group in groups:
         if group.structure is not groups[0].structure or group.selection.num_leaves != len(group.leaves):
             raise _malformed_error()

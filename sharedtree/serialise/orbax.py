@@ -173,7 +173,8 @@ def restore(
 
     Raises:
         UntrustedTypeError: as `sharedtree.load`, before any array is read.
-        StructureMismatchError: as `sharedtree.load`, and if there is no memory for the arrays.
+        StructureMismatchError: as `sharedtree.load`, for an array that cannot be sharded as asked, for example; and if
+            there is no memory for the arrays.
         FormatError: if the step has no manifest, or one that is malformed or of a newer version; if it has other arrays
             than its manifest says; or if Orbax fails for another reason. Shapes, dtypes and sizes are compared before
             any array is read.
@@ -416,20 +417,13 @@ def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, save
 
 
 def _restore_args(ocp: Any, entry: ArrayEntry, placement: Placement) -> Any:
-    """Returns Orbax's arguments for restoring one array.
-
-    Without a sharding, it is restored as a NumPy array. Raises JAX's own `ValueError` if the sharding does not fit.
-    """
+    """Returns Orbax's arguments for restoring one array. Without a sharding, it is restored as a NumPy array."""
     # A sharding of PRNG keys does not fit their raw data. So the data is read as NumPy's, and the keys are placed
     # later.
     if placement is None or entry.key is not None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
     if isinstance(placement, jax.Device):
         placement = jax.sharding.SingleDeviceSharding(placement)
-    # Both calls are only for their errors. The first raises for a sharding of too many axes,
-    # the second for a size that cannot be divided evenly.
-    jax.ShapeDtypeStruct(entry.shape, np.uint8, sharding=placement)
-    placement.shard_shape(entry.shape)
     return ocp.ArrayRestoreArgs(sharding=placement)
 
 

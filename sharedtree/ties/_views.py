@@ -399,9 +399,10 @@ def array_of(view: View, computed: IdentityDict[Any] | None = None, *, is_abstra
     stack = [view]
     while stack:
         current = stack[-1]
-        # JAX or a library has put one object in the place of the tuple of sources. This raises if it is no array.
+        # JAX or a library has put one object in the place of the tuple of sources. An array would not do either: to
+        # iterate over it gives its rows, and these are no sources.
         if type(current.of) is not tuple:
-            _array_in(current.of, current)
+            raise _no_arrays_error(current, current.of)
         uncomputed = [source for source in current.of if isinstance(source, View) and source not in computed]
         if uncomputed:
             stack.extend(uncomputed)
@@ -448,13 +449,24 @@ def _array_in(source: Any, view: View) -> Any:
     elif isinstance(source, jax.Ref):
         source = source[...]
     if node_type_of(source) is not None or not carries_identity(source) or source.dtype == jax.dtypes.float0:
-        raise ViewError(
-            f"{view!r} cannot be computed: in the place of an array it has {shown(source)}.\n"
-            "Gradients and filtered trees have `None` for what is left out, and a function of that is no array. Read "
-            "the tree's own leaves, each once:\n"
-            "    leaves = sharedtree.tree.leaves(tree)"
-        )
+        raise _no_arrays_error(view, source)
     return source
+
+
+def _no_arrays_error(view: View, value: Any) -> ViewError:
+    """Makes the error for a view that cannot be computed, because something else is in the place of an array.
+
+    Args:
+        view: the view.
+        value: what is in the place of one of its sources, or of all of them.
+    """
+    return ViewError(
+        f"{view!r} cannot be computed: in the place of {'an array' if type(view.of) is tuple else 'its arrays'} it has "
+        f"{shown(value)}.\n"
+        "Gradients and filtered trees have `None` for what is left out, and a function of that is no array. Read "
+        "the tree's own leaves, each once:\n"
+        "    leaves = sharedtree.tree.leaves(tree)"
+    )
 
 
 def unwrap(tree: T) -> T:

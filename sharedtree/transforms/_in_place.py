@@ -23,7 +23,7 @@ arrays only, for example.
 
 import collections
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import LeafPath
@@ -328,25 +328,27 @@ class CallersStatics:
         statics = IdentitySet([*_with_parts(aux), *static_leaves])
         old, new = _content(target), _content(content)
         # A place is an index of a list, a key of a dict, or the name of an attribute.
-        places: Iterable[Any] = range(len(new)) if isinstance(new, list) else new.keys()
-        for place in places:
-            value = new[place]
-            if value not in statics or not irreplaceable_objects(value):
-                continue
-            # Prefer the caller's value at the same place, and then any equal object in the caller's arguments.
-            is_in_old = place < len(old) if isinstance(old, list) else place in old
-            if is_in_old and (value is old[place] or _has_equal_content(value, old[place])):
-                callers_value = old[place]
-            else:
-                callers_value = self._with_callers_objects(value, IdentityDict())
-            if callers_value is value:
-                continue
-            # Write it into the content.
-            if isinstance(content, (list, dict, collections.deque)):
-                content[place] = callers_value
-            else:
-                # Frozen classes refuse `setattr`.
-                object.__setattr__(content, str(place), callers_value)
+        both: list[tuple[Any, Any]] = [(old.items, new.items), (old.attributes, new.attributes)]
+        for old_values, new_values in both:
+            places: Iterable[Any] = range(len(new_values)) if isinstance(new_values, list) else new_values
+            for place in places:
+                value = new_values[place]
+                if value not in statics or not irreplaceable_objects(value):
+                    continue
+                # Prefer the caller's value at the same place, and then any equal object in the caller's arguments.
+                is_in_old = place < len(old_values) if isinstance(old_values, list) else place in old_values
+                if is_in_old and (value is old_values[place] or _has_equal_content(value, old_values[place])):
+                    callers_value = old_values[place]
+                else:
+                    callers_value = self._with_callers_objects(value, IdentityDict())
+                if callers_value is value:
+                    continue
+                # Write it into the content.
+                if new_values is new.items:
+                    content[place] = callers_value
+                else:
+                    # Frozen classes refuse `setattr`.
+                    object.__setattr__(content, str(place), callers_value)
 
     def _with_callers_objects(self, value: Any, memo: IdentityDict[Any]) -> Any:
         """Returns a static value in which the caller's objects replace all objects with equal content.
@@ -443,7 +445,7 @@ def write(pending: Sequence[Any]) -> None:
             new = _with_kept_values(_content(source), old)
             # If the function received an attribute and the new content lacks it, the function has removed it. Other
             # attributes stay: a flatten omits them, such as a cache, so the function never received them.
-            removed = [name for name in _names_in_flatten(target) if name not in new]
+            removed = [name for name in _names_in_flatten(target) if name not in new.attributes]
             _write(target, new)
             for name in removed:
                 object.__delattr__(target, name)
@@ -454,7 +456,19 @@ def write(pending: Sequence[Any]) -> None:
         raise
 
 
-def _with_kept_values(new: Any, old: Any) -> Any:
+class _Content(NamedTuple):
+    """Copy of the content of an object.
+
+    Attributes:
+        items: the items of a list or `deque` as a list, or those of a dict as a dict. An empty dict for other objects.
+        attributes: the attributes, including slots. An instance of a subclass of a container may have some, too.
+    """
+
+    items: Any
+    attributes: dict[str, Any]
+
+
+def _with_kept_values(new: _Content, old: _Content) -> _Content:
     """Replaces each mark `KEPT` in a new content by the old value, and returns the new content.
 
     C builds contents in which this mark stands for an unchanged static value. `write` gets these contents if C cannot
@@ -464,22 +478,22 @@ def _with_kept_values(new: Any, old: Any) -> Any:
         new: the new content, as `_content` returns it. It is changed.
         old: the old content.
     """
-    if native is not None and isinstance(new, dict):
-        for name in [name for name, value in new.items() if value is native.KEPT]:
-            new[name] = old[name]
+    if native is not None:
+        for new_values, old_values in ((new.items, old.items), (new.attributes, old.attributes)):
+            if isinstance(new_values, dict):
+                for name in [name for name, value in new_values.items() if value is native.KEPT]:
+                    new_values[name] = old_values[name]
     return new
 
 
-def _content(obj: Any) -> Any:
-    """Returns a copy of the content of an object.
-
-    For a list or `deque`, it is a list of the items. For a dict, it is a dict. For other objects, it is a dict of the
-    attributes, including slots.
-    """
+def _content(obj: Any) -> _Content:
+    """Returns a copy of the content of an object."""
+    items: Any = {}
     if isinstance(obj, (list, collections.deque)):
-        return list(obj)
-    if isinstance(obj, dict):
-        return dict(obj)
+        items = list(obj)
+    elif isinstance(obj, dict):
+        items = dict(obj)
+    # `defaultdict` and `deque` have attributes of C, which do not change.
     attributes = dict(getattr(obj, "__dict__", {}))
     for cls in type(obj).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -487,7 +501,7 @@ def _content(obj: Any) -> Any:
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(obj, name):
                 attributes[name] = getattr(obj, name)
-    return attributes
+    return _Content(items, attributes)
 
 
 def _names_in_flatten(obj: Any) -> Iterable[str]:
@@ -501,27 +515,26 @@ def _names_in_flatten(obj: Any) -> Iterable[str]:
     if node_type.is_plain:
         return ()
     children, aux = node_type.take_apart(obj)
-    return _content(node_type.put_together(aux, children))
+    return _content(node_type.put_together(aux, children)).attributes
 
 
-def _write(obj: Any, content: Any) -> None:
-    """Puts content into an object. A container loses all other items. Other objects keep their other attributes.
+def _write(obj: Any, content: _Content) -> None:
+    """Puts content into an object. A container loses all other items. Attributes besides those of the content stay.
 
     Args:
         obj: the object.
         content: the content, as `_content` returns it.
     """
     if isinstance(obj, list):
-        obj[:] = content
+        obj[:] = content.items
     elif isinstance(obj, collections.deque):
         obj.clear()
-        obj.extend(content)
+        obj.extend(content.items)
     elif isinstance(obj, dict):
-        for name in [name for name in obj if name not in content]:
+        for name in [name for name in obj if name not in content.items]:
             del obj[name]
         # `update` keeps the places of the keys that stay. It appends new keys.
-        obj.update(content)
-    else:
-        for name, value in content.items():
-            # Not `setattr`, which a frozen class refuses. With `in_place=True`, the caller asked to write to it.
-            object.__setattr__(obj, name, value)
+        obj.update(content.items)
+    for name, value in content.attributes.items():
+        # Not `setattr`, which a frozen class refuses. With `in_place=True`, the caller asked to write to it.
+        object.__setattr__(obj, name, value)

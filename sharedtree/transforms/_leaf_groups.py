@@ -74,7 +74,12 @@ class LeafSelection(_PythonSelection if TYPE_CHECKING or native is None else nat
     @property
     def num_leaves(self) -> int:
         """Number of selected leaves."""
-        return self.structure.num_leaves if self.numbers is None else len(self.numbers)
+        return len(self.positions)
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Positions of the selected leaves, also if they are all."""
+        return range(self.structure.num_leaves) if self.numbers is None else self.numbers
 
 
 class _PythonGroup:

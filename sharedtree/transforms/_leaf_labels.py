@@ -32,8 +32,7 @@ from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._call_arguments import Arguments, LeafPath
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._node_types import node_type_of
-from ..core._prefix_trees import Branch, labels, raise_prefix_mismatch
-from ..core._static_values import Static
+from ..core._prefix_trees import Branch, labels, parts_that_fit, raise_prefix_mismatch
 from ..core._structure import LEAF, FlatDag, Node, Path
 
 NO_OUTCOME = 0
@@ -300,14 +299,11 @@ class Outcomes:
             # A label holds for everything below it.
             return [Visit(child, visit.part) for child in children]
         else:
-            # The user wrote a node here. It must have the class of the tree's node, and as many children.
-            node_type = node_type_of(part)
-            subparts, aux = ((), None) if node_type is None else node_type.take_apart(part)
-            has_same_class = node_type is not None and node_type.cls is node.type.cls and len(subparts) == len(children)
-            # Plain containers must agree in their auxiliary data, too, which for a dictionary are its keys. A module in
-            # the prefix may have other auxiliary data than the tree's module.
-            if not has_same_class or (node.type.is_plain and node.aux != Static(aux)):
+            # The user wrote a node here.
+            fitting_parts = parts_that_fit(part, node, len(children))
+            if fitting_parts is None:
                 self._raise_unfit()
+            subparts = fitting_parts
         children_with_parts = zip(children, subparts, strict=True)
         return [Visit(child, self._part_number(subpart)) for child, subpart in children_with_parts]
 

@@ -127,13 +127,14 @@ def fit_to_leaves(tree: FlatDag, value_tree: Any, name: str, fit: Fit) -> dict[i
             for descendant, path in edges(records, [(pair.path, number)]):
                 values_of.setdefault(descendant, []).append(ValueAtPath(None, path))
             continue
-        # In the tree of a rule, an array may stand for a whole subtree, as in JAX. It is the value at each path in
-        # there. So a leaf at several of these paths gets the array times the number of paths.
+        # Among the cotangents of a rule, an array may stand for a whole subtree, as in JAX. It is the value at each
+        # path in there. So a leaf at several of these paths gets the array times the number of paths. (A tangent must
+        # have the whole tree, in JAX as well.)
         (op, _), (value_op, _) = records[number], value_records[pair.right]
         is_prefix = type(value_op) is not Node and type(op) is Node and _is_array_or_number(value)
-        if fit.is_of_rule and is_prefix:
+        if fit.is_of_rule and fit.are_cotangents and is_prefix:
             for leaf_number, count in num_paths(records, number).items():
-                sum_of_paths = value if value is None or count == 1 else count * value
+                sum_of_paths = _times(count, value)
                 values_of.setdefault(leaf_number, []).append(ValueAtPath(sum_of_paths, pair.path))
             continue
         # The leaf of the tree. `_OUTSIDE` stands for a leaf outside modules, and None for a record that is no leaf.
@@ -217,9 +218,10 @@ def _describe_misfit(record: Record, value_record: Record, value: Any, leaf: Any
     (op, children), (value_op, value_children) = record, value_record
     is_array = _is_array_or_number(value)
     if type(op) is Node:
-        is_alike = type(value_op) is Node and op.type.cls is value_op.type.cls and len(children) == len(value_children)
-        # A rule may return a module with other static values.
-        fits = is_alike and (op == value_op or (fit.is_of_rule and not op.type.is_plain))
+        fits = False
+        if type(value_op) is Node and op.type.cls is value_op.type.cls and len(children) == len(value_children):
+            # A rule may return a module with other static values, but not with children of other names.
+            fits = op == value_op or (fit.is_of_rule and not op.type.is_plain and op.keys == value_op.keys)
         expected = _in_words(op, value_op, len(children))
     elif leaf is _OUTSIDE:
         # Only a container is refused here. The transform itself refuses other values that it cannot take.
@@ -397,6 +399,11 @@ def _add_cotangents(values: Sequence[ValueAtPath], leaf: Any, name: str, fit: Fi
             for summand, dtype in zip(summands, types, strict=True)
         ]
     return functools.reduce(operator.add, summands)
+
+
+def _times(count: int, cotangent: Any) -> Any:
+    """Returns the sum of so many equal cotangents. A symbolic zero and a float0 array cannot be multiplied."""
+    return cotangent if count == 1 or _is_zero(cotangent) else count * cotangent
 
 
 def _is_zero(value: Any) -> bool:

@@ -10,6 +10,7 @@ from ..core._hidden_arrays import refuse_hidden_arrays_in_records
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import build
 from ..core._printing import shown
+from ..core._sharing import text_with_keys
 from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical_records
 from ..ties._policy_and_context import IsLeaf, walk_exactly
 from ._asking_filters import IN_TREE, Asked, ask, code_that_selects
@@ -188,7 +189,8 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
         A tree of new nodes. Static data of nodes are those of the first tree.
 
     Raises:
-        SharingMismatchError: if the trees have nodes of different classes at one path. `None` fits every node.
+        SharingMismatchError: if the trees have nodes of different classes at one path, or with children of different
+            names. `None` fits every node.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -223,9 +225,11 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
         if type(op) is not Node:
             return LEAF, ()
         if not all(_is_same_node(record, records[0]) for record in records):
+            texts = dict.fromkeys([text_with_keys(records[0], record) for record in records[1:]])
+            texts |= dict.fromkeys([text_with_keys(record, records[0]) for record in records[1:]])
             raise SharingMismatchError(
                 "The trees to combine differ in shape: where one has a node, each other must have a node of the same "
-                f"class or None, but there are {', '.join(repr(tree_op) for tree_op, _ in records)}."
+                f"class and with the same keys, or None, but there are {', '.join(texts)}."
             )
         # A row has the children in one tree, and a column has one child in all trees.
         rows: list[list[_TreeRecord]] = []
@@ -241,10 +245,13 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
 
 
 def _is_same_node(record: Record, node_record: Record) -> bool:
-    """Returns True if a record is a node of the same class as another one, with as many children."""
+    """Returns True if a record is a node of the same class as another one, with as many children of the same names."""
     (op, children), (node, node_children) = record, node_record
     assert type(node) is Node
-    return type(op) is Node and op.type.cls is node.type.cls and len(children) == len(node_children)
+    if type(op) is not Node or op.type.cls is not node.type.cls or len(children) != len(node_children):
+        return False
+    # Different keys alone do not make a difference, because a class may take its keys from anywhere.
+    return op.keys == node.keys or op.aux == node.aux
 
 
 def _is_none(record: Record) -> bool:

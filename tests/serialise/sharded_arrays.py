@@ -264,7 +264,7 @@ def test_damage_in_a_shard_is_found_and_progress_reaches_the_end():
 
 def test_a_sharding_that_does_not_fit():
     data = st.to_bytes({"odd": jnp.ones((7, 3)), "scalar": jnp.float32(1)})
-    with pytest.raises((st.errors.StructureMismatchError, ValueError), match="odd|scalar"):
+    with pytest.raises(st.errors.StructureMismatchError, match="odd|scalar"):
         st.from_bytes(data, sharding=sharding_of("rows"))
 
 

@@ -341,6 +341,30 @@ def test_a_header_of_100_mb_is_the_longest():
         st.verify(struct.pack("<Q", 100_000_001) + b"{}" + b" " * 100_000_000)
 
 
+@pytest.mark.parametrize("failing", [{0}, {1}, {0, 2}, {0, 1, 2}, range(100)], ids=str)
+def test_a_system_that_allows_no_more_threads(monkeypatch, failing, tmp_path):
+    """Nothing is lost, and nothing is hashed twice. Some of the attempts to start a thread fail."""
+    tree = {"a": np.arange(2**21), "b": np.arange(2**21) + 1, "c": np.ones(2**20)}
+    attempts, start = itertools.count(), threading.Thread.start
+
+    def start_or_fail(thread):
+        if next(attempts) in failing:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4), raising=False)
+    before = set(threading.enumerate())  # of which those of other tests may end meanwhile
+    st.save(tmp_path / "tree", tree)
+    assert next(attempts) > 0
+    attempts = itertools.count()
+    loaded = st.load(tmp_path / "tree")
+    assert next(attempts) > 0
+    for name, array in tree.items():
+        np.testing.assert_array_equal(loaded[name], array)
+    assert set(threading.enumerate()) <= before
+
+
 def test_arrays_in_memory_do_not_wait_for_their_digests(tmp_path, monkeypatch):
     """All is written, and forced to the disk, before the first digest is there; copies are another matter."""
     go_on, done, sizes = threading.Event(), [], []

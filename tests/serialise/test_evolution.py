@@ -339,6 +339,30 @@ def test_migration_keeps_what_is_noted_of_attributes(module, library):
     assert model.n == 4
 
 
+def test_a_dropped_attribute_leaves_no_note(module, library):
+    """A new attribute of its name is noted as what it is."""
+    data, twin = saved(module, library.model), library.model()
+    module.put(type("New", (library.model.__base__,), {}))
+    renames = {"evolving:Model.mean": None, "evolving:Model.n": None}
+    model = load(data, ["evolving", "flax"], renames=renames)
+    del twin.mean, twin.n
+    for each in (model, twin):
+        each.mean, each.n = "text", "text"
+    assert library.noted(model) == library.noted(twin)
+    assert paths(model) == paths(twin)
+
+
+def test_a_field_that_has_the_name_of_a_dropped_one_keeps_its_own_kind(module):
+    averaged = dataclasses.make_dataclass("Model", ["w", "mean"], bases=(st.Module,))
+    old = module.put(averaged)(st.parameter(jnp.ones(2)), st.state_field(jnp.zeros(2)))
+    data = st.to_bytes(old)
+    module.put(dataclasses.make_dataclass("Model", ["mean"], bases=(st.Module,)))
+    for renames in ({"w": "mean", "mean": None}, {"mean": None, "w": "mean"}):
+        model = load(data, ["evolving"], renames={f"evolving:Model.{name}": new for name, new in renames.items()})
+        assert model.mean.tolist() == [1, 1]
+        assert paths(model.parameters()) == [".mean"]
+
+
 def test_what_migration_returns_is_as_if_assigned(module, library):
     new = {"kernel": library.parameter(jnp.ones(2)), "bias": jnp.ones(3), "mode": "eval"}
     if library.model is Averaged:  # NNX wants another mark for a value of another kind

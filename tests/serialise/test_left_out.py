@@ -24,6 +24,11 @@ class Layer(eqx.Module):
     below: Any = None
 
 
+class Short(eqx.Module):
+    w: Any
+    hook: Any
+
+
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["model", "step"], meta_fields=["hook"])
 @dataclasses.dataclass(eq=False)
 class Run:
@@ -109,6 +114,24 @@ def test_fields_that_were_renamed_since():
 
     renames |= {name: Without, f"{name}.hook": None}
     assert st.from_bytes(data, like=Without(jnp.zeros(2), 0), renames=renames).step == 3
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_below_an_attribute_that_is_dropped_nothing_is_needed(is_first):
+    inner, own = Layer(jnp.zeros(2), hook()), hook()
+    outer = Layer(jnp.ones(2), None, [inner])
+    renames: dict = {f"{__name__}:Layer": Short, f"{__name__}:Layer.below": None}
+    data = st.to_bytes(outer, leave_out=[".below[0].hook"])
+    for like in (None, Short(jnp.zeros(2), None)):
+        assert st.from_bytes(data, like=like, renames=renames).w.tolist() == [1, 1]
+    # What is also elsewhere is needed there.
+    tree = {"a": outer, "b": inner} if is_first else {"b": outer, "a": inner}
+    data = st.to_bytes(tree, leave_out=["['a'].below[0].hook" if is_first else "['a'].hook"])
+    with pytest.raises(st.errors.StructureMismatchError, match="was saved without"):
+        st.from_bytes(data, renames=renames)
+    template = {key: Short(jnp.ones(2), own if tree[key] is inner else None) for key in tree}
+    back = st.from_bytes(data, like=template, renames=renames)
+    assert back["b" if is_first else "a"].hook is own
 
 
 def test_what_is_saved_is_not_left_out_elsewhere():

@@ -248,6 +248,19 @@ def test_placement(manager, saved):
     assert seen == [("embed", jax.ShapeDtypeStruct((2, 3), jnp.float32))]
 
 
+@pytest.mark.parametrize("spec", [jax.P(None, None, "d"), jax.P(None, None, None)], ids=["divided", "replicated"])
+@pytest.mark.parametrize("tree", [{"w": jnp.ones((2, 3))}, {"w": jax.random.split(jax.random.key(0), (2, 3))}])
+def test_a_sharding_of_too_many_axes(manager, spec, tree):
+    sharding = jax.NamedSharding(jax.make_mesh((1,), ("d",)), spec)
+    orbax.save(manager, 0, tree)
+    misfit = r"shape \[2, 3\] cannot be sharded as was asked"
+    with pytest.raises(st.errors.StructureMismatchError, match=misfit) as error:
+        orbax.restore(manager, 0, sharding=sharding)
+    assert "    sharedtree.orbax.restore(manager, step, sharding=" in str(error.value)
+    with pytest.raises(st.errors.StructureMismatchError, match=misfit):
+        st.from_bytes(st.to_bytes(tree), sharding=sharding)
+
+
 @pytest.mark.slow
 def test_two_processes_and_another_topology(tmp_path):
     with socket.socket() as free:

@@ -57,6 +57,12 @@ class Config:
     kind: Kind
 
 
+class Beside(eqx.Module):
+    a: Any
+    b: Any
+    ab: Any
+
+
 def model(start=0.0, tied=True):
     block = Block(jnp.arange(6.0).reshape(2, 3) + start, jnp.zeros(3) + start)
     other = block if tied else Block(block.weight + 0, block.bias + 0)
@@ -219,6 +225,19 @@ def test_ties_of_modules(path):
     with pytest.raises(st.errors.StructureMismatchError, match="Load it as it is") as raised:
         st.load(st.to_bytes([w, w, {"a b": w}]), like=[w, jnp.ones(3), {"a b": w + 1}])
     assert "template = " not in str(raised.value)
+
+
+def test_a_difference_beside_a_tie_is_none_below_it(path):
+    """`.ab` begins with `.a`, and is another place."""
+    w = jnp.ones(2)
+    st.save(path, Beside(w, w, jnp.ones(3)))
+    with pytest.raises(st.errors.StructureMismatchError, match=r"tie\(template, lambda m: \(m\.a, m\.b\)\)"):
+        st.load(path, like=Beside(w, w + 0, jnp.ones(4)))
+    # What is below it is not fitted by a tie.
+    st.save(path, Beside([w], [w], 0))
+    with pytest.raises(st.errors.StructureMismatchError) as raised:
+        st.load(path, like=Beside([jnp.ones(3)], [jnp.ones(3)], 0))
+    assert "tie(" not in str(raised.value)
 
 
 def test_a_template_that_is_something_else(path):

@@ -303,7 +303,8 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
 
     Raises:
         FormatError: if an entry says that its array is JAX's, but the installed JAX does not have the dtype.
-        StructureMismatchError: if JAX would shorten 64-bit numbers to 32 bits, since 64-bit types are switched off.
+        StructureMismatchError: if JAX would shorten 64-bit numbers to 32 bits, since 64-bit types are switched off; or
+            if an array cannot be sharded as its placement says.
     """
     of_jax = [entry for entry in entries if entry.kind == "jax"]
     for entry in of_jax:
@@ -327,7 +328,30 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
             'Switch 64-bit types on before you load it:\n    jax.config.update("jax_enable_x64", True)',
             [entry.tensor for entry in shortened],
         )
-    return [place(entry) if entry.kind == "jax" else None for entry in entries]
+    placements = [place(entry) if entry.kind == "jax" else None for entry in entries]
+    for entry, placement in zip(entries, placements, strict=True):
+        _require_fitting(entry, placement)
+    return placements
+
+
+def _require_fitting(entry: ArrayEntry, placement: Placement) -> None:
+    """Raises `StructureMismatchError` if an array has too few axes for a sharding, or cannot be divided evenly."""
+    if placement is None or isinstance(placement, jax.Device):
+        return
+    # The shape of PRNG keys is that of the keys, and not of their raw data.
+    shape = struct_of(entry).shape
+    # Both calls are only for their errors. The first raises for a sharding of too many axes, the second for a size that
+    # cannot be divided evenly.
+    try:
+        jax.ShapeDtypeStruct(shape, np.uint8, sharding=placement)
+        placement.shard_shape(shape)
+    except ValueError as error:
+        raise StructureMismatchError(
+            f"`{printable(entry.tensor)}` of shape {list(shape)} cannot be sharded as was asked: {error}\n"
+            "Give it another sharding:\n"
+            "    sharedtree.load(path, sharding=lambda name, struct: jax.devices()[0])",
+            (entry.tensor,),
+        ) from error
 
 
 @functools.cache
@@ -394,23 +418,11 @@ def _parts_to_read(entry: ArrayEntry, placement: Any) -> set[Bounds] | None:
 
     It is read as a whole if there is no sharding, if it holds PRNG keys, or if it is replicated and all devices are
     this process's.
-
-    Raises:
-        StructureMismatchError: if the array cannot be sharded like that.
     """
     if placement is None or isinstance(placement, jax.Device) or entry.key is not None:
         return None
     if placement.is_fully_replicated and placement.is_fully_addressable:
         return None
-    try:
-        placement.shard_shape(entry.shape)
-    except ValueError as error:
-        raise StructureMismatchError(
-            f"`{printable(entry.tensor)}` of shape {list(entry.shape)} cannot be sharded as was asked: {error}\n"
-            "Give it another sharding:\n"
-            "    sharedtree.load(path, sharding=lambda name, struct: jax.devices()[0])",
-            (entry.tensor,),
-        ) from error
     indices = placement.addressable_devices_indices_map(entry.shape).values()
     return {_bounds(index, entry.shape) for index in indices}
 

@@ -68,7 +68,7 @@ def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None)
     """Runs independent jobs on several threads. The caller's thread is one of them.
 
     If a job or the iterator raises, no more jobs are started. Once all threads have ended, the first error is raised
-    on the caller's thread.
+    on the caller's thread. If the system allows no more threads, those that there are do the jobs.
 
     Args:
         jobs: functions to call once each. The iterator is only advanced by one thread at a time.
@@ -95,9 +95,15 @@ def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None)
         except BaseException as error:  # noqa: BLE001
             errors.append(error)
 
-    threads = [threading.Thread(target=work, name=f"sharedtree-read-{i}") for i in range(1, num_threads)]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    for i in range(1, num_threads):
+        thread = threading.Thread(target=work, name=f"sharedtree-read-{i}")
+        # `start` raises this if the system allows no more threads, and while the interpreter shuts down.
+        try:
+            thread.start()
+        except RuntimeError:
+            break
+        threads.append(thread)
     work()
     for thread in threads:
         thread.join()

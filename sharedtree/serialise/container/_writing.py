@@ -570,9 +570,14 @@ class _Hasher:
             self._copies.popleft().result()
         try:
             future = self._thread.submit(_hash, self._digests, first_digest, offset, buffer)
-        # While the interpreter shuts down, executors take no more work. Then this thread hashes, after the other.
+        # While the interpreter shuts down, executors take no more work, and the system may allow no more threads. Then
+        # this thread hashes, after the other.
         except RuntimeError:
             self.wait_for_digests()
+            # If the thread could not be started, the executor has queued the work all the same. It would do it with the
+            # next work for which a thread starts, and the buffer would be hashed twice. After `shutdown` it takes no
+            # more.
+            self._thread.shutdown(cancel_futures=True)
             _hash(self._digests, first_digest, offset, buffer)
             return
         self._submitted.append(future)

@@ -141,7 +141,7 @@ def _error_for_missing(
     # Current name → name in a loaded module.
     moved = _find_moved_names([current_names[key] for key in faults], main)
     libraries = [library_of(root_of(current_names[key])) for key in faults]
-    if len(moved) == len(faults):
+    if all(current_names[key] in moved for key in faults):
         # `train.py` calls its class `__main__:Net`, and a program that imports `train` calls it `train:Net`.
         lines += ["What programs define has other names for others. If these are meant, say so:"]
         new_names = {name: moved[current_names[kind, name]] for kind, name in faults}

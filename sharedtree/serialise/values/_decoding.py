@@ -62,7 +62,7 @@ from ._changed_classes import (
 )
 from ._encoding import find_left_out_values, names_in
 from ._kinds_of_values import name_of_method
-from ._left_out_values import Key, left_out_atoms
+from ._left_out_values import Key, dropped_atoms, left_out_atoms
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
 from ._paths import first_parents, part_at, path_from
 from ._template import Comparison, LoadReport, compare, rebuild, require_no_differences
@@ -248,6 +248,8 @@ class Plan:
     def _find_template_values(self, left_out: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
         """Finds in a template the values left out of the file. Returns a dict: atom → value.
 
+        For a value in or below a dropped attribute, it is None, and no template is needed.
+
         Args:
             left_out: the atoms in the places of these values in the file, such as ("left_out", "0").
             like: the template. None if there is none.
@@ -257,7 +259,9 @@ class Plan:
             StructureMismatchError: if there is no template, or it has nothing at the path of some atom. The error lists
                 at most 20 paths.
         """
-        values = {} if like is None else find_left_out_values(like, self._manifest, self._step_after_renames)
+        values: dict[Key, Any] = dict.fromkeys(dropped_atoms(self._manifest, self._step_after_renames))
+        if like is not None:
+            values |= find_left_out_values(like, self._manifest, self._step_after_renames)
         absent = [atom for atom in left_out if atom not in values]
         if absent:
             # Atoms and names are both pairs of texts, so one function finds the paths of either.
@@ -338,9 +342,9 @@ class Plan:
         ties = self._comparison.tie_differences[:_MAX_DIFFERENCES] if len(other_paths) <= _MAX_DIFFERENCES else ()
         for first, path, is_tied_in_file in ties:
             # A call is offered only if both paths can be written as code, and no other difference is at or below them.
-            # `startswith` may also find a neighbour, such as `.ab` for `.a`. Then the call is not offered either.
+            below = (f"{first}.", f"{first}[", f"{path}.", f"{path}[")
             if all(map(_IN_CODE.fullmatch, (first, path))) and not any(
-                other_path.startswith((first, path)) for other_path in other_paths
+                other_path in (first, path) or other_path.startswith(below) for other_path in other_paths
             ):
                 calls.setdefault((first, is_tied_in_file), [first] if is_tied_in_file else []).append(path)
         lines = ["Give the template the ties of the file:"] if calls else []

@@ -18,7 +18,7 @@ children are being written. A *view* (`View`) is an array computed from other ar
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ...core import __version__
@@ -50,7 +50,7 @@ from ._kinds_of_values import (
     take_enum,
     take_registered,
 )
-from ._left_out_values import Key, LeaveOut, find_in_template
+from ._left_out_values import Key, LeaveOut, NewStep, find_in_template
 from ._manifest import FORMAT
 from ._nodes import MAX_NAME, Collisions, Decomposition, Manifest, Node, TypeEntry
 from ._paths import path_to
@@ -168,19 +168,17 @@ def names_in(tree: Any) -> dict[str, Any]:
     return {**walk.named, **methods}
 
 
-def find_left_out_values(
-    template: Any, manifest: Manifest, new_step: Callable[[Node, str], str | None]
-) -> Mapping[Key, Any]:
+def find_left_out_values(template: Any, manifest: Manifest, new_step: NewStep) -> Mapping[Key, Any]:
     """Finds the values left out of a file, at the same paths of a template.
 
     Args:
         template: the template.
         manifest: the manifest of the file.
-        new_step: (node, step in the file) → step in the template. None if the attribute is dropped.
+        new_step: see `NewStep`.
 
     Returns:
         A dict: atom that takes the place of a value in the file, such as `("left_out", "0")` → value in the template.
-        An atom is absent if the template has nothing at its path. It has the value None if its attribute is dropped.
+        An atom is absent if the template has nothing at its path, or if its path leads through a dropped attribute.
 
     Raises:
         CycleError: if an object of the template contains itself.

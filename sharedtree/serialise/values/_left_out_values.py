@@ -180,11 +180,54 @@ def first_wrongly_incomplete(nodes: Sequence[Node]) -> int | None:
     return None
 
 
+NewStep = Callable[[Node, str], str | None]
+"""(node of a file, step to one of its children) → the step today. None if the user drops the attribute."""
+
+
+def _incomplete_nodes(manifest: Manifest) -> list[bool]:
+    """Returns for each node whether a value was left out of it or of a node below it."""
+    is_incomplete: list[bool] = []
+    for node in manifest.nodes:
+        children = children_of(node)
+        is_incomplete.append(
+            any(is_incomplete[child] if type(child) is int else _is_left_out(child) for child in children)
+        )
+    return is_incomplete
+
+
+def dropped_atoms(manifest: Manifest, new_step: NewStep) -> set[Key]:
+    """Finds the left-out values that are not needed, because each path to them leads through a dropped attribute.
+
+    Args:
+        manifest: the manifest of the file.
+        new_step: see `NewStep`.
+
+    Returns:
+        The atoms of these values.
+    """
+    is_incomplete = _incomplete_nodes(manifest)
+    dropped: set[Key] = set()
+    if type(manifest.root) is not int:
+        return dropped
+    # Children stand before their parents, so the loop gets to each node after its parents.
+    needed = {manifest.root}
+    for number in range(manifest.root, -1, -1):
+        if not is_incomplete[number]:
+            continue
+        for child, step in steps(manifest, manifest.nodes[number]):
+            is_needed = number in needed and new_step(manifest.nodes[number], step) is not None
+            if type(child) is int and is_needed:
+                needed.add(child)
+            elif _is_left_out(child) and not is_needed:
+                dropped.add(tuple(child))  # pyright: ignore[reportArgumentType]
+    return dropped
+
+
 def find_in_template(
     manifest: Manifest,
     template: Manifest,
     open_node: Callable[[int], Iterator[tuple[Any, str]]],
-    new_step: Callable[[Node, str], str | None],
+    new_step: NewStep,
 ) -> Mapping[Key, Any]:
     """Finds the values left out of a file, at the same paths of a template.
 
@@ -192,20 +235,14 @@ def find_in_template(
         manifest: the manifest of the file.
         template: the manifest that a file of the template would have.
         open_node: number of a node of the template → pairs of a child, as an object, and the step to it.
-        new_step: (node, step in the file) → step in the template. None if the attribute is dropped.
+        new_step: see `NewStep`.
 
     Returns:
-        A dict: atom of the file → the value in the template. An atom is absent if the template has nothing at its path.
-        It has the value None if its attribute is dropped.
+        A dict: atom of the file → the value in the template. An atom is absent if the template has nothing at its path,
+        or if its path leads through a dropped attribute.
     """
     values: dict[Key, Any] = {}
-    # For each node, whether a value was left out of it or of a node below it.
-    is_incomplete: list[bool] = []
-    for node in manifest.nodes:
-        children = children_of(node)
-        is_incomplete.append(
-            any(is_incomplete[child] if type(child) is int else _is_left_out(child) for child in children)
-        )
+    is_incomplete = _incomplete_nodes(manifest)
     if type(manifest.root) is not int or type(template.root) is not int:
         return values
 
@@ -232,9 +269,9 @@ def find_in_template(
             step = new_step(manifest.nodes[number], step)
             # The user drops the attribute, so nothing is needed from the template.
             if step is None:
-                values |= {tuple(child): None} if _is_left_out(child) else {}  # pyright: ignore
+                continue
             # A node here and a node there: they correspond.
-            elif type(child) is int and type(template_children.get(step)) is int:
+            if type(child) is int and type(template_children.get(step)) is int:
                 template_nodes.setdefault(child, template_children[step])  # pyright: ignore[reportArgumentType]
             elif _is_left_out(child) and step in objects_at(template_node):
                 values[tuple(child)] = objects_at(template_node)[step]  # pyright: ignore
