@@ -215,7 +215,7 @@ def raise_prefix_mismatch(name: str, part: Any, expected: str, path: Path, part_
     raise SharingMismatchError(
         f"`{name}` does not fit the tree {place}: it has a `{type(part).__name__}`{part_details} where the tree has "
         f"{expected}.\n"
-        "Give one value for the whole node, or a node of the same class:\n"
+        "Give one value for the whole tree node, or a node of the same class:\n"
         f"    {name} = jax.tree.map(lambda _: value, model)",
         (text,),
     )

@@ -438,9 +438,9 @@ def _make_static(value: Any, rules: Rules, path_text: Callable[[], str], static_
         ) from None
     except Incomparable as error:
         raise StaticComparisonError(
-            f"The static value at `{path_text()}` cannot be compared. It is or holds a "
+            f"The static value at `{path_text()}` cannot be compared, since it is or holds a "
             f"`{type(error.value).__qualname__}`: {error.reason}.\n"
-            "What is not traced is part of the structure, so equal calls must be recognised by `==`. Give the class\n"
+            "Static values are compared with `==`, to find out whether a call needs a new trace. Give the class\n"
             "    def __eq__(self, other): return type(other) is type(self) and self.key == other.key\n"
             "    def __hash__(self): return hash(self.key)",
             (path_text(),),
@@ -481,8 +481,9 @@ def cycle_error(obj: Any, outer_path: str, inner_path: str) -> CycleError:
         outer_path: its path. An empty text if it is the root.
         inner_path: its path below itself, beginning with `outer_path`.
     """
+    place = f"at `{outer_path}`" if outer_path else "at the root"
     return CycleError(
-        f"A `{type(obj).__name__}` contains itself: it sits at `{outer_path}` and again, within itself, at "
+        f"A `{type(obj).__name__}` contains itself: it sits {place} and again, within itself, at "
         f"`{inner_path}`.\n"
         "A DAG has no cycles, and JAX crashes on them. Break the cycle, for example by holding the parent in a "
         "static field with a weak reference:\n"

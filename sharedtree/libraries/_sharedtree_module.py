@@ -301,8 +301,8 @@ def require_soundness(cls: Any) -> None:
     for name, value in vars(cls).items():
         if type(value) is Marked:
             raise TypeError(
-                f"`{cls.__name__}.{name}` marks an attribute of the class, which all instances would have together. "
-                f"Mark it in `__init__`, or declare a field of a dataclass:\n"
+                f"`{cls.__name__}.{name}` is a marked attribute of the class, which all instances would share. Mark "
+                "it in `__init__`, or declare a field of a dataclass:\n"
                 f"    {name}: jax.Array = sharedtree.{_FUNCTIONS[value.kind]}(default_factory=...)"
             )
 

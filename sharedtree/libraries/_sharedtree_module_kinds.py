@@ -345,8 +345,8 @@ def _undeclared(cls: Any) -> str | None:
 def _unassigned_mark_error(cls: Any, name: str) -> UnregisteredTypeError:
     """Returns the error for a marked value put into the `__dict__` without an assignment."""
     return UnregisteredTypeError(
-        f"`{cls.__name__}.{name}` was marked, but not set by assignment, as where the class is a frozen dataclass. "
-        "Leave out `frozen=True`, or declare the field:\n"
+        f"`{cls.__name__}.{name}` was marked, but not set by an assignment, as in a frozen dataclass. Leave out "
+        "`frozen=True`, or declare the field:\n"
         f"    {name}: jax.Array = sharedtree.parameter()",
         (f".{name}",),
     )
@@ -382,9 +382,10 @@ def require_markable(value: Any, kind: Kind, head: str) -> None:
     # The error about hidden arrays or modules says more than the next one.
     require_no_hidden_children(value, head)
     raise UnregisteredTypeError(
-        f"{head} is {_NAMES[kind]}, and {shown(value)} is nothing that JAX could trace: no array, no number, no module "
-        "and no container of these. What is not traced needs no mark, and an attribute loses its mark when it is "
-        "deleted:\n    del module.attribute\n    module.attribute = value",
+        f"{head} is {_NAMES[kind]}, but {shown(value)} is not something that JAX can trace: an array, a number, a "
+        "module or a container of these. Delete the attribute, so that it loses its mark:\n"
+        "    del module.attribute\n"
+        "    module.attribute = value",
         ("",),
     )
 
@@ -403,20 +404,22 @@ def require_no_hidden_children(value: Any, head: str) -> None:
     cls: Any = type(value)
     if isinstance(value, MappingView) or (isinstance(value, Iterator) and cls.__module__ in ("builtins", "itertools")):
         raise UnregisteredTypeError(
-            f"{head} is assigned a `{cls.__name__}`, which is no container of its own, so no pytree can hold what it "
-            "gives. Make it a list:\n    module.attribute = list(value)",
+            f"{head} is assigned a `{cls.__name__}`, which is not itself a container, so it cannot be part of a "
+            "pytree. Make it a list:\n"
+            "    module.attribute = list(value)",
             ("",),
         )
     if isinstance(value, (set, frozenset)) and _hidden_child(value) is not None:
         raise UnregisteredTypeError(
-            f"{head} is assigned a `{cls.__name__}` of arrays or modules, which has no order, so it is no pytree and "
-            "nothing in it can be seen. Make it a list:\n    module.attribute = list(value)",
+            f"{head} is assigned a `{cls.__name__}` of arrays or modules, which has no order, so it cannot be a "
+            "pytree. Make it a list:\n"
+            "    module.attribute = list(value)",
             ("",),
         )
     if isinstance(value, types.MethodType) and _is_jax_or_module(value.__self__):
         raise UnregisteredTypeError(
-            f"{head} is assigned a method of a `{type(value.__self__).__name__}`, which holds that very object, so a "
-            "transform or a copy would go on with the old one. Make it a property:\n"
+            f"{head} is assigned a bound method of a `{type(value.__self__).__name__}`, which would still use the old "
+            "object after a transform or a copy. Make it a property:\n"
             "    @property\n"
             "    def attribute(self):\n"
             "        return self.method",
@@ -533,8 +536,8 @@ def kind_of_value(value: Any, head: str | None = None) -> Kind:
         part = stack.pop()
         if type(part) is Marked:
             raise UnregisteredTypeError(
-                f"{head or 'An attribute'} is a container with {_NAMES[part.kind]} in it. A mark belongs to an "
-                "attribute, for it is the attribute that keeps it. Mark the container:\n"
+                f"{head or 'An attribute'} is a container with {_NAMES[part.kind]} in it, but only a whole attribute "
+                "can be marked. Mark the container:\n"
                 "    module.attribute = sharedtree.parameter(value)",
                 ("",),
             )

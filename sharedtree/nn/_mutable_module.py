@@ -113,7 +113,7 @@ def _marked(kind: Kind, function_name: str, value: Any, options: dict[str, Any])
         return assigning.field_declaring(kind, **options)
     if options:
         raise TypeError(f"{function_name} takes a value, or the options of a field without a value; not both.")
-    require_markable(value, kind, f"What is given to {function_name}")
+    require_markable(value, kind, f"The value passed to {function_name}")
     return Marked(kind, value)
 
 
@@ -359,8 +359,8 @@ def _merged(module: T, parameters: Any) -> T:
         if first_source != source and not are_one_value(parameter_dag, first_source, source):
             first_text, text = jtu.keystr(first_path), jtu.keystr(path)
             raise SharingMismatchError(
-                f"`{first_text}` and `{text}` are one leaf in the module, but two objects in the parameters.\nWhich of "
-                "the two is meant cannot be known.\n"
+                f"`{first_text}` and `{text}` are one leaf in the module, but two objects in the parameters.\n"
+                "Nothing says which of the two is right.\n"
                 f"{how_to_tie('parameters', 'module.parameters()', in_containers=False)}",
                 (first_text, text),
             )
@@ -466,9 +466,8 @@ def _of_another_shape(path: Path, op: Node, source_op: Op) -> SharingMismatchErr
     """Returns the error for parameters with another class, or another number of children, at a path."""
     text, source_name = jtu.keystr(path), source_op.type.cls.__name__ if type(source_op) is Node else "leaf"
     return SharingMismatchError(
-        f"The parameters differ in shape from the module at `{text}`: there is a `{op.type.cls.__name__}` here, and a "
-        f"`{source_name}` there, or one with another number of children. Merge what `parameters` gave of the same "
-        "module:\n"
+        f"The parameters do not fit the module at `{text}`: the module has a `{op.type.cls.__name__}`, the parameters "
+        f"have a `{source_name}`, or one with another number of children. Merge parameters of the same module:\n"
         "    module = module.merge(sharedtree.tree.map(update, module.parameters()))",
         (text,),
     )

@@ -102,6 +102,6 @@ def require_no_prefix_filter(argnums: Any) -> None:
     if argument_filter is not None:
         argument, code = argument_filter
         raise TypeError(
-            f"`argnums` is one position or several, not {shown(argnums)}. A filter is an option of its own:\n"
+            f"`argnums` takes one position or several, not {shown(argnums)}. Pass a filter as `wrt`:\n"
             f"    sharedtree.grad(f, argnums={argument!r}, wrt={code})"
         )

@@ -250,8 +250,8 @@ def exporting(
         export_policy = current_policy(jitted.policy or policy)
         if export_policy.in_place:
             raise ValueError(
-                f"A program that `{title_of(transform)}` makes holds none of its caller's objects, so nothing could be "
-                "written back in place. Return what changes:\n"
+                f"A program that `{title_of(transform)}` makes has none of its caller's objects, so `in_place=True` "
+                "could write nothing back. Return the changed objects:\n"
                 "    exported = sharedtree.export(sharedtree.jit(f, in_place=False))(model)"
             )
         # A program cannot refer to its caller's objects, so it returns unchanged modules like others.

@@ -485,10 +485,9 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
     predicate = "is a `jax.Ref`" if len(paths) == 1 else "are `jax.Ref`s"
     raise TypeError(
         f"`{title}` cannot differentiate with respect to {listed(paths)}, which {predicate}: a place, not a value. In "
-        "modules of Equinox's it is handed to the function beside what is differentiated. In others this has to be "
-        "said:\n"
-        f"    sharedtree.{title.removeprefix('jax.')}"
-        f"(f, wrt=lambda path, value: not isinstance(value, {class_or_tuple}))"
+        "an Equinox module it is not differentiated anyway. In other modules, exclude it:\n"
+        f"    sharedtree.{title.removeprefix('jax.')}(f, wrt=lambda path, value: not isinstance(value, "
+        f"{class_or_tuple}))"
     )
 
 

@@ -392,10 +392,10 @@ def _selected_somewhere(
     return InconsistentSharingError(
         "\n".join(
             [
-                f"One leaf of a `Dag`, but `{words.option}` selects it at one path and not at another:",
+                f"`{words.option}` selects one leaf of a `Dag` at one path and not at another:",
                 *lines[:MOST_PATHS],
                 code_that_selects(other_paths, spec, words.option)
-                + "A `Dag` has each leaf once. Select it at all of its paths, or make it several before:",
+                + "A `Dag` has each leaf once. Select it at all of its paths, or untie it before:",
                 "    dag = sharedtree.Dag(sharedtree.untie(dag.tree))",
             ]
         ),
@@ -444,9 +444,8 @@ def too_many_paths(option: str, text: str) -> ValueError:
         text: a clause that counts the paths, such as "10 paths lead to the leaves of the tree".
     """
     return ValueError(
-        f"`{option}` looks at paths, and {text}.\n"
-        "What is tied is selected at all of its paths or at none, so a function of a path is asked at each. A class, "
-        "or a function of a leaf, is asked about each leaf once:\n"
+        f"`{option}` is a function of paths, and {text}.\n"
+        "Such a function is called for every path. A class, or a function of a leaf, is asked about each leaf once:\n"
         f"    {option} = lambda leaf: getattr(leaf, 'ndim', 0) > 1"
     )
 
@@ -541,17 +540,17 @@ def _not_a_filter(part: Any, keys: Path, option: Option) -> SharingMismatchError
     """Makes the error for a part of a prefix that is no filter at the path of a leaf."""
     path, name = jtu.keystr(keys), option.name
     if callable(part):
-        advice = f"If this is meant to be called, say so:\n    {name} = lambda leaf: spec(leaf)"
+        advice = f"If it is to be called with each leaf:\n    {name} = lambda leaf: spec(leaf)"
     elif isinstance(part, str):
         advice = (
-            "A string in a tree may be a static value. A tag of NNX is there in a list:\n"
+            "Inside a tree, a string counts as a static value. To select by a tag of NNX, put it into a list:\n"
             f"    {name} = equinox.tree_at(lambda tree: tree{path}, {name}, [{part!r}])"
         )
     else:
         advice = "Write True or False there."
     return SharingMismatchError(
-        f"`{name}` has a `{name_of_class(part)}` at `{path}`, where it must say what to select. It is made of booleans "
-        f"and functions that take a leaf, in the nodes of the tree. {advice}",
+        f"`{name}` has a `{name_of_class(part)}` at `{path}`, where it must have a boolean or a function that takes a "
+        f"leaf. {advice}",
         (path,),
     )
 
@@ -566,12 +565,11 @@ def _static_values_in_prefix(occurrences: Sequence[tuple[FilterPrefix, Path]]) -
     value, name = first_part.tree, first_part.option.name
     paths = [jtu.keystr(keys) for _, keys in occurrences]
     return SharingMismatchError(
-        f"`{name}` has {shown(value)} at {listed(paths)}, where the tree has a static value. That is "
-        "no boolean, and a function there would be called as a filter.\n"
-        "`sharedtree.tree.map` maps the traced leaves, and keeps the static ones. A specification that has a boolean "
-        "at every leaf begins as\n"
+        f"`{name}` has {shown(value)} at {listed(paths)}, where the tree has a static value and the specification "
+        "must have a boolean.\n"
+        "`sharedtree.tree.map` keeps static values. Begin with a specification that has a boolean at every leaf:\n"
         f"    {name} = sharedtree.tree.filter(model, False, replace=False)\n"
-        "and one that has booleans at all other leaves is completed by\n"
+        "Or replace the static values in this one:\n"
         f"    {name} = sharedtree.tree.filter({name}, lambda leaf: isinstance(leaf, bool), replace=False)",
         paths,
     )

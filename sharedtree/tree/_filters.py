@@ -280,8 +280,8 @@ def takes(function: Callable[..., Any], option: Option) -> Literal["leaf", "path
         return option.calls_with
     if not takes_leaf and not takes_two:
         raise TypeError(
-            f"`{option.name}` calls {definition_of(function)} with a leaf, or with a path and the value that is there. "
-            "It can be called neither with one argument nor with two. Such functions can:\n"
+            f"{definition_of(function)} cannot be a filter for `{option.name}`, since it takes neither one argument, "
+            "a leaf, nor two, a path and the value there. These functions can:\n"
             f"    {option.code}lambda leaf: leaf.ndim > 1)\n"
             f"    {option.code}lambda path, value: path[-1] != 'bias')"
         )
@@ -317,24 +317,21 @@ def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Op
     if isinstance(answer, (bool, np.bool_)):
         return bool(answer)
     raise TypeError(
-        f"`{option.name}` says of each path and value whether to select it, True or False; at {place.path!r} "
-        f"{definition_of(function)} returned {shown(answer)}. What an array holds cannot decide, for it may not be "
-        "known yet; what is known of it can:\n"
+        f"{definition_of(function)} must return True or False for `{option.name}`, but returned {shown(answer)} at "
+        f"{place.path!r}. The values in an array cannot decide, since they may be traced. Its shape and dtype can:\n"
         f"    {option.code}lambda path, value: value.ndim > 1)"
     )
 
 
 def _no_filter(spec: Any, option: Option) -> TypeError:
     """Returns the error for a specification if it is no filter."""
-    advice = "For example"
+    advice = "For example:"
     # `grad(f, wrt=1)` is `argnums` by mistake.
     if isinstance(spec, int) and option.code.startswith("sharedtree.grad"):
-        advice = (
-            "Which argument is differentiated is said by\n    sharedtree.grad(f, argnums=1)\nand which of its leaves by"
-        )
+        advice = "`argnums` selects the argument:\n    sharedtree.grad(f, argnums=1)\n`wrt` selects its leaves:"
     return TypeError(
-        f"`{option.name}` is a filter: a class, a tag, a function of a leaf or of a path and a value, several of "
-        f"these, or a tree of booleans, not {shown(spec)}. {advice}\n"
+        f"`{option.name}` must be a filter, not {shown(spec)}: a class, a tag, a function of a leaf or of a path and "
+        f"a value, several of these, or a tree of booleans. {advice}\n"
         f"    {option.code}lambda path, value: path[-1] != 'bias')"
     )
 
@@ -357,9 +354,9 @@ def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str
     lines = [f"    `{name_of_class(place.value)}` at {place.path!r}" for place in candidates[:MOST_CANDIDATES]]
     if len(candidates) > MOST_CANDIDATES:
         lines.append(f"    … and {len(candidates) - MOST_CANDIDATES} more")
-    advice = "Give one or more of these classes, or a function of both:"
+    advice = "Use one or more of these classes, or a function of a path and a value:"
     if tags:
-        advice = "A string is an NNX tag; for a path write"
+        advice = "A string is a tag of NNX. For a path, use a function:"
     step = _step_in(candidates[0], words)
     code = f"    {option.code}lambda path, value: path == {candidates[0].path!r})"
     if step is not None:

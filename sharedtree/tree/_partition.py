@@ -156,8 +156,9 @@ def _inconsistent_filter(answers: Sequence[Asked], spec: AnyFilter, tree: Any) -
             f"    spec = eqx.tree_at(lambda m: (m{path1}, m{path2}), spec, replace_fn=lambda _: True)\n"
         )
     return InconsistentSharingError(
-        f"`{path1}` and `{path2}` are one object, but `filter_spec` has it {treatments[0]} at the first path and "
-        f"{treatments[1]} at the second.\n{fix}Or part them first: sharedtree.untie(model, lambda m: m{path2})",
+        f"`{path1}` and `{path2}` are one object, but for `filter_spec` it is {treatments[0]} at the first path and "
+        f"{treatments[1]} at the second.\n"
+        f"{fix}Or untie it first: sharedtree.untie(model, lambda m: m{path2})",
         (path1, path2),
         treatments,
     )

@@ -266,12 +266,10 @@ class Plan:
             listed = ", ".join([f"`{printable(path)}`" for path in paths[:20]])
             option = f", renames={{{renames_as_code(self._renames, {})}}}" if self._renames else ""
             # The middle of the sentence below, without a template and with one.
-            fact = (
-                "what was left out comes" if like is None else "the template has nothing there: what was left out comes"
-            )
+            fact = "which must come" if like is None else "and the template has nothing there. This must come"
             raise StructureMismatchError(
-                f"`{label}` was saved without {listed}, and {fact} from a template of the same classes that has it. "
-                f"All else comes from the file:\n    model = sharedtree.load(path, like=template{option})",
+                f"`{label}` was saved without {listed}, {fact} from a template of the same classes. Everything else "
+                f"comes from the file:\n    model = sharedtree.load(path, like=template{option})",
                 paths,
             )
         return values
@@ -314,8 +312,8 @@ class Plan:
         if paths or names:
             listed = ", ".join([f"`{printable(path)}`" for path in dict.fromkeys(paths)][:20])
             raise StructureMismatchError(
-                f"`{label}` or the template has a `Dag`, whose model is one with what is beside it, at {listed}. A "
-                "template is not filled with parts of such a file. Load it as it is, or save `dag.tree` instead:\n"
+                f"`{label}` or the template has a `Dag`, at {listed}, whose model may share objects with the rest. "
+                "Such a template cannot be filled. Load the file as it is, or save `dag.tree` instead:\n"
                 f"    model = {call_without_template(_names(self._manifest), self._manifest.main, self._renames)}",
                 paths,
             )
@@ -350,8 +348,10 @@ class Plan:
             function = "tie" if is_tied_in_file else "untie"
             lines.append(f"    template = sharedtree.{function}(template, lambda m: {code})")
         if len(calls) > _MAX_TIE_CALLS:
-            lines.append("and likewise the others.")
-        lines.append(f"{'Or load' if calls else 'Load'} it as it is, or load what fits and see the rest reported:")
+            lines.append("and the others in the same way.")
+        lines.append(
+            f"{'Or load' if calls else 'Load'} it as it is, or load the parts that fit, with a report of the others:"
+        )
         names, main = _names(self._manifest), self._manifest.main
         lines.append(f"    model = {call_without_template(names, main, self._renames)}")
         options = options_beside(names, main, self._renames, Trust((), names_in(self._template)))

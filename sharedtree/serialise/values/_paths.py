@@ -289,7 +289,7 @@ def _ambiguous_path_message(manifest: Manifest, path: str, matches: list[_StepMa
     children = [match.child for match in matches]
     texts = [node_text(manifest, manifest.nodes[c]) if type(c) is int else atom_text(c) for c in children]
     return (
-        f"The file has {len(matches)} things at or above `{printable(path)}`, for keys that look alike in print lead "
+        f"The file has {len(matches)} things at or above `{printable(path)}`, since keys that are printed alike lead "
         f"to them: {_list_texts(texts)}. Load all of it, and take the one that you mean:\n"
         "    model = sharedtree.load(path)"
     )

@@ -559,7 +559,8 @@ _ADVICE_BETWEEN_CALLS = Advice(
     None,
     [
         (
-            "`jax.device_put`, `jax.tree.map` and `optax.apply_updates` see trees, and do that. To put the tie back:",
+            "Functions on trees, such as `jax.device_put`, `jax.tree.map` and `optax.apply_updates`, lose ties. Put "
+            "the tie back:",
             "    model = sharedtree.retie(model, like=before)",
         ),
         MEANT,
@@ -648,14 +649,16 @@ def report_lost_ties(
     count = "two" if is_single and len(first.untied_paths) == 2 else "several"
     if is_in_trace:
         result = (
-            f"but the result has {count} of them, {listed(first.untied_paths)}"
+            f"and are {count} in the result, {listed(first.untied_paths)}"
             if is_single
-            else "but not in the result"
+            else "and are several in the result"
         )
-        time = "when it was entered"
+        time = "on entry"
     else:
         time = "in an earlier call"
-        result = f"but now are {count}, still equal in value. That has also had the function traced and compiled again"
+        result = (
+            f"and now are {count} with equal values. For this reason the function was also traced and compiled again"
+        )
     message = f"{ties}{more} were one object {'' if is_single else 'each '}{time}, {result}."
     # One advice for all ties: the first known line, and two fixes. `MEANT`, how to say that the loss is meant, comes
     # last.

@@ -183,9 +183,10 @@ def _conflict_error(kept: _Answer, not_kept: _Answer) -> InconsistentSharingErro
     """Returns the error for a leaf that the filter selects at one path and not at another."""
     kept_path, other_path = jtu.keystr(kept.keys), jtu.keystr(not_kept.keys)
     return InconsistentSharingError(
-        f"`{kept_path}` and `{other_path}` are one place in the state, but `keep` selects it at the first path and not "
-        "at the second.\n"
-        "What is one object in the model is one in the state. Keep it at all of its paths, or part it first:\n"
+        f"`{kept_path}` and `{other_path}` are one object, but `keep` selects it at the first path and not at the "
+        "second.\n"
+        "An object at several paths of the model is stored once in the state. Keep it at all of its paths, or untie "
+        "it first:\n"
         f"    model = sharedtree.untie(model, lambda m: m{other_path})",
         (kept_path, other_path),
         ("kept", "not kept"),
