@@ -29,7 +29,7 @@ from ..core._node_types import Trained, trained_below
 from ..core._static_values import copy_of, with_names
 from ..core._structure import LEAF, FlatDag, Node, Op, Path
 from ..libraries import _sharedtree_module as assigning, _sharedtree_module_kinds as kinds
-from ..libraries._sharedtree_module_kinds import PARAMETER, STATE, STATIC, Kind, Marked, require_markable
+from ..libraries._sharedtree_module_kinds import PARAMETER, STATE, STATIC, AttributeKind, Marked, require_markable
 from ..ties._leaf_notes import hand_on
 from ..ties._list_ties import are_one_value, how_to_tie
 from ..ties._policy_and_context import walk_exactly
@@ -100,7 +100,7 @@ def state_field(value: Any = _NO_VALUE, /, **options: Any) -> Any:
     return _marked(STATE, "`sharedtree.state_field`", value, options)
 
 
-def _marked(kind: Kind, function_name: str, value: Any, options: dict[str, Any]) -> Any:
+def _marked(kind: AttributeKind, function_name: str, value: Any, options: dict[str, Any]) -> Any:
     """Returns a marked value, or without a value a field of a dataclass that declares the kind.
 
     Args:
@@ -301,7 +301,7 @@ def _doc_of(value: Any, options: dict[str, Any]) -> "wl.AbstractDoc":
 _COPIES = "copies of static values, by sharedtree"
 """The key in the memo of `copy.deepcopy` for the copies of static values."""
 
-# Kind → the name of the function that marks it.
+# Kind of an attribute → the name of the function that marks it.
 _MARKS = {PARAMETER: "parameter", STATE: "state_field"}
 
 
@@ -350,11 +350,11 @@ def _merged(module: T, parameters: Any) -> T:
     dag, parameter_dag = walk_exactly(module), walk_exactly(parameters)
     trainable_leaves = _trainable_leaves(dag)
     # Leaf of the module → record of its new value, and the first path at which it was found.
-    sources: dict[int, _Source] = {}
+    sources: dict[int, _NewValue] = {}
     for record, source, path in _side_by_side(dag, parameter_dag):
         if record not in trainable_leaves or parameter_dag.objects[source] is None:
             continue
-        first_source, first_path = sources.setdefault(record, _Source(source, path))
+        first_source, first_path = sources.setdefault(record, _NewValue(source, path))
         # A tied leaf has several places, and its new values must be one object there.
         if first_source != source and not are_one_value(parameter_dag, first_source, source):
             first_text, text = jtu.keystr(first_path), jtu.keystr(path)
@@ -370,7 +370,7 @@ def _merged(module: T, parameters: Any) -> T:
     return rebuilt(dag.root, _expansion(dag), lambda record: new_leaves.get(record, dag.objects[record]))
 
 
-class _Source(NamedTuple):
+class _NewValue(NamedTuple):
     """New value of a leaf.
 
     Attributes:

@@ -73,7 +73,7 @@ NOTHING = Nothing()
 jtu.register_pytree_node(Nothing, lambda _: ((), None), lambda *_: NOTHING)
 
 
-class Place(NamedTuple):
+class PlacedObject(NamedTuple):
     """An object in a tree, at the place of a leaf of the model.
 
     Attributes:
@@ -190,7 +190,7 @@ class Parameters(NamedTuple):
         Raises:
             SharingMismatchError: if the tree has two objects for one parameter of the model.
         """
-        first_places: dict[int, Place] = {}
+        first_places: dict[int, PlacedObject] = {}
         for place in self._places(tree):
             assert place is not None
             if self.is_parameter[place.record] and not _is_nothing(place.obj):
@@ -248,7 +248,7 @@ class Parameters(NamedTuple):
         """
         return _is_nothing(obj) or node_type_of(obj) is None
 
-    def _places(self, tree: Any) -> Iterator[Place | None]:
+    def _places(self, tree: Any) -> Iterator[PlacedObject | None]:
         """Yields the objects of a tree at the leaves of the model. If the tree does not match, yields None and stops.
 
         An object that a tree has at several paths of one leaf is yielded once, at the first of them.
@@ -264,7 +264,7 @@ class Parameters(NamedTuple):
                 continue
             visited_records.add(record)
             if type(op) is not Node:
-                yield Place(record, obj, path)
+                yield PlacedObject(record, obj, path)
                 continue
             node_type = node_type_of(obj)
             if node_type is None or node_type.cls is not op.type.cls:

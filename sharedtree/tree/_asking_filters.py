@@ -33,8 +33,8 @@ from ._filters import (
     AnyFilter,
     Filter,
     FilterPrefix,
+    LeafPlace,
     Option,
-    Place,
     any_of,
     is_one_filter,
     is_several_where_no_list_is,
@@ -112,7 +112,7 @@ class Words(NamedTuple):
 IN_WRT = Words("wrt", "differentiated", "not differentiated")
 IN_TREE = Words("filter_spec", "selected", "not selected")
 
-ROOT = Place(path=(), leaf=None, variable=None, holder=None)
+ROOT = LeafPlace(path=(), leaf=None, variable=None, holder=None)
 """The place of the root of a tree, which nothing holds."""
 
 
@@ -120,7 +120,7 @@ def ask(
     tree: FlatDag,
     spec: AnyFilter,
     name: str = "",
-    root_place: Place = ROOT,
+    root_place: LeafPlace = ROOT,
     *,
     asks_static: bool = False,
     words: Words = IN_WRT,
@@ -143,7 +143,7 @@ def ask(
     return _Questions(tree, spec, name, words, asks_static=asks_static).asked_from(root_place)
 
 
-class _Visit(NamedTuple):
+class _FilterVisit(NamedTuple):
     """A record, reached on one path.
 
     Attributes:
@@ -157,7 +157,7 @@ class _Visit(NamedTuple):
 
     record: int
     keys: Path
-    place: Place
+    place: LeafPlace
     spec: AnyFilter
     is_done: bool = False
     is_below_view: bool = False
@@ -186,9 +186,9 @@ class _Questions:
         self._visited: set[int] = set()
         self._num_repeated = 0
         # Record → its first visit outside views. Empty if the tree has no views.
-        self._visits_outside_views: dict[int, _Visit] = {}
+        self._visits_outside_views: dict[int, _FilterVisit] = {}
 
-    def asked_from(self, root_place: Place) -> Answers:
+    def asked_from(self, root_place: LeafPlace) -> Answers:
         """Asks the filter about all leaves: once for each record, or for each path if the filter looks at paths.
 
         Args:
@@ -197,7 +197,7 @@ class _Questions:
         Raises:
             SharingMismatchError: if the prefix does not fit, or has static values that were copied from the tree.
         """
-        root = _Visit(self._tree.root, (), root_place, self._spec)
+        root = _FilterVisit(self._tree.root, (), root_place, self._spec)
         if any(type(op) is Node and op.type.is_view for op, _ in self._tree.records):
             self._visits_outside_views = self._find_visits_outside_views(root)
         # Answers whose parents have none yet. The answers of a node's children are the last ones when the node is done.
@@ -233,9 +233,9 @@ class _Questions:
         # The last answer is that of the root. It is None if the tree has no leaves.
         return Answers(False if pending[0] is None else pending[0], self._of_leaves)
 
-    def _find_visits_outside_views(self, root: _Visit) -> dict[int, _Visit]:
+    def _find_visits_outside_views(self, root: _FilterVisit) -> dict[int, _FilterVisit]:
         """Finds the first visit of each record on paths that lead through no view."""
-        first_visits: dict[int, _Visit] = {}
+        first_visits: dict[int, _FilterVisit] = {}
         stack = [root]
         while stack:
             visit = stack.pop()
@@ -249,7 +249,7 @@ class _Questions:
                     stack.extend(reversed(self._visits_of_children(visit)))
         return first_visits
 
-    def _count(self, visit: _Visit) -> None:
+    def _count(self, visit: _FilterVisit) -> None:
         """Counts a visit of a node if the node was visited before.
 
         Raises:
@@ -261,7 +261,7 @@ class _Questions:
         if self._num_repeated > MOST_REPEATED_VISITS:
             raise too_many_paths(self._words.option, _num_paths(self._tree, self._of_leaves))
 
-    def _of_leaf(self, visit: _Visit) -> bool | None:
+    def _of_leaf(self, visit: _FilterVisit) -> bool | None:
         """Asks the filter about a leaf, and stores the answer.
 
         Returns:
@@ -279,12 +279,12 @@ class _Questions:
         self._of_leaves[visit.record].append(Asked(visit.keys, visit.place.path, answer))
         return answer
 
-    def _is_dag(self, visit: _Visit) -> bool:
+    def _is_dag(self, visit: _FilterVisit) -> bool:
         """Returns True if a record is a `Dag` and the prefix has no `Dag` in its place."""
         has_dag_in_prefix = isinstance(visit.spec, FilterPrefix) and isinstance(visit.spec.tree, Dag)
         return isinstance(self._tree.objects[visit.record], Dag) and not has_dag_in_prefix
 
-    def _of_dag(self, visit: _Visit) -> Any:
+    def _of_dag(self, visit: _FilterVisit) -> Any:
         """Asks the filter about the leaves of a `Dag`, at their paths in the Dag's model, and stores the answers.
 
         The record of the `Dag` itself has a flat list of leaves, whose paths mean nothing to the user.
@@ -302,7 +302,7 @@ class _Questions:
                 self._of_leaves[child].append(Asked((*visit.keys, key), visit.place.path, answer))
         return _joined(answers)
 
-    def _visits_of_children(self, visit: _Visit) -> list[_Visit]:
+    def _visits_of_children(self, visit: _FilterVisit) -> list[_FilterVisit]:
         """Makes the visits of a node's children, each with its place and its part of the prefix."""
         op, children = self._tree.records[visit.record]
         assert type(op) is Node
@@ -316,13 +316,13 @@ class _Questions:
             return prefixes_of_children(part, op, len(children), self._words.option, visit.keys)
 
         parts = self._parts.below(visit.spec, op.type.cls, len(children), visit.keys, split)
-        visits: list[_Visit] = []
+        visits: list[_FilterVisit] = []
         for key, child, part in zip(op.keys, children, parts, strict=True):
             # NNX's path of the array in a variable is the path of the variable.
             step = () if place.variable is not None else (step_of_path(key),)
             child_place = place._replace(path=(*place.path, *step))
             is_below_view = visit.is_below_view or op.type.is_view
-            child_visit = _Visit(child, (*visit.keys, key), child_place, part, is_below_view=is_below_view)
+            child_visit = _FilterVisit(child, (*visit.keys, key), child_place, part, is_below_view=is_below_view)
             # An array that a view is computed from is asked about at its place outside the view, if it has one. So
             # `head.kernel.of[0]` is selected if and only if `embed.embedding`, the same array, is.
             visits.append(self._visits_outside_views.get(child, child_visit) if is_below_view else child_visit)
@@ -347,7 +347,7 @@ def _joined(answers: Sequence[Any]) -> Any:
     return branch_of(tuple([answer if answer is not None else False for answer in answers]))
 
 
-def _answers_of_dag(dag: Dag[Any], spec: AnyFilter, name: str, place: Place, words: Words) -> list[bool]:
+def _answers_of_dag(dag: Dag[Any], spec: AnyFilter, name: str, place: LeafPlace, words: Words) -> list[bool]:
     """Asks a filter about the leaves of a `Dag`, at all paths in its model. Returns one answer for each leaf.
 
     Args:

@@ -40,7 +40,7 @@ MOST_CANDIDATES = 5
 """The largest number of values and paths in an error about a filter without a selection."""
 
 
-class Place(NamedTuple):
+class LeafPlace(NamedTuple):
     """A leaf, its path, and the objects that hold it: all that filters ask about.
 
     Attributes:
@@ -83,7 +83,7 @@ class Filter(NamedTuple):
         asks_for_path: True if the filter may answer differently at two paths of one leaf with one value and one holder.
     """
 
-    selects: Callable[[Place], bool]
+    selects: Callable[[LeafPlace], bool]
     asks_for_path: bool = False
 
 
@@ -112,11 +112,11 @@ OF_TREE = Option("filter_spec", "sharedtree.tree.partition(model, ", "leaf")
 """The parameter of `tree.filter` and `tree.partition`. As in Equinox, an ambiguous function gets the leaf."""
 
 
-def _selects_nothing(place: Place) -> bool:  # noqa: ARG001
+def _selects_nothing(place: LeafPlace) -> bool:  # noqa: ARG001
     return False
 
 
-def _selects_everything(place: Place) -> bool:  # noqa: ARG001
+def _selects_everything(place: LeafPlace) -> bool:  # noqa: ARG001
     return True
 
 
@@ -297,12 +297,12 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def _answer(function: Callable[..., Any], place: Place, option: Option) -> bool:
+def _answer(function: Callable[..., Any], place: LeafPlace, option: Option) -> bool:
     """Calls a function of a path and a value, and returns its boolean."""
     return _checked(function(place.path, place.value), function, place, option)
 
 
-def _checked(answer: Any, function: Callable[..., Any], place: Place, option: Option) -> bool:
+def _checked(answer: Any, function: Callable[..., Any], place: LeafPlace, option: Option) -> bool:
     """Returns the answer of a filter as a bool.
 
     Args:
@@ -339,7 +339,7 @@ def _no_filter(spec: Any, option: Option) -> TypeError:
 # Advice if a filter selects nothing ---------------------------------------------------------------------------------
 
 
-def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str:
+def how_to_select(candidates: Sequence[LeafPlace], spec: Any, option: Option) -> str:
     """Returns text for an error about a filter without selected leaves: some candidates, and code to select one.
 
     Args:
@@ -364,7 +364,7 @@ def how_to_select(candidates: Sequence[Place], spec: Any, option: Option) -> str
     return "\n".join(["It was asked about these values and paths:", *lines, advice, code])
 
 
-def _step_in(place: Place, words: set[str]) -> Any:
+def _step_in(place: LeafPlace, words: set[str]) -> Any:
     """Returns the last step in the path of a place whose text is one of the words. None if no step is."""
     return next((step for step in reversed(place.path) if str(step) in words), None)
 

@@ -13,7 +13,7 @@ from ..core._printing import shown
 from ..core._structure import LEAF, FlatDag, Node, Op, Record, canonical_records
 from ..ties._policy_and_context import IsLeaf, walk_exactly
 from ._asking_filters import IN_TREE, Asked, ask, code_that_selects
-from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, Place, filter_or_prefix, how_to_select, strings_in
+from ._filters import OF_TREE, AnyFilter, Filter, FilterPrefix, LeafPlace, filter_or_prefix, how_to_select, strings_in
 
 T = TypeVar("T")
 
@@ -167,9 +167,9 @@ def _inconsistent_filter(answers: Sequence[Asked], spec: AnyFilter, tree: Any) -
 def _raise_no_tag(walked: FlatDag, filter_spec: Any) -> NoReturn:
     """Raises the error for a string as the filter, if nothing in the tree has that tag of Flax NNX."""
     # All places that the user's filter was asked about.
-    places: list[Place] = []
+    places: list[LeafPlace] = []
 
-    def collect(place: Place) -> bool:
+    def collect(place: LeafPlace) -> bool:
         places.append(place)
         return True
 

@@ -39,7 +39,17 @@ from ...core._static_values import Static
 from ...core._structure import LEAF, FlatDag, Node, Path, Structure, canonical_records
 from ...ties._leaf_notes import note
 from ...ties._policy_and_context import Policy
-from ...ties._ties_that_are_missing import Kind, Lost, LostLeaf, at, kind_of, lost_leaf_ties, maximal, named, unsettled
+from ...ties._ties_that_are_missing import (
+    LeafKind,
+    Lost,
+    LostLeaf,
+    at,
+    kind_of,
+    lost_leaf_ties,
+    maximal,
+    named,
+    unsettled,
+)
 from ...ties._what_loses_ties import (
     KEEPS_NODES,
     MEANT,
@@ -490,10 +500,10 @@ class _Argument(NamedTuple):
     policy_flags: tuple[bool, bool]
     text: str
     dag: Rooted
-    kinds: Sequence[Kind | None]
+    kinds: Sequence[LeafKind | None]
 
 
-def _policies_and_kinds(arguments: Sequence[_Argument]) -> list[tuple[tuple[bool, bool], Sequence[Kind | None]]]:
+def _policies_and_kinds(arguments: Sequence[_Argument]) -> list[tuple[tuple[bool, bool], Sequence[LeafKind | None]]]:
     """Returns the policy flags and the kinds of each argument, which tell apart two traces of one structure."""
     return [(argument.policy_flags, argument.kinds) for argument in arguments]
 

@@ -18,7 +18,7 @@ from ...core._node_types import carries_identity, is_module, node_type_of
 from ...core._prefix_trees import raise_prefix_mismatch
 from ...core._structure import Path
 from .._asking_filters import MOST_REPEATED_VISITS, ROOT, PartsOfPrefix, step_of_path, too_many_paths
-from .._filters import AnyFilter, Option, Place, is_one_filter
+from .._filters import AnyFilter, LeafPlace, Option, is_one_filter
 from ._state_forms import Form, form_of, is_state_leaf
 
 OF_STATE = Option("keep", "sharedtree.state(model, keep=", "leaf")
@@ -37,7 +37,7 @@ class _Occurrence(NamedTuple):
 
     obj: Any
     keys: Path
-    place: Place
+    place: LeafPlace
     spec: AnyFilter
 
 
