@@ -101,7 +101,8 @@ def load_tensors(
     chosen = [entries[tensor.name] for tensor in wanted]
     reading = {"mmap": mmap, "verify": verify, "progress": progress, "is_foreign": True}
     arrays = read_arrays(container, chosen, place_of(sharding), **reading)
-    arrays_by_name = dict(zip([entry.tensor for entry in chosen], arrays, strict=True))
-    return {
-        name: arrays_by_name[name] if name in arrays_by_name else struct_of(entry) for name, entry in entries.items()
-    }
+    # 5. Every tensor is in the result. One that was not read is there as a struct.
+    arrays_by_name: dict[str, Any] = {name: struct_of(entry) for name, entry in entries.items()}
+    for entry, array in zip(chosen, arrays, strict=True):
+        arrays_by_name[entry.tensor] = array
+    return arrays_by_name

@@ -168,9 +168,10 @@ def require_sound(metadata: Any, wanted: Sequence[tuple[ArrayEntry, Placement]],
     # raising an error.
     sizes = [_nbytes(entry, placement) for entry, placement in wanted]
     is_on_host = jax.default_backend() == "cpu"
-    staying_bytes = sum(
-        nbytes for nbytes, (entry, _) in zip(sizes, wanted, strict=True) if is_on_host or entry.kind == "numpy"
-    )
+    staying_bytes = 0
+    for nbytes, (entry, _) in zip(sizes, wanted, strict=True):
+        if is_on_host or entry.kind == "numpy":
+            staying_bytes += nbytes
     needed = max(staying_bytes, *sizes)
     try:
         np.empty(needed, np.uint8)

@@ -409,7 +409,10 @@ def _fill_template(like: Any, tree: Any, arrays_read: dict[str, Any], first_comp
     # are structs even now, and the template keeps its own.
     comparison = compare(tree, like, IdentityDict())
     template = comparison.template
-    fitting = {n: leaf for n, leaf in comparison.fitting_leaves.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
+    fitting = dict(comparison.fitting_leaves)
+    for number, leaf in comparison.fitting_leaves.items():
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            del fitting[number]
     # Arrays of the file that have a place in the result.
     used = IdentitySet()
 

@@ -367,11 +367,10 @@ class _Walk:
         Args:
             root: the number of the node, or the atom, that is the root of this manifest.
         """
-        lists = [[tuple(entry.get(key, ())) for key in _LISTS] for entry in self.types]
-        types = [
-            TypeEntry(entry["name"], entry["kind"], fields, missing, extra)
-            for entry, (fields, missing, extra) in zip(self.types, lists, strict=True)
-        ]
+        types: list[TypeEntry] = []
+        for entry in self.types:
+            fields, missing, extra = [tuple(entry.get(key, ())) for key in _LISTS]
+            types.append(TypeEntry(entry["name"], entry["kind"], fields, missing, extra))
         return Manifest("", tuple(types), (), self.nodes, root, {}, ())
 
     def open_node(self, manifest: Manifest, number: int) -> Iterator[tuple[Any, str]]:

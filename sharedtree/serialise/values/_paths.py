@@ -152,7 +152,11 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         rows: rows of cells. All have the same length.
     """
     widths = [min(max(map(len, column)), _MAX_WIDTH) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines: list[str] = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 # --- the path to a node -----------------------------------------------------------------------------------------------
