@@ -98,7 +98,8 @@ def test_a_cycle_is_an_error_with_both_paths():
         with pytest.raises(st.errors.CycleError) as caught:
             function(tree)
         assert caught.value.paths == (name + start, name + back), (make, call)
-        assert f"`{name + start}` and again, within itself, at `{name + back}`" in str(caught.value)
+        place = f"`{name + start}`" if name + start else "the root"
+        assert f"it sits at {place} and again, within itself, at `{name + back}`" in str(caught.value)
         assert "eqx.field(static=True)   # weakref.ref(parent)" in str(caught.value)
         assert isinstance(caught.value, ValueError)
 

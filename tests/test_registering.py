@@ -139,7 +139,7 @@ def test_what_is_no_adapter():
     operands = {"takes_operands": True}
     for wrong, options in ((3, {}), ([], {}), *((wrong, operands) for wrong in (3, None, jax.jit, jax.vmap))):
         transform = lambda f, x: f(x)
-        with pytest.raises(TypeError, match="takes_operands=True"):
+        with pytest.raises(TypeError, match="`adapter` must be|takes_operands=True"):
             st.register_transform(transform, wrong, **options)
         with pytest.raises(TypeError, match="no registered adapter"):
             st.preserve_identities(transform)(decay, tied())

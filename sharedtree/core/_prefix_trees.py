@@ -20,7 +20,7 @@ from ._by_identity import IdentityDict
 from ._errors import SharingMismatchError
 from ._locks import Lock
 from ._node_types import node_type_of
-from ._sharing import Rooted, op_text
+from ._sharing import Rooted, children_text, op_text
 from ._static_values import Static, distinguishing_text
 from ._structure import LEAF, Node, Path, Update
 
@@ -188,12 +188,12 @@ def prefixes_of_children(part: Any, node: Node, num_children: int, name: str, pa
     # The auxiliary data of a plain container, such as the keys of a dict, must be equal. That of a module may differ: a
     # prefix for a model need not repeat its static fields.
     if not is_of_class or len(parts) != num_children or (node.type.is_plain and Static(aux) != node.aux):
-        node_text, part_details = f"{op_text(node)} with {num_children} children", ""
+        node_text, part_details = f"{op_text(node)} with {children_text(num_children)}", ""
         # If the classes are the same, the numbers of children differ, or the auxiliary data.
         if is_of_class:
             part_data, node_data = Static(aux).peek(), node.aux.peek()
             part_details = (
-                f" with {len(parts)} children and the static data {distinguishing_text(part_data, node_data)}"
+                f" with {children_text(len(parts))} and the static data {distinguishing_text(part_data, node_data)}"
             )
             node_text += f" and the static data {distinguishing_text(node_data, part_data)}"
         raise_prefix_mismatch(name, part, node_text, path, part_details)

@@ -275,7 +275,7 @@ def _how_to_update(name: str, like: str, *, in_containers: bool) -> str:
         "has one slot and one update:\n"
         "    tx = sharedtree.optimizer(tx)\n"
         f"    {name}, state = tx.update(gradient, tx.init({like}), {like})\n"
-        f"Without optax, `sharedtree.grad` and `sharedtree.tree.map` keep the tie{where}:\n"
+        f"Without optax, `sharedtree.tree.map` and `sharedtree.grad` keep the tie{where}:\n"
         f"    gradient = sharedtree.grad(loss{policy})({like})\n"
         f"    {name} = sharedtree.tree.map(lambda g: -0.01 * g, gradient)"
     )

@@ -103,8 +103,8 @@ class View:
         """Checks the arguments, and notes the sources as tied."""
         if not callable(through):
             raise TypeError(
-                f"The first argument of `View` must be a function, not {shown(through)}. The arrays that it is called "
-                "on follow:\n"
+                f"The first argument of `View` must be a function, not {short_text(through)}. The arrays that it is "
+                "called on follow:\n"
                 "    view = sharedtree.View(jnp.transpose, array)"
             )
         if not of:
@@ -263,7 +263,7 @@ class View:
         else:
             fix = "    model = sharedtree.tree.at(lambda m: m.head.kernel.of[0], model, value)"
         raise ViewError(
-            f"{self!r} has no value of its own, but {target} was to be set.\n"
+            f"{self!r} has no value of its own, so {target} cannot be set.\n"
             f"It is computed from {'another array' if len(self.of) == 1 else f'{len(self.of)} other arrays'}. Set "
             "that instead:\n"
             f"{fix}"
@@ -533,7 +533,7 @@ def with_view(
     if isinstance(flat.objects[target], View):
         path = flat.text(target)
         raise SharingMismatchError(
-            f"`{path}` is a view already: {flat.objects[target]!r}. \n"
+            f"`{path}` is a view already: {flat.objects[target]!r}.\n"
             "Replace it by an array first:\n"
             f"    model = sharedtree.untie(model, lambda m: m{path})\n"
             f"    model = sharedtree.tree.at(lambda m: m{path}, model, array)",

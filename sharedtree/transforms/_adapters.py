@@ -189,10 +189,11 @@ def register(transform: Callable[..., Any], adapter: Any, *, takes_operands: boo
         # All that is known of the transform is that it treats all arguments alike.
         adapter = OpaqueTransform
     elif not callable(adapter):
+        # Without operands, an adapter of None says that the transform treats all arguments alike.
+        none, option = ("", ", takes_operands=True") if takes_operands else ("None, ", "")
         raise TypeError(
-            f"`adapter` must be None, a registered transform or a callable, not {adapter!r}. For a transform that "
-            "takes operands beside the function, it must not be None:\n"
-            "    sharedtree.register_transform(transform, adapter, takes_operands=True)"
+            f"`adapter` must be {none}a registered transform or a callable, not {adapter!r}:\n"
+            f"    sharedtree.register_transform(transform, adapter{option})"
         )
     ADAPTERS[transform] = adapter
 

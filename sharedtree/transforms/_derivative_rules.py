@@ -158,7 +158,7 @@ class RuleTransform(FunctionTransform):
             return self._vanilla(*args, **kwargs)
         if policy.in_place:
             raise ValueError(
-                f"`{self.transform_name}` writes nothing back.\n"
+                f"`{self.transform_name}` does not support `in_place=True`: it writes nothing back.\n"
                 "Its rules differentiate the result of the function, not its changes. Return the changed objects:\n"
                 f"    f = {in_code(self.transform_name, 'in_place=False', 'f')}"
             )

@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from ..core._comparison import short_text
 from ..core._errors import definition_of
 from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import flat_dag_of
@@ -317,8 +318,9 @@ def _checked(answer: Any, function: Callable[..., Any], place: LeafPlace, option
     if isinstance(answer, (bool, np.bool_)):
         return bool(answer)
     raise TypeError(
-        f"{definition_of(function)} must return True or False for `{option.name}`, but returned {shown(answer)} at "
-        f"{place.path!r}. The values in an array cannot decide, since they may be traced. Its shape and dtype can:\n"
+        f"{definition_of(function)} must return True or False for `{option.name}`, but returned {short_text(answer)} "
+        f"at {place.path!r}. The values in an array cannot decide, since they may be traced. Its shape and dtype "
+        "can:\n"
         f"    {option.code}lambda path, value: value.ndim > 1)"
     )
 

@@ -310,8 +310,8 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
         if not _is_dtype_of_jax(entry.dtype):
             raise FormatError(
                 f"`{printable(entry.tensor)}` is a JAX array of dtype `{entry.dtype}` according to the file, but JAX "
-                f"{jax.__version__} does not have this dtype. The file is damaged, or was made by hand, or by a newer "
-                "JAX. Then update:\n"
+                f"{jax.__version__} does not have this dtype. The file is damaged, was made by hand, or has arrays of "
+                "a newer JAX. In the last case, update:\n"
                 "    pip install --upgrade jax"
             )
     # JAX would shorten such numbers to 32 bits, with a warning at most.

@@ -628,9 +628,10 @@ class _Walk:
         start = next(i for i, frame in enumerate(self._frames) if frame.obj is obj)
         paths = self.path(start), self.path()
         shown = [printable(path) for path in paths]
+        place = f"at `{shown[0]}`" if shown[0] else "at the root"
         raise CycleError(
-            f"A `{type(obj).__name__}` contains itself: it sits at `{shown[0]}` and again, within itself, at "
-            f"`{shown[1]}`.\nA DAG has no cycles. Break the cycle before you save:\n    tree{shown[1]} = None",
+            f"A `{type(obj).__name__}` contains itself: it sits {place} and again, within itself, at `{shown[1]}`.\n"
+            f"A DAG has no cycles. Break the cycle before you save:\n    tree{shown[1]} = None",
             paths,
         )
 

@@ -572,7 +572,7 @@ def _warn(losses: Sequence[Loss], *, is_in_place: bool) -> None:
     if not outermost.all_paths:
         lines = [f"Changes inside {definition} are lost, because `{title}` writes nothing back:"]
     else:
-        start = f"{definition} {outermost.description()}, and this is lost: "
+        start = f"{definition} {outermost.description()}, but the change is lost: "
         if outermost.keeps_tracers:
             lines = [f"{start}under `{title}` it is bound to `self`, which is no argument, so tracers remain in it."]
         elif is_in_place:

@@ -288,7 +288,7 @@ def _warn(lost: Sequence[_LostPart], fix: str, names: Names, policy: Policy) -> 
     """
     texts = [(jtu.keystr(part.differentiated_path), jtu.keystr(part.lost_path)) for part in lost]
     # `report_untied` puts a sentence in front, which says that a tie was cut.
-    lines = ["Its paths are partly differentiated and partly not, so the gradient misses a term:"]
+    lines = ["Only some of its paths are differentiated, so the gradient misses a term:"]
     for (differentiated, constant), part in zip(texts[:MAX_PATHS], lost, strict=False):
         lines.append(f"    `{differentiated}` lacks what flows through `{constant}`, which is the same {part.kind}")
     lines += ["    … and more"] * (len(lost) > MAX_PATHS)
